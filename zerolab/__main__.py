@@ -1,0 +1,42 @@
+"""The command line: ``python -m zerolab COMMAND``.
+
+Each command lives in the module that does the work, as ``add_arguments(parser)`` and ``run(args) -> exit code``;
+that module is imported only when its command is asked for, so ``plan`` answers without loading torch.
+"""
+
+import argparse
+import importlib
+import sys
+
+COMMANDS = {
+    "plan": ("zerolab.plan", "what fits on your GPUs at each stage, and why not"),
+    "verify": ("zerolab.parity", "run the stages on real processes against single-process training"),
+    "train": ("zerolab.train", "train a small model with a ZeRO stage, and watch it"),
+}
+
+
+def build_parser(chosen: str | None) -> argparse.ArgumentParser:
+    """The parser, with the arguments of the chosen command alone filled in."""
+    parser = argparse.ArgumentParser(prog="python -m zerolab", description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (module, summary) in COMMANDS.items():
+        command = commands.add_parser(name, help=summary, description=summary)
+        if name == chosen:
+            importlib.import_module(module).add_arguments(command)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; a bad value ends in one line on stderr and exit code 2, never a traceback."""
+    argv = sys.argv[1:] if argv is None else argv
+    chosen = next((word for word in argv if word in COMMANDS), None)
+    args = build_parser(chosen).parse_args(argv)
+    try:
+        return importlib.import_module(COMMANDS[args.command][0]).run(args)
+    except (ValueError, TypeError) as error:
+        print(f"zerolab {args.command}: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
