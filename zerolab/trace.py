@@ -1,0 +1,151 @@
+"""Trace: what happened in a step, to which slice of which parameter, when, how many bytes, and which line did it.
+
+A number that nobody can trace to an event is a claim. Every collective the engine issues, and every update, leaves one
+`Event` here, and every total the package prints is a sum over events. This module knows nothing of torch.
+"""
+
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+CONTROL = "control"
+"""The phase of small messages that carry no tensor of the model: masks, norms, agreements. Counted apart."""
+
+
+@dataclass(slots=True)
+class Event:
+    """One collective or one update, as one rank saw it.
+
+    ``logical_bytes`` is the payload in the paper's convention (an all-reduce counts its payload twice);
+    ``wire_bytes`` is what this rank sent, summed over the messages it handed to the network.
+    ``slices`` names what was touched, as ``"blocks.0.weight[0:3936]"``.
+    """
+
+    op: str
+    unit: str
+    phase: str
+    step: int
+    logical_bytes: int
+    wire_bytes: int
+    dtype: str
+    shape: tuple[int, ...]
+    slices: tuple[str, ...]
+    where: str
+    start: float
+    end: float | None = None
+
+    @property
+    def seconds(self) -> float | None:
+        """How long it was under way; None while it still is."""
+        return None if self.end is None else self.end - self.start
+
+    def __str__(self) -> str:
+        took = "  in flight" if self.end is None else f"{self.seconds * 1e3:8.3f} ms"
+        sizes = f"logical {self.logical_bytes:>10,} B  wire {self.wire_bytes:>10,} B"
+        head = f"{self.phase:<8} {self.op:<14} {self.unit:<12} {self.dtype:<8} {self.shape!s:<10} {sizes} {took}"
+        touched = "".join(f"\n           {piece}" for piece in self.slices)
+        return f"{head}  {self.where}{touched}"
+
+
+@dataclass
+class Traffic:
+    """Bytes one rank sent, in all and by operation; control messages stand apart and are not in the sums."""
+
+    logical_bytes: int = 0
+    wire_bytes: int = 0
+    control_bytes: int = 0
+    by_op: dict[str, "Traffic"] = field(default_factory=dict)
+
+    def add(self, event: Event) -> None:
+        """Count one event, once in all and once under its operation."""
+        if event.phase == CONTROL:
+            self.control_bytes += event.wire_bytes
+            return
+        self.logical_bytes += event.logical_bytes
+        self.wire_bytes += event.wire_bytes
+        if event.op != "update":
+            op = self.by_op.setdefault(event.op, Traffic())
+            op.logical_bytes += event.logical_bytes
+            op.wire_bytes += event.wire_bytes
+
+
+class Trace:
+    """The events of the last few steps, and the traffic of each; older steps are forgotten so that a long run stays small.
+
+    ``step`` is the number of the optimizer step under way, from 0; what construction does happens in step -1.
+    """
+
+    def __init__(self, keep_steps: int = 4, clock=time.perf_counter):
+        self.step_number = -1
+        self.phase = "setup"
+        self._clock = clock
+        self._steps: deque[tuple[int, list[Event]]] = deque([(-1, [])], maxlen=keep_steps + 1)
+
+    @property
+    def events(self) -> list[Event]:
+        """All the events still remembered, oldest first."""
+        return [event for _, events in self._steps for event in events]
+
+    def step(self, number: int) -> list[Event]:
+        """The events of one step. Raises ValueError for a step that never was, or was forgotten."""
+        for remembered, events in self._steps:
+            if remembered == number:
+                return list(events)
+        known = [remembered for remembered, _ in self._steps]
+        raise ValueError(f"step {number} is not in this trace, which remembers steps {known}; build Trace(keep_steps=...)")
+
+    def next_step(self) -> None:
+        """Close the step under way and open the next."""
+        self.step_number += 1
+        self.phase = "forward"
+        self._steps.append((self.step_number, []))
+
+    def begin(self, op: str, unit: str, *, logical_bytes: int, wire_bytes: int, dtype: str, shape: tuple[int, ...],
+              slices: Iterable[str] = (), phase: str | None = None) -> Event:
+        """Write down that something starts; `finish` it later. The caller's line in stages/ or optimizer.py is noted."""
+        event = Event(
+            op, unit, phase or self.phase, self.step_number, logical_bytes, wire_bytes, dtype, tuple(shape),
+            tuple(slices), _caller(), self._clock(),
+        )  # fmt: skip
+        self._steps[-1][1].append(event)
+        return event
+
+    def finish(self, event: Event) -> None:
+        """Write down that it is done."""
+        event.end = self._clock()
+
+    def traffic(self, step: int | None = None) -> Traffic:
+        """The bytes of one step, by default the last one that has events and is not the setup."""
+        if step is None:
+            filled = [number for number, events in self._steps if events and number >= 0]
+            step = filled[-1] if filled else -1
+        total = Traffic()
+        for event in self.step(step):
+            total.add(event)
+        return total
+
+    def text(self) -> str:
+        """The trace to be read: a heading for each step, a line for each event, and below it the slices it touched."""
+        lines = []
+        for number, events in self._steps:
+            if events:
+                lines.append("setup" if number < 0 else f"step {number}")
+                lines.extend(f"  {event}" for event in events)
+        return "\n".join(lines) + "\n"
+
+
+_PACKAGE = Path(__file__).parent
+_MESSENGERS = {str(_PACKAGE / name) for name in ("trace.py", "collectives.py")}
+
+
+def _caller() -> str:
+    """The file and line that asked for the event: the nearest frame that is neither here nor in collectives.py."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_code.co_filename in _MESSENGERS:
+        frame = frame.f_back
+    path = Path(frame.f_code.co_filename)
+    shown = path.relative_to(_PACKAGE.parent) if path.is_relative_to(_PACKAGE.parent) else Path(path.name)
+    return f"{shown.as_posix()}:{frame.f_lineno}"
