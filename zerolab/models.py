@@ -1,0 +1,175 @@
+"""The models the course trains: a small GPT and a softmax regression, in plain PyTorch.
+
+Nothing in this file knows of ranks or shards: a ZeRO engine has to take a model as its author wrote it, so
+these are written the way an author who never heard of ZeRO would write them.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Block(nn.Module):
+    """One pre-norm transformer block: attention, then an MLP, each added to the stream it reads.
+
+    Pre-norm leaves the residual stream itself unnormalised, so gradients reach the first block undamped and
+    small models train without warm-up.
+
+    Shapes: [batch, length, width] → the same.
+    """
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.attention_norm = nn.LayerNorm(width)
+        self.query_key_value = nn.Linear(width, 3 * width)
+        self.attention_out = nn.Linear(width, width)
+        self.mlp_norm = nn.LayerNorm(width)
+        self.mlp_in = nn.Linear(width, 4 * width)
+        self.mlp_out = nn.Linear(4 * width, width)
+
+    def forward(self, stream: Tensor) -> Tensor:
+        stream = stream + self.attend(self.attention_norm(stream))
+        return stream + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(stream))))
+
+    def attend(self, x: Tensor) -> Tensor:
+        """Causal self-attention: each position mixes in what it finds at itself and before it."""
+        batch, length, width = x.shape
+        qkv = self.query_key_value(x).view(batch, length, 3, self.heads, width // self.heads)
+        query, key, value = qkv.permute(2, 0, 3, 1, 4)  # each [batch, heads, length, width / heads]
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return self.attention_out(mixed.transpose(1, 2).reshape(batch, length, width))
+
+
+class GPT(nn.Module):
+    """A decoder-only transformer over `vocab` symbols, with learned positions.
+
+    The blocks sit in one ModuleList because that is where nearly every transformer keeps them; an engine that
+    groups parameters by block finds them there. `tied=True` makes the output head the embedding itself: one
+    parameter with two uses, which is exactly the case a sharded optimizer likes to get wrong.
+
+    Shapes: tokens [batch, length] with length ≤ context; logits [batch, length, vocab].
+    Memory: about 12·depth·width² parameters, plus (vocab·2 + context)·width at the two ends.
+    Raises: ValueError if a size is not positive, `heads` does not divide `width`, or tokens outrun context.
+    """
+
+    def __init__(
+        self,
+        vocab: int = 256,
+        width: int = 128,
+        depth: int = 4,
+        heads: int = 4,
+        context: int = 128,
+        tied: bool = False,
+    ):
+        super().__init__()
+        _check_sizes(vocab=vocab, width=width, depth=depth, heads=heads, context=context)
+        if width % heads:
+            raise ValueError(f"width={width} does not split into heads={heads}; choose a multiple of {heads}")
+        self.context = context
+        self.embedding = nn.Embedding(vocab, width)
+        self.positions = nn.Embedding(context, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocab, bias=False)
+        if tied:
+            self.head.weight = self.embedding.weight
+        self._initialise(depth)
+
+    def _initialise(self, depth: int) -> None:
+        """GPT-2's start: small weights, smaller still where a block writes to the stream.
+
+        A stream that 2·depth layers add to grows like √(2·depth); scaling each layer's output weights by
+        the inverse keeps its size the same at every depth.
+        """
+        for name, parameter in self.named_parameters():
+            if name.endswith(("attention_out.weight", "mlp_out.weight")):
+                nn.init.normal_(parameter, std=0.02 / (2 * depth) ** 0.5)
+            elif parameter.dim() == 2:
+                nn.init.normal_(parameter, std=0.02)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+
+    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
+        """The mean next-symbol loss in nats when `targets` [batch, length] are given, else the logits."""
+        length = tokens.shape[1]
+        if length > self.context:
+            raise ValueError(f"{length} tokens exceed context={self.context}; pass at most {self.context}")
+        stream = self.embedding(tokens) + self.positions(torch.arange(length, device=tokens.device))
+        for block in self.blocks:
+            stream = block(stream)
+        logits = self.head(self.norm(stream))
+        if targets is None:
+            return logits
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    @torch.no_grad()
+    def generate(
+        self,
+        prompt: Tensor,
+        length: int,
+        temperature: float = 1.0,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Append `length` sampled symbols to `prompt`; temperature 0 always takes the likeliest.
+
+        The model is called as `self(...)` and not as `self.forward(...)`: module hooks run only on calls, and
+        an engine that has sharded the parameters gathers them in such hooks. Under such an engine every rank
+        must call this, with the same generator seed.
+
+        Shapes: prompt [batch, prompt_length] → [batch, prompt_length + length].
+        """
+        _check_sizes(length=length, prompt_length=prompt.shape[-1])
+        if not 0 <= temperature < float("inf"):
+            raise ValueError(f"temperature={temperature} must be finite and at least 0; try 1.0")
+        tokens = prompt
+        for _ in range(length):
+            logits = self(tokens[:, -self.context :])[:, -1]
+            if temperature == 0:
+                chosen = logits.argmax(dim=-1, keepdim=True)
+            else:
+                chosen = torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)
+            tokens = torch.cat([tokens, chosen], dim=1)
+        return tokens
+
+
+class SoftmaxRegression(nn.Linear):
+    """Multinomial logistic regression: one weight matrix, one bias, nothing to hide behind.
+
+    With two parameters, `weight` [classes, features] and `bias` [classes], every line of a trace can be
+    followed by hand. It is nn.Linear with a loss on top, so the parameters keep those two short names.
+
+    Shapes: x [batch, features] → logits [batch, classes]; y [batch] → a scalar loss.
+    """
+
+    def __init__(self, features: int = 784, classes: int = 10):
+        _check_sizes(features=features, classes=classes)
+        super().__init__(features, classes)
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        """The mean loss in nats when classes `y` are given, else the logits."""
+        logits = super().forward(x)
+        return logits if y is None else F.cross_entropy(logits, y)
+
+
+MODELS = {
+    "logistic": SoftmaxRegression,
+    "gpt-tiny": lambda: GPT(width=96, depth=3, heads=3, context=64),
+    "gpt-11m": lambda: GPT(width=320, depth=9, heads=5, context=256),
+}
+
+
+def make(name: str) -> nn.Module:
+    """Build a model by name, with fresh weights from torch's global generator.
+
+    Raises: ValueError for a name that is not in `MODELS`.
+    """
+    if name not in MODELS:
+        raise ValueError(f"unknown model {name!r}; choose one of {', '.join(MODELS)}")
+    return MODELS[name]()
+
+
+def _check_sizes(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ValueError(f"{name}={size!r} must be an integer of at least 1")
