@@ -1,0 +1,138 @@
+"""What a training step costs on the wire: elements, bytes, and seconds by the α–β model.
+
+Every ZeRO stage is built from two collectives, reduce-scatter and all-gather; an all-reduce is one after the
+other. So a step is described by how often each of the two passes over the whole model (`passes_per_step`),
+and volume, bytes and seconds are read off that.
+"""
+
+from numbers import Integral, Real
+from typing import NamedTuple
+
+_MOST = 1e24  # far above any machine and model; it keeps the arithmetic below clear of float overflow
+
+COLLECTIVES = ("reduce_scatter", "all_gather", "all_reduce", "all_to_all", "broadcast")
+
+
+class Passes(NamedTuple):
+    """How often each collective passes over all Ψ parameters in one optimizer step."""
+
+    reduce_scatter: int
+    all_gather: int
+
+
+def passes_per_step(stage: int, micro_batches: int = 1, reduce_each: bool | None = None) -> Passes:
+    """The collectives of one optimizer step that accumulates gradients over `micro_batches`.
+
+    Stages 0 and 1 hold whole gradients, so they add micro-batches up locally and reduce once. Stages 2 and 3
+    cannot: a shard of the gradient is all they keep, so every micro-batch is reduced, unless they run under
+    `no_sync()` and hold whole gradients after all. `reduce_each` says which; None is the stage's own way.
+    Stage 3 gathers the parameters twice for every micro-batch, once for forward and once for backward.
+
+    Raises: TypeError or ValueError for an unknown stage, or fewer than one micro-batch.
+    Source: ZeRO §7 (arXiv:1910.02054) for one micro-batch.
+    """
+    stage, micro_batches = _whole("stage", stage, 0, 3), _whole("micro_batches", micro_batches)
+    if reduce_each is None:
+        reduce_each = stage >= 2
+    reduces = micro_batches if reduce_each else 1
+    if stage == 0:
+        return Passes(reduce_scatter=reduces, all_gather=reduces)  # the two halves of an all-reduce
+    if stage == 3:
+        return Passes(reduce_scatter=reduces, all_gather=2 * micro_batches)
+    return Passes(reduce_scatter=reduces, all_gather=1)  # the updated parameters, once
+
+
+def communication_volume(
+    psi: float, stage: int, micro_batches: int = 1, reduce_each: bool | None = None
+) -> float:
+    """Elements that each rank sends in one optimizer step, by the paper's convention, which drops (N-1)/N.
+
+    Comm: 2Ψ, 2Ψ, 2Ψ, 3Ψ for stages 0 to 3; with M micro-batches 2Ψ, 2Ψ, (M+1)Ψ, 3MΨ, so that under
+        accumulation stage 2 costs more than stage 1. `reduce_each` is explained at `passes_per_step`.
+    Raises: TypeError or ValueError for a psi that is no finite number >= 0, and as `passes_per_step`.
+    Source: ZeRO §7.2 (arXiv:1910.02054).
+    """
+    return _number("psi", psi) * sum(passes_per_step(stage, micro_batches, reduce_each))
+
+
+def wire_bytes(payload_bytes: float, world_size: int, collective: str) -> float:
+    """Bytes that a rank really sends, and as many that it receives, when the collective runs on a ring.
+
+    `payload_bytes` is the whole tensor: what goes into a reduce-scatter, what comes out of an all-gather.
+
+    Comm: S(N-1)/N for reduce_scatter, all_gather and all_to_all; twice that for all_reduce; for broadcast,
+        down a chain, S by every rank but the last. Nothing at N=1.
+    Raises: TypeError or ValueError for sizes not finite or below 0, world sizes below 1, unknown collectives.
+    """
+    payload_bytes, world_size = _number("payload_bytes", payload_bytes), _whole("world_size", world_size)
+    _check_collective(collective)
+    if collective == "broadcast":
+        return payload_bytes if world_size > 1 else 0
+    rounds = 2 if collective == "all_reduce" else 1
+    return rounds * payload_bytes * (world_size - 1) / world_size
+
+
+def collective_seconds(
+    payload_bytes: float,
+    world_size: int,
+    collective: str,
+    latency_seconds: float,
+    bandwidth_bytes_per_second: float,
+) -> float:
+    """Seconds by the α–β model: α (latency) for each message in a row, β (1/bandwidth) for each byte.
+
+    A ring sends N-1 messages in a row, an all-reduce 2(N-1). Small payloads pay for α and large ones for β,
+    which is why gradients travel in buckets. A lower bound: no contention, no cost of the additions.
+
+    Raises: as `wire_bytes`; ValueError for a bandwidth of 0 too.
+    """
+    bandwidth = _number("bandwidth_bytes_per_second", bandwidth_bytes_per_second)
+    if bandwidth == 0:
+        raise ValueError("bandwidth_bytes_per_second is 0; it must be above 0, for example 25e9 for 25 GB/s")
+    sent_bytes = wire_bytes(payload_bytes, world_size, collective)
+    messages = (world_size - 1) * (2 if collective == "all_reduce" else 1)
+    return messages * _number("latency_seconds", latency_seconds) + sent_bytes / bandwidth
+
+
+def communication_seconds(
+    psi: float,
+    stage: int,
+    world_size: int,
+    latency_seconds: float,
+    bandwidth_bytes_per_second: float,
+    bytes_per_element: float = 2,
+    micro_batches: int = 1,
+    units: int = 1,
+) -> float:
+    """Seconds of communication in one optimizer step, none of it hidden behind computation.
+
+    `units` is how many equal pieces the model is communicated in: as many bytes, but `units` times the latency.
+    """
+    passes = passes_per_step(stage, micro_batches)
+    unit_bytes = (
+        _number("psi", psi) * _number("bytes_per_element", bytes_per_element) / _whole("units", units)
+    )
+    link = (latency_seconds, bandwidth_bytes_per_second)
+    seconds = lambda collective: collective_seconds(unit_bytes, world_size, collective, *link)
+    return units * sum(count * seconds(name) for name, count in passes._asdict().items())
+
+
+def _check_collective(collective: str) -> None:
+    if collective not in COLLECTIVES:
+        raise ValueError(f"collective is {collective!r}; it must be one of {', '.join(COLLECTIVES)}")
+
+
+def _number(name: str, value: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} is {value!r}, of type {type(value).__name__}; give a number such as 1.5e9")
+    if not 0 <= value <= _MOST:  # false for NaN as well
+        raise ValueError(f"{name} is {value}; it must be a finite number from 0 to {_MOST:g}, such as 1.5e9")
+    return value
+
+
+def _whole(name: str, value: int, least: int = 1, most: float = _MOST) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"{name} is {value!r}, of type {type(value).__name__}; give an int, {least} or more")
+    if not least <= value <= most:
+        raise ValueError(f"{name} is {value}; it must be a whole number from {least} to {most:g}")
+    return value
