@@ -106,7 +106,7 @@ def communication_seconds(
 ) -> float:
     """Seconds of communication in one optimizer step, none of it hidden behind computation.
 
-    `units` is how many equal pieces the model is communicated in: as many bytes, but `units` times the latency.
+    `units` is the number of equal pieces that the model travels in: as many bytes, `units` times the latency.
     """
     passes = passes_per_step(stage, micro_batches)
     unit_bytes = (
