@@ -1,13 +1,15 @@
 """Reduce-scatter, all-gather and all-reduce from nothing but send and receive: the textbook.
 
-Ranks stand in a ring and talk to their neighbours only: each sends to the right and receives from the left. The payload
-is cut into N chunks, and in N-1 rounds every chunk travels around the ring once, so a rank sends (N-1)/N of the
-payload in each direction however many ranks there are. That is why rings carry the traffic of data parallelism.
+Ranks stand in a ring and talk to their neighbours only: each sends to the right and receives from the left.
+The payload is cut into N chunks, and in N-1 rounds every chunk travels around the ring once, so a rank sends
+(N-1)/N of the payload in each direction however many ranks there are. That is why rings carry the traffic of
+data parallelism.
 
 The engine itself uses `zerolab.collectives`, where the order of the sum is fixed and traces are written;
 these are the versions to read, step through and time first. Source: ZeRO §7.1 (arXiv:1910.02054).
 """
 
+import itertools
 from collections.abc import Callable
 
 import torch
@@ -18,27 +20,30 @@ OnStep = Callable[[int, int, int, int], None]
 
 
 def chunks(numel: int, world_size: int) -> list[slice]:
-    """Cut ``range(numel)`` into one slice a rank, as even as can be: the first ``numel % world_size`` are one longer.
+    """Cut ``range(numel)`` into one slice a rank, as even as can be: the first ``numel % world_size`` are one
+    longer.
 
     No element is left out and none stands in two chunks, for any length: shorter than the ring, too.
     Raises: ValueError where numel is negative or world_size is below 1.
     """
     if numel < 0 or world_size < 1:
-        raise ValueError(f"cannot cut {numel} elements for {world_size} ranks: need numel >= 0 and world_size >= 1")
+        raise ValueError(
+            f"cannot cut {numel} elements for {world_size} ranks: need numel >= 0 and world_size >= 1"
+        )
     size, longer = divmod(numel, world_size)
     starts = [rank * size + min(rank, longer) for rank in range(world_size + 1)]
-    return [slice(start, stop) for start, stop in zip(starts[:-1], starts[1:], strict=True)]
+    return [slice(start, stop) for start, stop in itertools.pairwise(starts)]
 
 
 def reduce_scatter(tensor: torch.Tensor, group=None, on_step: OnStep | None = None) -> torch.Tensor:
     """Sum ``tensor`` over the ranks and leave each rank its own chunk of the sum, in place.
 
-    In round s rank r passes on the partial sum of chunk r-s-1 and adds what arrives to its own copy of chunk r-s-2. A chunk
-    starts at its owner's right-hand neighbour, visits everybody, and comes home complete.
+    In round s rank r passes on the partial sum of chunk r-s-1 and adds what arrives to its own copy of chunk
+    r-s-2. A chunk starts at its owner's right-hand neighbour, visits everybody, and comes home complete.
 
-    Shapes: tensor [numel] on every rank; returns this rank's chunk, a view of it. The other chunks hold partial sums.
-    Memory: one chunk of scratch. Comm: (N-1)/N of the payload sent, and as much received, per rank.
-    Raises: ValueError where the tensor is not one contiguous dimension.
+    Shapes: tensor [numel] on every rank; returns this rank's chunk, a view of it. The other chunks hold
+    partial sums. Memory: one chunk of scratch. Comm: (N-1)/N of the payload sent, and as much received, per
+    rank. Raises: ValueError where the tensor is not one contiguous dimension.
     """
     rank, pieces = _place(tensor, group)
     world_size = len(pieces)
@@ -59,8 +64,8 @@ def all_gather(tensor: torch.Tensor, group=None, on_step: OnStep | None = None) 
 
     In round s rank r passes on chunk r-s, its own first and then whatever arrived last.
 
-    Shapes: tensor [numel] on every rank, filled in place. Memory: no scratch. Comm: (N-1)/N of the payload each way.
-    Raises: ValueError where the tensor is not one contiguous dimension.
+    Shapes: tensor [numel] on every rank, filled in place. Memory: no scratch. Comm: (N-1)/N of the payload
+    each way. Raises: ValueError where the tensor is not one contiguous dimension.
     """
     rank, pieces = _place(tensor, group)
     world_size = len(pieces)
@@ -74,7 +79,8 @@ def all_gather(tensor: torch.Tensor, group=None, on_step: OnStep | None = None) 
 def all_reduce(tensor: torch.Tensor, group=None, on_step: OnStep | None = None) -> None:
     """Leave the sum over the ranks on every rank: a reduce-scatter, then an all-gather of what it left.
 
-    This seam is where ZeRO gets in: stage 1 updates the parameters between the two halves, and moves no byte more.
+    This seam is where ZeRO gets in: stage 1 updates the parameters between the two halves, and moves no byte
+    more.
 
     Shapes: tensor [numel], in place. Memory: one chunk. Comm: 2(N-1)/N of the payload each way.
     """
@@ -93,7 +99,8 @@ def _place(tensor: torch.Tensor, group) -> tuple[int, list[slice]]:
 
 
 def _exchange(outgoing: torch.Tensor, incoming: torch.Tensor, rank: int, world_size: int, group) -> None:
-    """Send to the right while receiving from the left, as one batch: two separate blocking calls would wait for each other.
+    """Send to the right while receiving from the left, as one batch: two separate blocking calls would wait
+    for each other.
 
     An empty chunk (more ranks than elements) is not sent; both neighbours know its length, so both skip it.
     """

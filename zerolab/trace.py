@@ -1,7 +1,9 @@
-"""Trace: what happened in a step, to which slice of which parameter, when, how many bytes, and which line did it.
+"""Trace: what happened in a step, to which slice of which parameter, when, how many bytes, and which line did
+it.
 
-A number that nobody can trace to an event is a claim. Every collective the engine issues, and every update, leaves one
-`Event` here, and every total the package prints is a sum over events. This module knows nothing of torch.
+A number that nobody can trace to an event is a claim. Every collective the engine issues, and every update,
+leaves one `Event` here, and every total the package prints is a sum over events. This module knows nothing of
+torch.
 """
 
 import sys
@@ -45,7 +47,9 @@ class Event:
     def __str__(self) -> str:
         took = "  in flight" if self.end is None else f"{self.seconds * 1e3:8.3f} ms"
         sizes = f"logical {self.logical_bytes:>10,} B  wire {self.wire_bytes:>10,} B"
-        head = f"{self.phase:<8} {self.op:<14} {self.unit:<12} {self.dtype:<8} {self.shape!s:<10} {sizes} {took}"
+        head = (
+            f"{self.phase:<8} {self.op:<14} {self.unit:<12} {self.dtype:<8} {self.shape!s:<10} {sizes} {took}"
+        )
         touched = "".join(f"\n           {piece}" for piece in self.slices)
         return f"{head}  {self.where}{touched}"
 
@@ -73,7 +77,8 @@ class Traffic:
 
 
 class Trace:
-    """The events of the last few steps, and the traffic of each; older steps are forgotten so that a long run stays small.
+    """The events of the last few steps, and the traffic of each; older steps are forgotten so that a long run
+    stays small.
 
     ``step`` is the number of the optimizer step under way, from 0; what construction does happens in step -1.
     """
@@ -95,7 +100,9 @@ class Trace:
             if remembered == number:
                 return list(events)
         known = [remembered for remembered, _ in self._steps]
-        raise ValueError(f"step {number} is not in this trace, which remembers steps {known}; build Trace(keep_steps=...)")
+        raise ValueError(
+            f"step {number} is not in this trace, which remembers steps {known}; build Trace(keep_steps=...)"
+        )
 
     def next_step(self) -> None:
         """Close the step under way and open the next."""
@@ -103,9 +110,21 @@ class Trace:
         self.phase = "forward"
         self._steps.append((self.step_number, []))
 
-    def begin(self, op: str, unit: str, *, logical_bytes: int, wire_bytes: int, dtype: str, shape: tuple[int, ...],
-              slices: Iterable[str] = (), phase: str | None = None) -> Event:
-        """Write down that something starts; `finish` it later. The caller's line in stages/ or optimizer.py is noted."""
+    def begin(
+        self,
+        op: str,
+        unit: str,
+        *,
+        logical_bytes: int,
+        wire_bytes: int,
+        dtype: str,
+        shape: tuple[int, ...],
+        slices: Iterable[str] = (),
+        phase: str | None = None,
+    ) -> Event:
+        """Write down that something starts; `finish` it later. The caller's line in stages/ or optimizer.py
+        is noted.
+        """
         event = Event(
             op, unit, phase or self.phase, self.step_number, logical_bytes, wire_bytes, dtype, tuple(shape),
             tuple(slices), _caller(), self._clock(),
@@ -128,7 +147,9 @@ class Trace:
         return total
 
     def text(self) -> str:
-        """The trace to be read: a heading for each step, a line for each event, and below it the slices it touched."""
+        """The trace to be read: a heading for each step, a line for each event, and below it the slices it
+        touched.
+        """
         lines = []
         for number, events in self._steps:
             if events:
@@ -142,7 +163,9 @@ _MESSENGERS = {str(_PACKAGE / name) for name in ("trace.py", "collectives.py")}
 
 
 def _caller() -> str:
-    """The file and line that asked for the event: the nearest frame that is neither here nor in collectives.py."""
+    """The file and line that asked for the event: the nearest frame that is neither here nor in
+    collectives.py.
+    """
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_code.co_filename in _MESSENGERS:
         frame = frame.f_back

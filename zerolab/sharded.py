@@ -1,0 +1,89 @@
+"""What stands in the model where a parameter or its gradient is not: two kinds of placeholder that speak up.
+
+At stage 3 a parameter's storage is freed between uses. PyTorch does not know that such a tensor is a trap:
+its sum, a clone or a state dict reads freed memory and ends the process, and torch.save writes garbage
+without a word. So while its storage is away a parameter's class is `Sharded`, which still says what it is
+(shape, dtype, numel, repr) and answers everything else with the way out.
+
+A gradient that has moved into the optimizer's flat buffer leaves a `ReducedGradient` in ``parameter.grad``.
+Were there a None, torch.nn.utils.clip_grad_norm_ would find nothing to clip and say so by returning 0, and
+model.zero_grad() would find nothing to clear, so that gradients would add up for ever.
+"""
+
+import torch
+from torch import nn
+
+_ATTRIBUTES = {"shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_leaf", "grad", "grad_fn",
+               "is_cuda", "is_meta", "is_sparse", "_version", "_backward_hooks", "_post_accumulate_grad_hooks"}  # fmt: skip
+_METHODS = {"size", "numel", "nelement", "dim", "stride", "is_floating_point", "is_complex", "element_size",
+            "register_hook", "register_post_accumulate_grad_hook", "requires_grad_"}  # fmt: skip
+
+
+def _describes(func) -> bool:
+    """Whether a torch function only reads or sets what a tensor is, and never what it holds."""
+    if func.__name__ in ("__get__", "__set__", "__delete__"):
+        return func.__self__.__name__ in _ATTRIBUTES
+    return func.__name__ in _METHODS
+
+
+class Sharded(nn.Parameter):
+    """A parameter whose storage is away: its description stands, any use of its values is an error, never a
+    crash.
+
+    Raises: RuntimeError from every operation on it, copying and pickling included.
+    """
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if _describes(func):
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        raise _away(func.__name__)
+
+    def __repr__(self) -> str:
+        return f"Sharded(shape={tuple(self.shape)}, dtype={self.dtype}, requires_grad={self.requires_grad})"
+
+    def __deepcopy__(self, memo):
+        raise _away("deepcopy")
+
+    def __reduce_ex__(self, protocol):
+        raise _away("pickling")
+
+
+class ReducedGradient(torch.Tensor):
+    """Stands in ``parameter.grad`` for a gradient that was reduced into the optimizer's flat buffer.
+
+    Setting ``parameter.grad = None``, as model.zero_grad() does, is understood as clearing that gradient.
+    Raises: RuntimeError from every operation on it.
+    """
+
+    @staticmethod
+    def __new__(cls, parameter: nn.Parameter):
+        return torch.Tensor._make_wrapper_subclass(
+            cls, parameter.shape, dtype=parameter.dtype, device=parameter.device
+        )
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if _describes(func):
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        raise RuntimeError(
+            f"{func.__name__}: this gradient was reduced into the optimizer's flat buffer and is not in parameter.grad. "
+            "Clip with optimizer.clip_grad_norm_(max_norm), clear with optimizer.zero_grad(), and read it with "
+            "optimizer.full_grads()"
+        )
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise RuntimeError(f"{func}: this gradient was reduced into the optimizer's flat buffer")
+
+    def __repr__(self) -> str:
+        return f"ReducedGradient(shape={tuple(self.shape)}, dtype={self.dtype})"
+
+
+def _away(what: str) -> RuntimeError:
+    return RuntimeError(
+        f"{what}: this parameter is sharded: use full_params(), as in `with optimizer.full_params(): ...` on every "
+        "rank, which makes parameters whole for as long as it is open"
+    )

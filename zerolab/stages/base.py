@@ -1,0 +1,41 @@
+"""Stage: the six verbs that a stage is made of. The engine decides WHEN they run, a stage WHAT they do."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from zerolab.collectives import Comm, Work
+from zerolab.unit import FlatUnit
+
+
+class Stage(ABC):
+    """What one rank keeps of each unit, and how it gets the rest.
+
+    The verbs come in the order in which a unit meets them in a training step.
+    """
+
+    def __init__(self, comm: Comm):
+        self.comm = comm
+
+    @abstractmethod
+    def setup(self, unit: FlatUnit) -> None:
+        """Once: choose the range this rank owns, and let go of what it need not keep."""
+
+    @abstractmethod
+    def unshard(self, unit: FlatUnit) -> Work:
+        """Before a unit's forward or backward, where its parameters are away: make them whole."""
+
+    @abstractmethod
+    def reshard(self, unit: FlatUnit) -> None:
+        """After a unit's forward or backward: let go of the parameters that are not this rank's."""
+
+    @abstractmethod
+    def reduce_grads(self, unit: FlatUnit) -> Work:
+        """When all of a unit's gradients are there: sum them over the ranks."""
+
+    @abstractmethod
+    def after_reduce(self, unit: FlatUnit) -> None:
+        """When the sum is there: keep what this rank's update needs."""
+
+    @abstractmethod
+    def update(self, units: list[FlatUnit], step: Callable[[], None]) -> None:
+        """Update the owned parameters of the trainable units by calling ``step``, and share the result."""

@@ -1,0 +1,35 @@
+"""Stage 0: plain data parallelism, the redundancy ZeRO starts from."""
+
+from collections.abc import Callable
+from typing import final
+
+from zerolab.collectives import Work
+from zerolab.stages.base import Stage
+from zerolab.unit import FlatUnit
+
+
+@final
+class Stage0(Stage):
+    """Every rank keeps everything, and every rank makes the same update.
+
+    Memory: 16Ψ bytes (mixed or fp32). Comm: 2Ψ, the all-reduce of the gradients. Source: ZeRO §3.1, §7.1
+    (arXiv:1910.02054)
+    """
+
+    def setup(self, unit: FlatUnit) -> None:
+        unit.own(slice(0, unit.padded_numel))
+
+    def unshard(self, unit: FlatUnit) -> Work:
+        return Work()
+
+    def reshard(self, unit: FlatUnit) -> None:
+        """Parameters stay whole."""
+
+    def reduce_grads(self, unit: FlatUnit) -> Work:
+        return self.comm.all_reduce(unit.local_grads, unit)
+
+    def after_reduce(self, unit: FlatUnit) -> None:
+        unit.keep_grads(unit.local_grads[unit.owned])
+
+    def update(self, units: list[FlatUnit], step: Callable[[], None]) -> None:
+        step()

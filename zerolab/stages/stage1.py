@@ -1,0 +1,37 @@
+"""Stage 1: the optimizer's state is sharded (P_os)."""
+
+from collections.abc import Callable
+from typing import final
+
+from zerolab.collectives import Work
+from zerolab.stages.base import Stage
+from zerolab.unit import FlatUnit
+
+
+@final
+class Stage1(Stage):
+    """Every rank updates the 1/N of the parameters it owns, so it keeps 1/N of the optimizer's state.
+
+    Memory: 4Ψ + 12Ψ/N bytes (mixed). Comm: 2Ψ, the all-reduce with the update between its halves.
+    Source: ZeRO §5.1, §7.2 (arXiv:1910.02054)
+    """
+
+    def setup(self, unit: FlatUnit) -> None:
+        unit.own(self.comm.shard_range(unit.padded_numel))
+
+    def unshard(self, unit: FlatUnit) -> Work:
+        return Work()
+
+    def reshard(self, unit: FlatUnit) -> None:
+        """Parameters stay whole."""
+
+    def reduce_grads(self, unit: FlatUnit) -> Work:
+        return self.comm.reduce_scatter(unit.local_grads, unit)
+
+    def after_reduce(self, unit: FlatUnit) -> None:
+        unit.keep_grads(unit.local_grads[unit.owned])
+
+    def update(self, units: list[FlatUnit], step: Callable[[], None]) -> None:
+        step()
+        for gather in [self.comm.all_gather(unit.flat, unit) for unit in units]:
+            gather.wait()
