@@ -1,0 +1,91 @@
+"""What a launch raises, and how it decides which rank is to blame.
+
+When one rank of a job dies the others fail too, each with a complaint about its peer. The useful error is the
+first cause, so deaths by signal come before everything else and complaints about a peer come last."""
+
+import pickle
+import re
+import signal
+from collections.abc import Iterable
+from typing import NamedTuple
+
+# What torch, gloo and NCCL say on a rank whose peer went away.
+_PEER_LOST = re.compile(
+    r"connection (was )?(closed|reset|refused|aborted)|broken pipe|closed by peer|remote process exited|"
+    r"socket (closed|error|timeout)|peer (closed|disconnected)|NCCL error|ncclRemoteError",
+    re.IGNORECASE,
+)
+
+
+class WorkerError(RuntimeError):
+    """A rank of a launch failed; the message holds the rank, the reason and the rank's own traceback.
+
+    `rank`: which one. `exitcode`: how its process ended, where it ended itself (negative: killed by that
+    signal). ``__cause__`` is the rank's own exception, where it could be rebuilt here."""
+
+    def __init__(self, message: str, rank: int, exitcode: int | None = None) -> None:
+        super().__init__(message, rank, exitcode)
+        self.message, self.rank, self.exitcode = message, rank, exitcode
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class LaunchTimeout(TimeoutError):
+    """A launch passed its deadline; `ranks` are those that were outside a collective, the likely culprits."""
+
+    def __init__(self, message: str, ranks: tuple[int, ...] = ()) -> None:
+        super().__init__(message, ranks)
+        self.message, self.ranks = message, ranks
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class Failure(NamedTuple):
+    """One rank's end other than by returning."""
+
+    rank: int
+    time: float
+    exitcode: int | None = None  # None: it raised
+    summary: str = ""  # the exception's last line
+    traceback: str = ""
+    pickled: bytes | None = None  # the exception itself
+
+    def exception(self) -> BaseException | None:
+        """The rank's exception itself, where its class can be rebuilt in this process."""
+        try:
+            return pickle.loads(self.pickled) if self.pickled else None
+        except Exception:
+            return None
+
+    @property
+    def severity(self) -> int:
+        """0 for a death by signal, 2 for a complaint about a peer, 1 for every other failure."""
+        if self.exitcode is None:
+            return 2 if _PEER_LOST.search(self.summary) else 1
+        return 0 if self.exitcode < 0 else 1
+
+    def describe(self) -> str:
+        """One sentence: what became of the rank."""
+        if self.exitcode is None:
+            return f"rank {self.rank} failed: {self.summary}"
+        if self.exitcode < 0:
+            name = signal.Signals(-self.exitcode).name if -self.exitcode in set(signal.Signals) else "?"
+            hint = "; the system does this when memory runs out" if name == "SIGKILL" else ""
+            return f"rank {self.rank} was killed by signal {-self.exitcode} ({name}{hint})"
+        return (
+            f"rank {self.rank} exited with code {self.exitcode} before its function returned "
+            "(os._exit, or a library that ends the process)"
+        )
+
+
+def first_cause(failures: list[Failure]) -> Failure:
+    """The failure to report: the earliest of the gravest kind."""
+    return min(failures, key=lambda failure: (failure.severity, failure.time))
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """For a sentence: "rank 2", or "ranks 0, 1"."""
+    ordered = sorted(ranks)
+    return f"rank{'s' if len(ordered) > 1 else ''} {', '.join(map(str, ordered))}"

@@ -1,0 +1,180 @@
+"""What one rank does from its fork to its end: enter the job's world, join the group, call, report.
+
+A rank reports by a file and an event, then holds its connections open until the launcher lets go. A rank that
+raised therefore never makes its peers fail too, and one that returned early never cuts off what it has just
+sent."""
+
+import datetime
+import faulthandler
+import linecache
+import os
+import pickle
+import signal
+import sys
+import threading
+import traceback
+from typing import NoReturn
+
+from zerolab import _forkserver
+from zerolab.rendezvous import use_loopback
+
+# Asks a rank for its stack. faulthandler answers even while C code holds the interpreter.
+DUMP_SIGNAL = getattr(signal, "SIGRTMAX", signal.SIGUSR2)
+LINGER_SECONDS = 1.0
+FOREVER = datetime.timedelta(
+    days=365
+)  # the launcher watches the ranks; a long healthy step must not time out
+
+current: int | None = None  # this process's rank, where a launch started it
+
+
+def run(
+    rank: int, job: dict, directory: str, events: int, lifeline: int, stdout: int, stderr: int
+) -> NoReturn:
+    """The rank's whole life; ends the process."""
+    global current
+    current = rank
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's to handle
+    redirect_output(rank, directory, stdout, stderr)
+    stacks = open(os.path.join(directory, f"stacks-{rank}"), "w")  # noqa: SIM115  open until the process ends
+    faulthandler.register(DUMP_SIGNAL, file=stacks, all_threads=True)
+    faulthandler.enable(file=stacks)
+    watch = threading.Thread(target=exit_with_launcher, args=(lifeline,), daemon=True)
+    watch.start()
+    try:
+        call(rank, job, directory)
+        kind = _forkserver.DONE
+    except BaseException as error:
+        write_failure(error, os.path.join(directory, f"failure-{rank}"))
+        kind = _forkserver.FAILED
+    sys.stdout.flush()
+    sys.stderr.flush()
+    _forkserver.send_event(events, kind, rank)
+    watch.join(LINGER_SECONDS)
+    os._exit(0)
+
+
+def redirect_output(rank: int, directory: str, stdout: int, stderr: int) -> None:
+    """Rank 0 writes to the launcher's pipes, the others to files that are shown when all is over."""
+    sources = [os.open(os.devnull, os.O_RDONLY), stdout, stderr]
+    if rank != 0:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        files = (os.path.join(directory, f"{name}-{rank}") for name in ("stdout", "stderr"))
+        sources[1:] = [os.open(file, flags) for file in files]
+    for target, source in enumerate(sources):
+        os.dup2(source, target)
+    for fd in {*sources, stdout, stderr} - {0, 1, 2}:
+        os.close(fd)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    for name, fd in (("stdout", 1), ("stderr", 2)):
+        stream = open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+def exit_with_launcher(lifeline: int) -> NoReturn:
+    """Wait for the launcher to let go of the lifeline, by intent or by dying, and end this process."""
+    os.read(lifeline, 1)
+    os._exit(0)
+
+
+def call(rank: int, job: dict, directory: str) -> None:
+    """Call the function inside the job's world and write what it returns."""
+    enter_world(rank, job)
+    import cloudpickle
+
+    with open(os.path.join(directory, "payload"), "rb") as file:
+        try:
+            function, args, kwargs = pickle.load(file)
+        except Exception as error:
+            raise RuntimeError(
+                f"the function or its arguments cannot be rebuilt in a rank: {error}"
+            ) from error
+    join_group(rank, job, directory)
+    result = function(*args, **kwargs)
+    with open(os.path.join(directory, f"result-{rank}"), "wb") as file:
+        try:
+            cloudpickle.dump(result, file)
+        except Exception as error:
+            raise TypeError(
+                f"its result, of type {type(result).__name__}, cannot be pickled ({error}); "
+                "return numbers, strings, tensors, or lists and dicts of them"
+            ) from error
+
+
+def enter_world(rank: int, job: dict) -> None:
+    """Today's environment, directory and notebook cells, whenever the fork server was started."""
+    os.environ.clear()
+    os.environ.update(job["environ"])
+    identity = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": job["world_size"],
+        "LOCAL_WORLD_SIZE": job["world_size"],
+    }
+    os.environ.update({name: str(value) for name, value in identity.items()})
+    os.chdir(job["cwd"])
+    linecache.cache.update(job["sources"])  # tracebacks show the lines of notebook cells
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()  # forks share numpy's state, which fresh processes would not
+
+
+def join_group(rank: int, job: dict, directory: str) -> None:
+    """Set threads and device, then meet the other ranks through a file: there is no port to collide on."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(job["threads"])
+    use_loopback(os.environ)
+    device = None
+    if job["backend"] == "nccl":
+        devices = torch.cuda.device_count()
+        if job["world_size"] > devices:
+            share_device(rank)
+        device = torch.device("cuda", rank % devices)
+        torch.cuda.set_device(device)
+    store = dist.FileStore(os.path.join(directory, "store"), job["world_size"])
+    dist.init_process_group(
+        job["backend"],
+        store=store,
+        rank=rank,
+        world_size=job["world_size"],
+        timeout=FOREVER,
+        device_id=device,
+    )
+
+
+def share_device(rank: int) -> None:
+    """Let NCCL run several ranks on one GPU: it refuses only ranks of the same host, so each claims its own.
+
+    They then talk through sockets on the loopback: right for checking results, useless for bandwidths.
+    """
+    os.environ |= {
+        "NCCL_HOSTID": f"zl-{rank}",
+        "NCCL_NET": "Socket",
+        "NCCL_IB_DISABLE": "1",
+        "NCCL_SOCKET_IFNAME": "lo",
+    }
+
+
+def write_failure(error: BaseException, path: str) -> None:
+    """Leave the exception for the launcher: last line, traceback from the user's code on, and itself."""
+    trace = error.__traceback__
+    while trace and trace.tb_frame.f_code.co_filename in (__file__, _forkserver.__file__):
+        trace = trace.tb_next
+    error = error.with_traceback(trace or error.__traceback__)
+    summary = "".join(traceback.format_exception_only(error)).strip()
+    if isinstance(error, SystemExit):
+        summary = f"it called sys.exit({error.code!r}) before its function returned"
+    pickled = None
+    try:
+        import cloudpickle
+
+        pickled = cloudpickle.dumps(error)
+    except Exception:  # its text must do
+        pass
+    with open(path, "wb") as file:
+        pickle.dump(
+            {"summary": summary, "traceback": "".join(traceback.format_exception(error)), "pickled": pickled},
+            file,
+        )

@@ -1,0 +1,91 @@
+"""Reads the stacks that faulthandler writes, and tells who waits in a collective from who never got there."""
+
+import linecache
+import re
+from typing import NamedTuple
+
+from zerolab._failures import LaunchTimeout, name_ranks
+
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
+
+
+class Frame(NamedTuple):
+    """One line of a stack."""
+
+    file: str
+    line: int
+    function: str
+
+    @property
+    def source(self) -> str:
+        """The line's text; notebook cells are known to the launching process."""
+        return linecache.getline(self.file, self.line).strip()
+
+
+def parse(dump: str) -> list[list[Frame]]:
+    """The stacks of the last dump in a file, one list per thread, innermost frame first."""
+    threads: list[list[Frame]] = []
+    for line in dump.splitlines():
+        if match := _FRAME.match(line):
+            threads[-1].append(Frame(match["file"], int(match["line"]), match["function"]))
+        elif "(most recent call first)" in line:
+            threads.append([])
+    return threads
+
+
+def main_thread(threads: list[list[Frame]]) -> list[Frame]:
+    """The stack that runs the user's function, without the frames of the launcher beneath it."""
+    for frames in threads:
+        for depth, frame in enumerate(frames):
+            if frame.function == "call" and frame.file.endswith("zerolab/_rank.py"):
+                return frames[:depth] or frames[: depth + 1]
+    return threads[-1] if threads else []
+
+
+def in_collective(threads: list[list[Frame]]) -> bool:
+    """Whether a rank is inside torch.distributed, waits on a collective's work, or ran backward into one."""
+    frames = main_thread(threads)
+    if _waits(frames):
+        return True
+    in_backward = bool(frames) and frames[0].file.endswith("torch/autograd/graph.py")
+    return in_backward and any(_waits(other) for other in threads)  # hooks run in the device's own thread
+
+
+def _waits(frames: list[Frame]) -> bool:
+    """Look at the frames down to the first that is not torch's: it called what the rank is now in."""
+    for frame in frames:
+        if "/torch/distributed/" in frame.file:
+            return True
+        if "/torch/" not in frame.file:
+            return ".wait(" in frame.source or "cuda.synchronize(" in frame.source
+    return False
+
+
+def render(frames: list[Frame]) -> str:
+    """The stack as Python prints one: outermost first, with source."""
+    lines = []
+    for frame in reversed(frames):
+        lines.append(f'  File "{frame.file}", line {frame.line}, in {frame.function}')
+        if frame.source:
+            lines.append(f"    {frame.source}")
+    return "\n".join(lines)
+
+
+def timeout_error(seconds: float, stacks: dict[int, list[list[Frame]]], done: set[int]) -> LaunchTimeout:
+    """The error at the deadline: the stacks of ranks outside any collective, then what the rest did."""
+    waiting = {rank for rank, threads in stacks.items() if in_collective(threads)}
+    culprits = sorted(stacks.keys() - waiting)
+    if culprits:
+        parts = [f"{name_ranks(culprits)} still ran outside a collective after {seconds:g} s"]
+    else:
+        parts = [
+            f"after {seconds:g} s every rank left waits in a collective: do all call the same, in one order?"
+        ]
+    for rank in culprits or sorted(waiting):
+        stack = render(main_thread(stacks[rank])) or "  (none: the process does not answer)"
+        parts.append(f"rank {rank}'s stack (most recent call last):\n{stack}")
+    if culprits and waiting:
+        parts.append(f"waiting in a collective: {name_ranks(waiting)}")
+    if done:
+        parts.append(f"returned: {name_ranks(done)}")
+    return LaunchTimeout("\n\n".join(parts), tuple(culprits))

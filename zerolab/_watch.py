@@ -1,0 +1,268 @@
+"""One launch as its caller sees it: start, listen, decide, stop, clean up."""
+
+import codecs
+import contextlib
+import io
+import os
+import pickle
+import selectors
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from zerolab import _rank, _stacks
+from zerolab._failures import Failure, LaunchTimeout, WorkerError, first_cause, name_ranks
+from zerolab._forkserver import DIED, DONE, EVENT, FAILED, NOT_STARTED, STARTED, Event, ForkServer
+
+START_SECONDS = 60.0  # for the fork server to import torch; a launch's own timeout starts when its ranks do
+GRACE_SECONDS = 0.5  # after a failure, for one that happened before it and is told after it
+PEER_GRACE_SECONDS = 3.0  # while all that anyone reports is that its peer went away
+STOP_SECONDS = 2.0  # from asking a rank to end to killing it
+DUMP_SECONDS = 3.0  # for the ranks to write their stacks
+LOOK_SECONDS = 0.1
+
+
+class Launch:
+    """A context: the ranks run inside it, and none is left outside it."""
+
+    def __init__(self, server: ForkServer, job: dict, payload: bytes, timeout: float | None) -> None:
+        self.server, self.job, self.payload, self.timeout = server, job, payload, timeout
+        self.world_size = job["world_size"]
+        self.running = set(range(self.world_size))  # ranks whose process exists
+        self.done: set[int] = set()
+        self.failures: dict[int, Failure] = {}
+        self.trouble = ""  # what is wrong with no rank in particular
+        self.stopping = False
+        self.deadline = time.monotonic() + timeout + START_SECONDS if timeout else float("inf")
+        self.selector = selectors.DefaultSelector()
+        self.cleanup = contextlib.ExitStack()
+
+    def __enter__(self) -> "Launch":
+        try:
+            self.start()
+        except BaseException:
+            self.cleanup.close()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        with self.cleanup, interrupts_ignored():
+            self.stop(politely=exception[0] is not None)
+            self.show_output()
+
+    def start(self) -> None:
+        """Write the job down, open the pipes, ask for the ranks."""
+        self.cleanup.callback(self.selector.close)
+        self.directory = tempfile.mkdtemp(prefix="zerolab-")
+        self.cleanup.callback(shutil.rmtree, self.directory, ignore_errors=True)
+        for name, content in (("job", pickle.dumps(self.job)), ("payload", self.payload)):
+            with open(self.path(name), "wb") as file:
+                file.write(content)
+        self.events, their_events = self.pipe()
+        their_lifeline, self.lifeline = self.pipe()
+        stdout, their_stdout = self.pipe()
+        stderr, their_stderr = self.pipe()
+        self.relays = (Relay(stdout, "stdout"), Relay(stderr, "stderr"))
+        self.watch(self.events, self.receive)
+        self.selector.register(self.server.socket, selectors.EVENT_READ, self.server_died)
+        for relay in self.relays:
+            self.watch(relay.source, relay.pass_on)
+        theirs = (their_events, their_lifeline, their_stdout, their_stderr)
+        self.number = self.server.launch(self.world_size, self.directory, [end.fileno() for end in theirs])
+        for end in theirs:
+            end.close()
+
+    def pipe(self) -> tuple[io.FileIO, io.FileIO]:
+        """A pipe whose ends are closed with this launch, if not before."""
+        read, write = (open(fd, mode, buffering=0) for fd, mode in zip(os.pipe(), ("rb", "wb"), strict=True))
+        return self.cleanup.enter_context(read), self.cleanup.enter_context(write)
+
+    def watch(self, source: Any, callback: Callable[[], bool]) -> None:
+        """Have `callback` called whenever `source` can be read; it returns False to be called no more."""
+        os.set_blocking(source.fileno(), False)
+        self.selector.register(source, selectors.EVENT_READ, callback)
+
+    def path(self, name: str) -> str:
+        """A file of this launch."""
+        return os.path.join(self.directory, name)
+
+    def results(self) -> list[Any]:
+        """What the ranks returned, by rank, once all have; or the error that says why not."""
+        if not self.listen(lambda: self.trouble or self.failures or len(self.done) == self.world_size):
+            raise self.timed_out()
+        if self.trouble:
+            raise RuntimeError(self.trouble)
+        if self.failures:
+            raise self.failed()
+        return [self.result(rank) for rank in range(self.world_size)]
+
+    def listen(self, until: Callable[[], Any], seconds: float | None = None) -> bool:
+        """Take in what happens until `until()`; False where `seconds`, or else the deadline, pass first."""
+        end = None if seconds is None else time.monotonic() + seconds
+        while not until():
+            left = (self.deadline if end is None else end) - time.monotonic()
+            if left <= 0:
+                return False
+            for key, _ in self.selector.select(None if left == float("inf") else left):
+                if not key.data():
+                    self.selector.unregister(key.fileobj)
+        return True
+
+    def receive(self) -> bool:
+        """Events of our ranks; the pipe ends when the last process that could write to it is gone."""
+        data = self.events.read(EVENT.size * 128)
+        if not data:
+            self.running.clear()
+            return False
+        for event in map(Event._make, EVENT.iter_unpack(data)):
+            self.handle(event)
+        return True
+
+    def handle(self, event: Event) -> None:
+        """Note one event."""
+        if event.kind == STARTED and self.timeout:
+            self.deadline = event.time + self.timeout
+        elif event.kind == NOT_STARTED:
+            self.running = set(range(event.rank))
+            reason = os.strerror(event.value)
+            self.trouble = f"the system refused process {event.rank + 1} of {self.world_size}: {reason}"
+        elif event.kind == DONE:
+            self.done.add(event.rank)
+        elif event.kind == FAILED:
+            with open(self.path(f"failure-{event.rank}"), "rb") as file:
+                self.failures[event.rank] = Failure(event.rank, event.time, **pickle.load(file))
+        elif event.kind == DIED:
+            self.running.discard(event.rank)
+            if not self.stopping and event.rank not in self.done | self.failures.keys():
+                self.failures[event.rank] = Failure(event.rank, event.time, exitcode=event.value)
+
+    def server_died(self) -> bool:
+        """The server never writes, so its socket can be read only when it is gone."""
+        self.trouble = (
+            self.trouble or "the process that starts ranks was killed; launch again, a new one is started"
+        )
+        return False
+
+    def failed(self) -> WorkerError:
+        """The error for the rank that failed first, after a moment for one that is only heard later."""
+        self.listen(lambda: self.cause.severity == 0, GRACE_SECONDS)
+        if self.cause.severity == 2:
+            everyone = lambda: len(self.failures) + len(self.done) == self.world_size
+            self.listen(lambda: self.cause.severity < 2 or everyone(), PEER_GRACE_SECONDS)
+        cause = self.cause
+        parts = [cause.describe()]
+        if cause.severity == 2 and self.done:
+            parts.append(
+                f"{name_ranks(self.done)} had returned by then: do all ranks call the same collectives?"
+            )
+        if cause.exitcode is not None and (stack := self.stack(cause.rank)):
+            parts.append("Its stack (most recent call last):\n" + _stacks.render(_stacks.main_thread(stack)))
+        parts.append(cause.traceback)
+        error = WorkerError("\n\n".join(filter(None, parts)), cause.rank, cause.exitcode)
+        error.__cause__ = cause.exception()
+        return error
+
+    @property
+    def cause(self) -> Failure:
+        """The first cause among the failures known so far."""
+        return first_cause(list(self.failures.values()))
+
+    def timed_out(self) -> LaunchTimeout:
+        """The error that tells the ranks that never reached a collective from those that wait there."""
+        waiting = sorted(self.running - self.done)
+        for rank in waiting:
+            self.server.signal(self.number, rank, _rank.DUMP_SIGNAL)
+        self.wait_for_stacks(waiting)
+        return _stacks.timeout_error(self.timeout, {rank: self.stack(rank) for rank in waiting}, self.done)
+
+    def wait_for_stacks(self, ranks: list[int]) -> None:
+        """Until each rank's stack is written and grows no more."""
+        sizes: list[int] = []
+        end = time.monotonic() + DUMP_SECONDS
+        while time.monotonic() < end:
+            self.listen(lambda: False, LOOK_SECONDS)
+            before, sizes = sizes, [os.path.getsize(self.path(f"stacks-{rank}")) for rank in ranks]
+            if before == sizes and all(sizes):
+                return
+
+    def stack(self, rank: int) -> list[list[_stacks.Frame]]:
+        """The stacks of a rank's threads, as it last wrote them."""
+        with contextlib.suppress(FileNotFoundError), open(self.path(f"stacks-{rank}")) as file:
+            return _stacks.parse(file.read())
+        return []
+
+    def result(self, rank: int) -> Any:
+        """What a rank returned, rebuilt here."""
+        try:
+            with open(self.path(f"result-{rank}"), "rb") as file:
+                return pickle.load(file)
+        except Exception as error:
+            raise WorkerError(f"rank {rank}'s result cannot be rebuilt here: {error}", rank) from error
+
+    def stop(self, politely: bool) -> None:
+        """End every rank: by request where it was still at work, by letting go of it, at last by force."""
+        self.stopping = True
+        gone = lambda: not self.running
+        if politely and not gone():
+            self.signal_all(signal.SIGTERM)
+            self.listen(gone, STOP_SECONDS)
+        self.lifeline.close()
+        if not self.listen(gone, STOP_SECONDS):
+            self.signal_all(signal.SIGKILL)
+            self.listen(gone, STOP_SECONDS)
+
+    def signal_all(self, number: int) -> None:
+        """Signal every rank that still runs."""
+        for rank in self.running:
+            self.server.signal(self.number, rank, number)
+
+    def show_output(self) -> None:
+        """The rest of rank 0's output, then the other ranks' in their order."""
+        for relay in self.relays:
+            relay.drain()
+        for rank in range(1, self.world_size):
+            for name in ("stdout", "stderr"):
+                with contextlib.suppress(FileNotFoundError), open(self.path(f"{name}-{rank}"), "rb") as file:
+                    Relay(file, name).drain()
+
+
+class Relay:
+    """Shows what a rank wrote in the stream of that name here, which in a notebook is no file."""
+
+    def __init__(self, source: io.RawIOBase, name: str) -> None:
+        self.source, self.name = source, name
+        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def pass_on(self) -> bool:
+        """Show what there is now; False where there is nothing, or nothing more."""
+        data = self.source.read(65536)
+        text = self.decoder.decode(data or b"", final=data == b"")
+        if text:
+            stream = getattr(sys, self.name)
+            stream.write(text)
+            stream.flush()
+        return bool(data)
+
+    def drain(self) -> None:
+        """Show all that is there."""
+        while self.pass_on():
+            pass
+
+
+@contextlib.contextmanager
+def interrupts_ignored() -> Iterator[None]:
+    """Let no second Ctrl-C cut the stopping short; it takes seconds at most."""
+    previous = signal.getsignal(signal.SIGINT)
+    if previous is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)

@@ -1,0 +1,144 @@
+"""Run a function on several processes that form one process group, from a notebook or a script.
+
+``launch`` writes the job down once (function, arguments, environment), asks the fork server for the ranks,
+and then only listens: to rank 0's output, to the ranks' reports, to their deaths, to the clock. Whatever ends
+that wait, a result, a failure, a deadline or a keyboard interrupt, the ranks are gone and their files removed
+before it returns."""
+
+import linecache
+import math
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from zerolab import _forkserver, _rank
+from zerolab._failures import LaunchTimeout, WorkerError
+from zerolab._payload import pickle_payload
+from zerolab._watch import Launch
+from zerolab.rendezvous import init_process_group
+
+__all__ = ["LaunchTimeout", "WorkerError", "init_process_group", "launch", "threads_per_rank"]
+
+RANK_BYTES = 160_000_000  # what a rank with torch loaded takes, its share of common pages included
+BACKENDS = ("auto", "gloo", "nccl")
+
+
+def launch(
+    fn: Callable[..., Any],
+    world_size: int,
+    *args: Any,
+    backend: str = "auto",
+    timeout: float | None = None,
+    **kwargs: Any,
+) -> list[Any]:
+    """Call ``fn(*args, **kwargs)`` on `world_size` processes of one process group; the results come by rank.
+
+    The function may be defined in a notebook cell. Rank 0 prints live, the others' output follows in rank
+    order. `backend` "auto" takes NCCL where every rank can have a GPU, else gloo. `timeout` is in wall
+    seconds.
+
+    Memory: about 160 MB per rank, before what the function itself takes.
+    Raises: WorkerError for the first rank that failed, LaunchTimeout at the deadline, ValueError or TypeError
+    for a bad argument. No process is left running, however this ends.
+    """
+    check_arguments(fn, world_size, timeout)
+    payload = pickle_payload(fn, args, kwargs)
+    server = _forkserver.current()  # imports torch while this process does
+    job = {
+        "world_size": world_size,
+        "backend": choose_backend(backend, world_size),
+        "threads": threads_per_rank(world_size),
+        "sys_path": list(sys.path),
+        "cwd": os.getcwd(),
+        "environ": dict(os.environ),
+        "sources": cell_sources(),
+    }
+    with Launch(server, job, payload, timeout) as running:
+        return running.results()
+
+
+def check_arguments(fn: Any, world_size: Any, timeout: Any) -> None:
+    """Refuse, before anything is started, what cannot work."""
+    if _rank.current is not None:
+        raise RuntimeError(
+            f"launch was called inside rank {_rank.current} of a launch; call it from the process that starts "
+            "the ranks, and use torch.distributed.new_group for a subset of them"
+        )
+    if not hasattr(os, "fork"):
+        raise RuntimeError("launch needs fork, which this system lacks; on Windows use WSL")
+    if not callable(fn):
+        raise TypeError(
+            f"fn must be a function that every rank calls, got {fn!r}; write launch(fn, world_size, ...)"
+        )
+    if isinstance(world_size, bool) or not isinstance(world_size, int):
+        raise TypeError(f"world_size must be an int, the number of processes, got {world_size!r}")
+    most = max_world_size()
+    if not 1 <= world_size <= most:
+        raise ValueError(
+            f"world_size must be between 1 and {most}, got {world_size}; a rank is a real process of about "
+            f"{RANK_BYTES / 1e6:.0f} MB and this machine has {memory_bytes() / 1e9:.1f} GB"
+        )
+    if timeout is None:
+        return
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
+        raise TypeError(f"timeout must be a number of seconds or None, got {timeout!r}")
+    if not (math.isfinite(timeout) and timeout > 0):
+        raise ValueError(f"timeout must be positive and finite, got {timeout!r}; None means no deadline")
+
+
+def choose_backend(backend: str, world_size: int) -> str:
+    """NCCL where every rank gets its own GPU, else gloo; what is asked for explicitly is held to."""
+    if backend not in BACKENDS:
+        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
+    if backend == "gloo":
+        return backend
+    import torch
+
+    devices = torch.cuda.device_count() if torch.distributed.is_nccl_available() else 0
+    if backend == "nccl" and devices == 0:
+        raise ValueError(
+            f'backend "nccl" needs at least 1 CUDA device for {world_size} ranks, found 0; use "gloo"'
+        )
+    return "nccl" if backend == "nccl" or devices >= world_size else "gloo"
+
+
+def threads_per_rank(world_size: int) -> int:
+    """The torch threads of each rank of a launch: OMP_NUM_THREADS, or else an equal share of the cores."""
+    wanted = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    if wanted.isdigit() and int(wanted) > 0:
+        return int(wanted)
+    return max(1, core_count() // world_size)
+
+
+def core_count() -> int:
+    """The cores this process may use: its affinity, and a container's quota where there is one."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota, _, period = _read("/sys/fs/cgroup/cpu.max").partition(" ")
+    return min(cores, math.ceil(int(quota) / int(period))) if quota.isdigit() else cores
+
+
+def memory_bytes() -> int:
+    """The memory this process may use: the machine's, or its container's limit where that is less."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = _read("/sys/fs/cgroup/memory.max")
+    return min(physical, int(limit)) if limit.isdigit() else physical
+
+
+def max_world_size() -> int:
+    """As many ranks as fit into memory, and never fewer than 8."""
+    return max(8, memory_bytes() // RANK_BYTES)
+
+
+def cell_sources() -> dict[str, tuple]:
+    """The source of notebook cells, which lives in linecache alone, for the tracebacks of ranks."""
+    return {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
+
+
+def _read(path: str) -> str:
+    """A one-line system file, or nothing where the system has none."""
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""
