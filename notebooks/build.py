@@ -1,0 +1,204 @@
+"""Turn the lessons' scripts into the notebooks that are committed: stamped, run, and with their outputs.
+
+    python notebooks/build.py                    every lesson
+    python notebooks/build.py 02_collectives     one
+    python notebooks/build.py --stamp            badges and bootstrap cells alone, nothing is run
+
+A lesson is written in ``source/NN_name.py``, where it can be reviewed and diffed. The repository's slug is read from
+one place, ``[project.urls] Repository`` in pyproject.toml. Everything that would make two builds differ without a
+reason (cell ids, widget ids, times, the Python version) is replaced by something that depends on the content alone.
+"""
+
+import argparse
+import hashlib
+import os
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import jupytext
+import nbclient
+import nbformat
+from nbformat import NotebookNode
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
+WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+CELL_SECONDS = 120
+
+BOOTSTRAP = """\
+# On a fresh Colab this installs the course (never torch, which is there). Anywhere else it does nothing.
+import importlib.util
+
+if importlib.util.find_spec("zerolab") is None:
+    %pip install -q --no-deps git+https://github.com/{slug}
+    %pip install -q cloudpickle"""
+
+BADGES = (
+    "[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]"
+    "(https://colab.research.google.com/github/{slug}/blob/main/notebooks/{name}.ipynb) "
+    "[![Launch on Binder](https://mybinder.org/badge_logo.svg)]"
+    "(https://mybinder.org/v2/gh/{slug}/HEAD?urlpath=lab/tree/notebooks/{name}.ipynb)"
+)
+
+# Where a slug stands in a badge or an install line, in notebooks and in the README.
+SLUG_LINKS = re.compile(
+    r"(colab\.research\.google\.com/github/|mybinder\.org/v2/gh/|git\+https://github\.com/)([\w.-]+/[\w.-]+)"
+)
+
+
+def repository_slug(root: Path = ROOT) -> str:
+    """OWNER/NAME, from the one place that has it.
+
+    Raises: ValueError if pyproject.toml's Repository is not a GitHub address.
+    """
+    url = tomllib.loads((root / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
+    match = re.fullmatch(r"https://github\.com/([\w.-]+/[\w.-]+?)(?:\.git)?/?", url)
+    if not match:
+        raise ValueError(f"[project.urls] Repository is {url!r}; write https://github.com/OWNER/NAME")
+    return match[1]
+
+
+def lesson_names() -> list[str]:
+    """The names of the lessons, in order of reading."""
+    return sorted(path.stem for path in (HERE / "source").glob("[0-9][0-9]_*.py"))
+
+
+def notebook(name: str, slug: str) -> NotebookNode:
+    """The notebook of a lesson before it is run: its cells, the stamped ones, fixed ids and metadata.
+
+    Raises: ValueError where the script does not begin with a markdown title.
+    """
+    book = jupytext.read(HERE / "source" / f"{name}.py")
+    if not book.cells or not book.cells[0].source.startswith("# "):
+        raise ValueError(f"source/{name}.py must begin with a markdown cell whose first line is '# Title'")
+    title, *body = book.cells
+    badges = nbformat.v4.new_markdown_cell(BADGES.format(slug=slug, name=name))
+    bootstrap = nbformat.v4.new_code_cell(BOOTSTRAP.format(slug=slug))
+    cells = [title, badges, bootstrap, *body]
+    for cell, identity in zip(cells, _cell_ids(cells), strict=True):
+        cell.id = identity
+        cell.metadata = NotebookNode({k: v for k, v in cell.metadata.items() if k == "tags"})
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    metadata = {"kernelspec": kernel, "language_info": {"name": "python"}}
+    return nbformat.v4.new_notebook(cells=cells, metadata=metadata)
+
+
+def _cell_ids(cells: list[NotebookNode]) -> list[str]:
+    """An id from each cell's text, so that a new cell leaves the others' ids, and the diff, alone."""
+    seen: dict[str, int] = {}
+    identities = []
+    for cell in cells:
+        digest = hashlib.sha1(f"{cell.cell_type}\n{cell.source}".encode()).hexdigest()[:8]
+        seen[digest] = seen.get(digest, 0) + 1
+        identities.append(digest if seen[digest] == 1 else f"{digest}-{seen[digest]}")
+    return identities
+
+
+def execute(book: NotebookNode, name: str) -> NotebookNode:
+    """Run a notebook with this checkout's zerolab, and make its outputs the same for the same content.
+
+    Raises: RuntimeError for an output that has no place in a committed notebook; nbclient's CellExecutionError.
+    """
+    python_path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    client = nbclient.NotebookClient(
+        book,
+        timeout=CELL_SECONDS,
+        kernel_name="python3",
+        record_timing=False,
+        resources={"metadata": {"path": HERE}},
+    )
+    client.execute(env=os.environ | {"PYTHONPATH": python_path})
+    book.metadata.language_info = NotebookNode({"name": "python"})
+    for count, cell in enumerate((c for c in book.cells if c.cell_type == "code"), start=1):
+        cell.execution_count = count
+        cell.outputs = _merge_streams(cell.outputs)
+    complaints = [complaint for cell in book.cells for complaint in output_complaints(cell)]
+    if complaints:
+        raise RuntimeError(f"{name}: " + "\n  ".join(complaints))
+    return _rename_widgets(book, name)
+
+
+def _merge_streams(outputs: list[NotebookNode]) -> list[NotebookNode]:
+    """Neighbouring prints as one output, as front ends save them; how they were cut depends on timing."""
+    merged: list[NotebookNode] = []
+    for output in outputs:
+        if output.output_type == "stream" and merged and merged[-1].get("name") == output.name:
+            merged[-1].text += output.text
+        else:
+            merged.append(output)
+    return merged
+
+
+def output_complaints(cell: NotebookNode) -> list[str]:
+    """What in a cell's outputs should not be committed: errors, stderr, machine paths, images without alt text."""
+    complaints = []
+    for output in cell.get("outputs", []):
+        text = output.get("text", "") + "".join(
+            str(output.get("data", {}).get(t, "")) for t in ("text/plain", "text/markdown")
+        )
+        if output.output_type == "error":
+            complaints.append(f"cell raised {output.ename}: {output.evalue}")
+        if output.get("name") == "stderr":
+            complaints.append(f"cell wrote to stderr: {text[:300]}")
+        if path := re.search(r"(?<![\w.:/])/(?:home|root|tmp|usr|work|opt|Users|content)/\S*", text):
+            complaints.append(f"cell printed a path of this machine: {path[0]}")
+        if "image/png" in output.get("data", {}) and not output.metadata.get("image/png", {}).get("alt"):
+            complaints.append("cell shows an image without alt text: use zerolab.course.show or show_figure")
+    return [f"{complaint} (in: {cell.source.splitlines()[0]})" for complaint in complaints]
+
+
+def _rename_widgets(book: NotebookNode, name: str) -> NotebookNode:
+    """Replace the random ids of widget models by numbered ones, in the order in which the cells show them."""
+    state = book.metadata.get("widgets", {}).get(WIDGET_STATE, {}).get("state", {})
+    text, order = nbformat.writes(book), []
+
+    def visit(identity: str) -> None:
+        if identity in state and identity not in order:
+            order.append(identity)
+            for reference in re.findall(r"IPY_MODEL_(\w+)", str(state[identity])):
+                visit(reference)
+
+    for output in (output for cell in book.cells for output in cell.get("outputs", [])):
+        visit(output.get("data", {}).get(WIDGET_VIEW, {}).get("model_id", ""))
+    for number, identity in enumerate([*order, *sorted(set(state) - set(order))]):
+        text = text.replace(identity, hashlib.md5(f"{name} widget {number}".encode()).hexdigest())
+    renamed = nbformat.reads(text, as_version=4)
+    if state:
+        widgets = renamed.metadata.widgets[WIDGET_STATE]
+        widgets.state = NotebookNode(sorted(widgets.state.items()))
+    return renamed
+
+
+def stamp(text: str, slug: str) -> str:
+    """The text with every badge and install line pointing to `slug`."""
+    return SLUG_LINKS.sub(lambda match: match[1] + slug, text)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Build or stamp what was asked for; a failed build leaves the notebook that was there untouched."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help=f"lessons, of {', '.join(lesson_names())}; all by default")
+    parser.add_argument(
+        "--stamp", action="store_true", help="rewrite badges and bootstrap cells, run nothing"
+    )
+    args = parser.parse_args(argv)
+    slug = repository_slug()
+    if args.stamp:
+        for path in [ROOT / "README.md", *sorted(HERE.glob("*.ipynb"))]:
+            if path.exists():
+                path.write_text(stamp(path.read_text(), slug))
+        return 0
+    unknown = sorted(set(args.names) - set(lesson_names()))
+    if unknown:
+        parser.error(f"no lesson {', '.join(unknown)}; there are {', '.join(lesson_names())}")
+    for name in args.names or lesson_names():
+        nbformat.write(execute(notebook(name, slug), name), HERE / f"{name}.ipynb")
+        print(f"built notebooks/{name}.ipynb")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

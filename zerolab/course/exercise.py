@@ -1,0 +1,116 @@
+"""Run a reader's function on real ranks, and watch every message that it sends.
+
+A grader that looks at results alone passes a function that sends everything to everyone. This one also
+records what went over the process group, so a check can grade bytes and neighbours too.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import zerolab
+
+_SENDS, _RECEIVES = {"send"}, {"recv_", "recv_any_source_"}
+
+
+class Message(NamedTuple):
+    """One call on the process group: operation, the peer of a send (None for a collective), size."""
+
+    op: str
+    peer: int | None
+    numel: int
+    nbytes: int
+
+
+class Wire(TorchDispatchMode):
+    """Records what the code inside it sends: torch.distributed's calls are operators, which this mode sees.
+
+    It sees send and isend, batched or not, and every collective, under whatever name they were imported.
+    Receives are left out: each is somebody's send.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.messages: list[Message] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "c10d" and func._opname not in _RECEIVES:
+            peer = args[2] if func._opname in _SENDS else None
+            tensors = [
+                leaf for leaf in torch.utils._pytree.tree_leaves(args[0]) if isinstance(leaf, torch.Tensor)
+            ]
+            numel, nbytes = sum(t.numel() for t in tensors), sum(t.nbytes for t in tensors)
+            self.messages.append(Message(func._opname, peer, numel, nbytes))
+        return func(*args, **(kwargs or {}))
+
+
+@dataclass
+class Attempt:
+    """What came back from the ranks: a value and the messages of each, or the failure that stopped them."""
+
+    values: list[Any] = field(default_factory=list)
+    messages: list[list[Message]] = field(default_factory=list)
+    failure: str | None = None
+
+    @property
+    def silent(self) -> bool:
+        """Nothing was sent and nothing was returned: the stub, as it stands in the notebook."""
+        return not any(self.messages) and all(value is None for value in self.values)
+
+    @property
+    def collectives(self) -> list[str]:
+        """Names of the ready-made collectives that were called."""
+        return sorted({m.op.strip("_") for sent in self.messages for m in sent if m.op not in _SENDS})
+
+    def bytes_sent(self, rank: int) -> int:
+        return sum(message.nbytes for message in self.messages[rank])
+
+
+def attempt(fn: Callable, inputs: Sequence[tuple], timeout: float = 8.0) -> Attempt:
+    """Call fn(*inputs[rank]) on one process per entry of `inputs`, and say what became of it.
+
+    A function that raises, or that never returns, is an answer too: `failure` then says so in a sentence
+    made for the person who wrote it.
+    """
+    try:
+        results = zerolab.launch(_observe, len(inputs), fn, list(inputs), timeout=timeout)
+    except zerolab.LaunchTimeout:
+        return Attempt(failure=_STUCK.format(ranks=len(inputs), timeout=timeout))
+    except zerolab.WorkerError as error:
+        return Attempt(failure=_describe(error))
+    return Attempt([value for value, _ in results], [messages for _, messages in results])
+
+
+_STUCK = (
+    "deadlock: with {ranks} ranks nobody finished in {timeout:g} s. Every send needs a receive that is "
+    "posted at the "
+    "same time. If all ranks send first and receive second, all of them wait: batch the two with "
+    "dist.batch_isend_irecv, and wait for what it returns"
+)
+
+
+def _observe(fn: Callable, inputs: list[tuple]) -> tuple[Any, list[Message]]:
+    """In the worker: run fn on this rank's input, under the eye of a Wire."""
+    with Wire() as wire:
+        value = fn(*inputs[dist.get_rank()])
+    if isinstance(value, torch.Tensor):
+        value = value.detach().clone()  # a view would bring its whole storage home
+    return value, [Message(*message) for message in wire.messages]
+
+
+def _describe(error: Exception) -> str:
+    cause = error.__cause__
+    what = f"{type(cause).__name__}: {cause}" if cause is not None else str(error).splitlines()[0]
+    return f"rank {error.rank} stopped with {what}"
+
+
+def report(diagnosis: str | None, passed: str) -> None:
+    """Print the verdict of a check: the one mistake found, or what was verified."""
+    if diagnosis is None:
+        print(f"✓ {passed}")
+    else:
+        print(f"✗ {diagnosis[0].upper()}{diagnosis[1:]}.")
