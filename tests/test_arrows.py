@@ -19,7 +19,7 @@ HOUSE = {
     "plan": ("plan", "ground"),
     "wire": ("ring collectives", "ground wire"),
     "unit": ("sharded unit probe", "ground wire unit"),
-    "around": ("scopes measure", "ground unit around"),
+    "around": ("scopes measure agreement", "ground wire unit around"),
     "base": ("stages stages.base", "wire unit"),
     "stages": ("stages.stage0 stages.stage1 stages.stage2 stages.stage3", "wire unit base"),
     "engine": ("engine", "ground wire unit around base"),
@@ -61,7 +61,7 @@ def in_course(module: str) -> bool:
 
 
 def imports(module: str, tree: ast.Module, known: set[str], package: str) -> Iterator[Import]:
-    """Every import of one of ours, inside functions too; ``from a import b`` is a.b where that is a module."""
+    """Every import of ours, inside functions too; ``from a import b`` is a.b where that is a module."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found = [name.name for name in node.names]
@@ -184,7 +184,7 @@ def small_house(folder: Path, files: dict[str, str]) -> Path:
         "__init__.py": "",
         "stages/__init__.py": "",
         "stages/base.py": "from zerolab.unit import FlatUnit",
-        "stages/stage0.py": "from zerolab.stages.base import Stage\nclass A(Stage):\n    shards_grads = False",
+        "stages/stage0.py": "from zerolab.stages.base import Stage\nclass A(Stage):\n  shards_grads = False",
         "cost.py": "",
         "unit.py": "from zerolab import trace",
         "trace.py": "",
