@@ -23,7 +23,10 @@ HOUSE = {
     "base": ("stages stages.base", "wire unit"),
     "stages": ("stages.stage0 stages.stage1 stages.stage2 stages.stage3", "wire unit base"),
     "engine": ("engine", "ground wire unit around base"),
-    "launch": ("launcher rendezvous _failures _forkserver _payload _rank _stacks _watch", "launch"),
+    "launch": (
+        "launcher rendezvous _failures _forkclient _forkserver _output _payload _rank _stacks _watch",
+        "launch",
+    ),
     "optimizer": ("optimizer", "ground wire unit around base stages engine"),
     "material": ("models data", ""),
     "programs": (
