@@ -164,13 +164,11 @@ def activations(
     layers, batch, seq = _whole("layers", layers), _whole("batch", batch), _whole("seq", seq)
     tensor_bytes = batch * seq * _whole("hidden", hidden) * _whole("bytes_per_element", bytes_per_element)
     if not checkpointing and segment_layers is not None:
-        raise ValueError(
-            f"segment_layers is {segment_layers} but checkpointing is off; pass checkpointing=True"
-        )
+        raise ValueError(f"segment_layers is {segment_layers}; it needs checkpointing=True as well")
     if not checkpointing:
         return 12 * layers * tensor_bytes
-    segment = math.isqrt(layers) if segment_layers is None else _whole("segment_layers", segment_layers)
-    segment = min(layers, segment)
+    segment = segment_layers if segment_layers is not None else math.isqrt(layers)
+    segment = _whole("segment_layers", segment, 1, layers)
     return (math.ceil(layers / segment) + 12 * segment) * tensor_bytes
 
 
@@ -199,9 +197,18 @@ def parse_count(text: str | float) -> float:
 
 def format_bytes(n: float, unit: str = "GB") -> str:
     """At least three significant digits and the unit's name: "31.4 GB", "0.117 GB", "4000 GB", "29.2 GiB"."""
-    value = _number("n", n) / _choice("unit", unit, _BYTES)
+    return f"{_digits(_number('n', n) / _choice('unit', unit, _BYTES))} {unit}"
+
+
+def format_count(n: float) -> str:
+    """A number of parameters as the field writes it: "124M", "7.50B", "1.00T"."""
+    letter = next((letter for letter in ("T", "B", "M", "K") if _number("n", n) >= _COUNTS[letter]), "")
+    return _digits(n / _COUNTS.get(letter, 1)) + letter
+
+
+def _digits(value: float) -> str:
     magnitude = math.floor(math.log10(float(f"{value:.2e}"))) if value else 2
-    return f"{value:.{max(0, 2 - magnitude)}f} {unit}"
+    return f"{value:.{max(0, 2 - magnitude)}f}"
 
 
 def _parse(what: str, text: str | float, units: dict[str, int], example: str) -> float:
