@@ -75,9 +75,11 @@ class FlatUnit:
         self.numel = sum(span.numel for span in self.spans)
         self.shard_numel = _round_up(math.ceil(stop / world_size), align)
         self.padded_numel = self.shard_numel * world_size
+        self.world_size = world_size
         self.owned = slice(0, self.padded_numel)
         self.local_grads: torch.Tensor | None = None
         self.grads: torch.Tensor | None = None
+        self.averaged = False
         self.filled: set[Span] = set()
         self.used: set[Span] = set()
         self._markers: dict[Span, ReducedGradient] = {}
@@ -140,6 +142,20 @@ class FlatUnit:
         torch._C._autograd._unsafe_set_version_counter(parameters, self._versions)
         self.whole = True
 
+    def write_back(self) -> None:
+        """Keep in the shard what was written to the whole parameters while they were there."""
+        if self.shard.untyped_storage()._cdata != self.flat.untyped_storage()._cdata:
+            self.shard.copy_(self.flat[self.owned])
+
+    def mark_updated(self) -> None:
+        """Move the version counters on, so that backward through a forward from before the update is an
+        error.
+        """
+        if self.whole:
+            torch.autograd.graph.increment_version([span.parameter for span in self.spans])
+        else:
+            self._versions = tuple(version + 1 for version in self._versions)
+
     # Gradients: collected locally, then reduced.
 
     def collect(self, span: Span) -> None:
@@ -150,6 +166,8 @@ class FlatUnit:
         if not self.filled:
             self._open_local_grads()
         gradient, span.parameter.grad = span.parameter.grad, None
+        if gradient.layout != torch.strided:
+            raise RuntimeError(f"{span.name} has a sparse gradient: build its module with sparse=False")
         place = self.local_grads[span.offset : span.stop].view(span.shape)
         if span in self.filled:
             place += gradient
@@ -183,9 +201,15 @@ class FlatUnit:
     def keep_grads(self, reduced: torch.Tensor) -> None:
         """Take the reduced gradients of ``owned``, on top of those of earlier micro-batches."""
         if self.grads is not None:
-            reduced += self.grads
-        self.grads = reduced
+            reduced += self.grads * self.world_size if self.averaged else self.grads
+        self.grads, self.averaged = reduced, False
         self.filled.clear()
+
+    def average(self) -> None:
+        """Divide the sum by N, once, however often it is asked for."""
+        if not self.averaged:
+            self.grads /= self.world_size
+            self.averaged = True
 
     def free_local_grads(self) -> None:
         """Let this rank's unreduced gradients go."""
@@ -194,10 +218,17 @@ class FlatUnit:
     def clear_grads(self) -> None:
         """Forget every gradient, as zero_grad does."""
         self.local_grads = self.grads = None
+        self.averaged = False
         self.filled.clear()
         self.used.clear()
         for span in self.spans:
             span.parameter.grad = None
+
+    def zero_grads(self) -> None:
+        """Set every gradient to zero and keep it, as zero_grad(set_to_none=False) does."""
+        self.filled.clear()
+        if self.grads is not None:
+            self.grads.zero_()
 
     # The markers in parameter.grad, by which the user's own zero_grad is noticed.
 
@@ -208,12 +239,16 @@ class FlatUnit:
                 self._markers[span] = ReducedGradient(span.parameter)
             span.parameter.grad = self._markers[span]
 
-    def lift_markers(self) -> None:
-        """Take the markers away, so that autograd can put gradients there. Where one is gone already, because
-        the user called model.zero_grad(), the gradient it stood for is forgotten.
+    def notice_cleared(self) -> None:
+        """Where a marker is gone, the user cleared that gradient, with model.zero_grad() say: forget it here
+        too.
         """
         for span in [span for span in self.used if span.parameter.grad is None]:
             self._forget(span)
+
+    def lift_markers(self) -> None:
+        """Take the markers away before a backward pass, so that autograd can put gradients there."""
+        self.notice_cleared()
         for span in self.used:
             span.parameter.grad = None
 

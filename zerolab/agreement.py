@@ -1,0 +1,64 @@
+"""What ranks have to agree on before numbers are exchanged, and how one that does not is told so.
+
+A rank that holds another model, or took another path through it, would not fail by itself: it would wait for
+a message that never comes, or add up gradients of different things. Small messages on the control group find
+it out.
+"""
+
+import hashlib
+import itertools
+
+import torch
+import torch.distributed as dist
+
+from zerolab.collectives import Comm
+from zerolab.unit import FlatUnit, Span
+
+
+def agree_on(comm: Comm, what: str, lines: list[str]) -> None:
+    """Check that every rank describes ``what`` in the same lines.
+
+    Comm: 16 bytes a rank; where they differ, the lines themselves.
+    Raises: RuntimeError on every rank, naming the first difference to rank 0 and who differs.
+    """
+    _refuse_difference(comm, what, lines, comm.exchange(_digest(lines)))
+
+
+def agree_on_used(comm: Comm, units: list[FlatUnit]) -> set[Span]:
+    """The parameters that at least one rank has a gradient for, as every rank then knows.
+
+    A rank that did not use one counts as zero in its mean; one that nobody used is not to be updated at all.
+    The message also carries a digest of the collectives issued since the last step, so that ranks whose
+    control flow parted hear of it before any parameter changes.
+
+    Comm: a byte for each parameter, and 16. Raises: RuntimeError where the collectives differ.
+    """
+    issued = [f"{event.op} of {event.unit}" for event in comm.trace.step(comm.trace.step_number)]
+    spans = [(unit, span) for unit in units for span in unit.spans]
+    mask = torch.tensor([span in unit.used for unit, span in spans], dtype=torch.uint8)
+    digest = _digest(issued)
+    rows = comm.exchange(torch.cat([digest, mask]))
+    _refuse_difference(comm, "the step's collectives", issued, rows[:, : len(digest)])
+    used = rows[:, len(digest) :].any(dim=0).tolist()
+    return {span for (_, span), flag in zip(spans, used, strict=True) if flag}
+
+
+def _digest(lines: list[str]) -> torch.Tensor:
+    """Sixteen bytes that differ where the lines do."""
+    digest = hashlib.blake2b("\n".join(lines).encode(), digest_size=16).digest()
+    return torch.frombuffer(bytearray(digest), dtype=torch.uint8)
+
+
+def _refuse_difference(comm: Comm, what: str, lines: list[str], digests: torch.Tensor) -> None:
+    """Raise on every rank where the digests differ. All see the same rows, so all go on to compare the lines."""
+    if bool((digests == digests[0]).all()):
+        return
+    every: list[list[str]] = [[] for _ in range(comm.world_size)]
+    dist.all_gather_object(every, lines, group=comm.control)
+    other = next(rank for rank, theirs in enumerate(every) if theirs != every[0])
+    pairs = itertools.zip_longest(every[0], every[other], fillvalue="nothing")
+    place, (ours, theirs) = next((index, pair) for index, pair in enumerate(pairs) if pair[0] != pair[1])
+    raise RuntimeError(
+        f"ranks disagree about {what}, first at number {place}: rank 0 has {ours}, rank {other} has {theirs}. "
+        "Every rank must build the same model and optimizer, and take the same path through them"
+    )

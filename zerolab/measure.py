@@ -1,0 +1,123 @@
+"""The byte census: what a rank really holds, counted from storages, by the categories of the paper's formula.
+
+Nothing here is computed from Ψ and N. A census walks the tensors, asks each distinct storage how large it is,
+and puts it under parameters, gradients or optimizer state. Padding (alignment, and the tail that makes shards
+equal) and Adam's step counters are told apart, so that what remains can be held against the formula byte for
+byte.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from zerolab.unit import FlatUnit
+
+
+@dataclass(frozen=True)
+class MeasuredStates:
+    """Bytes one rank holds. Category by category they equal `zerolab.memory.model_states`; the rest is
+    itemised.
+
+    ``padding_bytes`` is alignment and tail, an even 1/N of it wherever a buffer is sharded; where optimizer
+    state follows the parameters' real edges instead, the difference to an even share stands here too and may
+    be negative. ``peak_bytes`` is the most the engine held at once since the last step, buffers in flight
+    included.
+    """
+
+    params_bytes: float
+    grads_bytes: float
+    optimizer_bytes: float
+    padding_bytes: float
+    counters_bytes: int
+    peak_bytes: int
+
+    @property
+    def total_bytes(self) -> float:
+        """Everything that is held now: the sum of all storages."""
+        return (
+            self.params_bytes
+            + self.grads_bytes
+            + self.optimizer_bytes
+            + self.padding_bytes
+            + self.counters_bytes
+        )
+
+
+def storage_bytes(tensors: Iterable[torch.Tensor | None]) -> int:
+    """The bytes of the distinct storages behind the tensors; views of one storage count once."""
+    sizes = {}
+    for tensor in tensors:
+        if tensor is not None:
+            storage = tensor.untyped_storage()
+            sizes[storage._cdata] = storage.nbytes()
+    return sum(sizes.values())
+
+
+class Gauge:
+    """The high-water mark of what the units hold, kept up to date at each verb, so that peaks between two
+    looks are seen.
+    """
+
+    def __init__(self, units: Iterable[FlatUnit]):
+        self.optimizer_bytes = 0
+        self._held = {unit: _unit_bytes(unit) for unit in units}
+        self._total = sum(self._held.values())
+        self.peak_bytes = self._total
+        self.peak_by_phase: dict[str, int] = {}
+
+    def note(self, unit: FlatUnit, phase: str, scratch_bytes: int = 0) -> None:
+        """Take down what ``unit`` holds now, with the scratch of the messages in flight on top."""
+        held = _unit_bytes(unit)
+        self._total += held - self._held[unit]
+        self._held[unit] = held
+        now = self._total + self.optimizer_bytes + scratch_bytes
+        self.peak_bytes = max(self.peak_bytes, now)
+        self.peak_by_phase[phase] = max(self.peak_by_phase.get(phase, 0), now)
+
+    def start_over(self) -> None:
+        """Measure the peak anew from what is held now."""
+        self.peak_bytes = self._total + self.optimizer_bytes
+        self.peak_by_phase.clear()
+
+
+def _unit_bytes(unit: FlatUnit) -> int:
+    return storage_bytes((unit.flat, unit.shard, unit.local_grads, unit.grads))
+
+
+def census(
+    model: torch.nn.Module,
+    units: list[FlatUnit],
+    state: list[torch.Tensor],
+    excess_bytes: float,
+    peak_bytes: int,
+) -> MeasuredStates:
+    """Count the bytes of parameters, gradients and optimizer state on this rank, now.
+
+    The model's own tensors are walked beside the units' buffers, so a copy that somebody kept would be
+    counted. ``excess_bytes``: how much of ``state``, the optimizer's tensors, is beyond an even share of it.
+    """
+    own_grads = [p.grad for p in model.parameters() if type(p.grad) is torch.Tensor]
+    own_params = [p for p in model.parameters() if type(p) is torch.nn.Parameter]
+    params = storage_bytes([*own_params, *(u.flat for u in units), *(u.shard for u in units)])
+    grads = storage_bytes([*own_grads, *(u.local_grads for u in units), *(u.grads for u in units)])
+    counters = storage_bytes(t for t in state if t.dim() == 0)
+    optimizer = storage_bytes(t for t in state if t.dim() > 0)
+    params_padding = sum(_padding_bytes(u, (u.flat, u.shard)) for u in units)
+    grads_padding = sum(_padding_bytes(u, (u.local_grads, u.grads)) for u in units)
+    return MeasuredStates(
+        params_bytes=params - params_padding,
+        grads_bytes=grads - grads_padding,
+        optimizer_bytes=optimizer - excess_bytes,
+        padding_bytes=params_padding + grads_padding + excess_bytes,
+        counters_bytes=counters,
+        peak_bytes=peak_bytes,
+    )
+
+
+def _padding_bytes(unit: FlatUnit, buffers: Iterable[torch.Tensor | None]) -> float:
+    """The share of the buffers' storages that holds no parameter: the same share of a shard as of the whole
+    buffer.
+    """
+    padding_numel = unit.padded_numel - unit.numel
+    return storage_bytes(buffers) * padding_numel / unit.padded_numel if unit.padded_numel else 0.0

@@ -1,0 +1,343 @@
+"""ZeroOptimizer: the torch.optim.Optimizer that shards itself. The training loop stays the user's own.
+
+    optimizer = zerolab.ZeroOptimizer(model, torch.optim.AdamW, stage=2, lr=3e-4)
+    ...
+    loss.backward(); optimizer.step(); optimizer.zero_grad()
+
+It lays the model's parameters out in flat units, asks the stage which part of each this rank owns, and gives
+a stock optimizer the owned slices to update, one for each original parameter. `step` reads: agree on what was
+used, average, update.
+"""
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from zerolab.agreement import agree_on, agree_on_used
+from zerolab.clip import global_norm
+from zerolab.collectives import connect
+from zerolab.engine import Engine
+from zerolab.measure import MeasuredStates, census, storage_bytes
+from zerolab.probe import state_bytes_per_parameter
+from zerolab.scopes import Scope, find_scopes
+from zerolab.settings import check_settings, engaged, look_up, options, parameter_groups, signature
+from zerolab.stages.stage0 import Stage0
+from zerolab.stages.stage1 import Stage1
+from zerolab.stages.stage2 import Stage2
+from zerolab.stages.stage3 import Stage3
+from zerolab.trace import Trace
+from zerolab.unit import FlatUnit, Span
+
+STAGES = {0: Stage0, 1: Stage1, 2: Stage2, 3: Stage3}
+
+
+@dataclass(frozen=True, eq=False)
+class Slice:
+    """This rank's part of one parameter: what the local optimizer updates. Empty where the rank owns none of
+    it.
+    """
+
+    unit: FlatUnit
+    span: Span
+    part: slice
+    tensor: torch.Tensor
+    state_bytes_per_element: float
+
+    @property
+    def excess_bytes(self) -> float:
+        """Optimizer state beyond an even share, as the paper's formula counts shares; negative where it is
+        less.
+        """
+        even_numel = (
+            self.span.numel * self.unit.shard.numel() / self.unit.padded_numel if self.span.numel else 0
+        )
+        return (self.tensor.numel() - even_numel) * self.state_bytes_per_element
+
+
+class ZeroOptimizer(torch.optim.Optimizer):
+    """Data-parallel training of ``model`` with the optimizer's state, gradients and parameters sharded by
+    ``stage``.
+
+    Args:
+        model: any module; its parameters are moved into flat buffers and start as rank 0's. Buffers stay per
+        rank. optimizer_class: a torch.optim.Optimizer class with an elementwise update; ``defaults`` goes to
+        it. stage: 0 nothing sharded, 1 optimizer state, 2 and gradients, 3 and parameters. params: parameter
+        groups as any optimizer takes them; all trainable parameters by default. units: modules to gather and
+        reduce as one; the children of the outermost ModuleLists and Sequentials by default. precision:
+        "fp32". process_group: the ranks that train together; all of them by default. prefetch: scopes
+        gathered ahead of the one at work (stage 3); 0 is the synchronous textbook. reduces_in_flight:
+        reductions left under way while backward goes on; 0 waits for each.
+    Memory: see the stages, in zerolab/stages. Comm: 2Ψ a step at stages 0-2, 3Ψ at 3. Raises: ValueError and
+    TypeError for values out of bounds, with the way out; RuntimeError without a process group, or
+        where ranks hold different models.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer_class: type[torch.optim.Optimizer],
+        stage: int = 2,
+        params: Iterable | None = None,
+        units: list[nn.Module] | None = None,
+        precision: str = "fp32",
+        process_group: torch.distributed.ProcessGroup | None = None,
+        prefetch: int = 1,
+        reduces_in_flight: int = 1,
+        **defaults,
+    ):
+        check_settings(model, precision, prefetch, reduces_in_flight)
+        stage_class = look_up(STAGES, stage)
+        groups = parameter_groups(model, params)
+        state_bytes_per_parameter(optimizer_class, defaults)
+        self.model, self.trace = model, Trace()
+        self.comm = connect(process_group, self.trace)
+        self.stage = stage_class(self.comm)
+        scopes = find_scopes(model, units)
+        agree_on(
+            self.comm,
+            "the model and its optimizer",
+            signature(scopes, optimizer_class, stage_class, defaults),
+        )
+        self.units: list[FlatUnit] = []
+        for scope in scopes:
+            self._lay_out(scope)
+        self._optimizer_class, self._given = optimizer_class, defaults
+        self.local: torch.optim.Optimizer | None = None
+        self.slices: list[Slice] = []
+        super().__init__(groups, {})
+        self.defaults, self.state = self.local.defaults, self.local.state
+        self.engine = Engine(scopes, self.stage, self.trace, prefetch, reduces_in_flight)
+        engaged.add(model)
+        self.trace.next_step()
+
+    @property
+    def rank(self) -> int:
+        return self.comm.rank
+
+    @property
+    def world_size(self) -> int:
+        return self.comm.world_size
+
+    # Setting up: units, shards, slices.
+
+    def _lay_out(self, scope: Scope) -> None:
+        """Move a scope's parameters into flat units, one for each kind, start them as rank 0's, and cut them
+        up.
+
+        Unit by unit, so that at stage 3 no more than one of them is whole beside the shards.
+        """
+        kinds: dict[tuple, list[tuple[str, nn.Parameter]]] = {}
+        for name, parameter in scope.parameters:
+            kinds.setdefault((not parameter.requires_grad, parameter.dtype, parameter.device), []).append(
+                (name, parameter)
+            )
+        for (frozen, dtype, _), parameters in kinds.items():
+            name = f"{scope.name} (frozen {str(dtype).removeprefix('torch.')})" if frozen else scope.name
+            unit = FlatUnit(name, len(self.units), parameters, self.world_size)
+            self.comm.broadcast(unit.flat, unit)
+            self.stage.setup(unit)
+            scope.units.append(unit)
+            self.units.append(unit)
+
+    def add_param_group(self, param_group: dict) -> None:
+        """Optimize more of the model's parameters, as torch's own; each gets its slices of the units it lies
+        in.
+        """
+        (group,) = parameter_groups(self.model, [param_group])
+        if known := {id(p) for g in self.param_groups for p in g["params"]} & {
+            id(p) for p in group["params"]
+        }:
+            raise ValueError(
+                f"{len(known)} of the parameters are in a group already: list each parameter once"
+            )
+        cost = state_bytes_per_parameter(self._optimizer_class, self._given | options(group))
+        slices = self._cut(group["params"], cost)
+        local_group = options(group) | {"params": [each.tensor for each in slices]}
+        if self.local is None:
+            self.local = self._optimizer_class([local_group], **self._given)
+        else:
+            self.local.add_param_group(local_group)
+        self.slices += slices
+        super().add_param_group(options(self.local.param_groups[-1]) | {"params": group["params"]})
+
+    def _cut(self, parameters: list[nn.Parameter], state_bytes_per_element: float) -> list[Slice]:
+        """This rank's slice of each parameter, a view of its unit's shard; the whole of none of a frozen one."""
+        places = {id(span.parameter): (unit, span) for unit in self.units for span in unit.spans}
+        slices = []
+        for parameter in parameters:
+            unit, span = places[id(parameter)]
+            part = span.within(unit.owned.start, unit.owned.stop) if unit.trainable else slice(0, 0)
+            tensor = nn.Parameter(unit.shard[part], requires_grad=unit.trainable)
+            slices.append(Slice(unit, span, part, tensor, state_bytes_per_element))
+        return slices
+
+    # Training.
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], torch.Tensor] | None = None):
+        """Average the gradients, update what this rank owns, and share the result as the stage does.
+
+        Comm: a small message that says which parameters anybody used; then the stage's own. Raises:
+        RuntimeError on every rank, and before any parameter changes, where ranks issued different
+        collectives.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        used = self._average_grads()
+        self.trace.phase = "step"
+        for each in self.slices:
+            each.tensor.grad = each.unit.grads[each.part] if each.span in used else None
+        for mine, theirs in zip(self.param_groups, self.local.param_groups, strict=True):
+            theirs.update(options(mine))
+        self.stage.update(self.engine.trainable, self._update_slices)
+        self._finish_step()
+        return loss
+
+    def _average_grads(self) -> set[Span]:
+        """See that every gradient is reduced and divided by N, once; the spans that any rank used."""
+        self.engine.finish_grads()
+        used = agree_on_used(self.comm, self.engine.trainable)
+        for unit in self.engine.trainable:
+            unit.average()
+        return used
+
+    def _update_slices(self) -> None:
+        """The local optimizer's step, written into the trace unit by unit."""
+        events = [
+            self.trace.begin(
+                "update", unit.name, logical_bytes=0, wire_bytes=0, dtype=str(unit.dtype).removeprefix("torch."),
+                shape=tuple(unit.shard.shape), slices=unit.describe(unit.owned.start, unit.owned.stop),
+            )
+            for unit in self.engine.trainable
+        ]  # fmt: skip
+        self.local.step()
+        for event in events:
+            self.trace.finish(event)
+
+    def _finish_step(self) -> None:
+        """Let go of what the update needed, and tell autograd that the parameters changed."""
+        for each in self.slices:
+            each.tensor.grad = None
+        for unit in self.engine.trainable:
+            unit.mark_updated()
+        self.engine.gauge.optimizer_bytes = storage_bytes(self._state_tensors())
+        self.trace.next_step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients of all parameters, on this rank and so on every rank that calls it."""
+        for unit in self.engine.trainable:
+            unit.clear_grads() if set_to_none else unit.zero_grads()
+        self.engine.unreduced = True
+
+    @torch.no_grad()
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        """Scale the gradients so that their norm over all parameters and ranks is at most ``max_norm``;
+        returns it.
+
+        Every rank sums its part in double precision, the parts are added in rank order, so the norm does not
+        depend on how many ranks there are. Comm: 8 bytes a rank. Raises: ValueError for a negative max_norm
+        or norm_type.
+        """
+        if not max_norm >= 0 or not norm_type > 0:
+            raise ValueError(
+                f"max_norm is {max_norm} and norm_type {norm_type}: pass max_norm >= 0 and norm_type > 0, inf included"
+            )
+        used = self._average_grads()
+        norm = global_norm(self.comm, self._disjoint_grads(used), float(norm_type))
+        scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        for unit in self.engine.trainable:
+            unit.grads *= scale.to(unit.dtype)
+        return norm
+
+    def _disjoint_grads(self, used: set[Span]) -> list[torch.Tensor]:
+        """The used gradients in this rank's 1/N of every unit, also where the rank owns more: each counted by
+        one rank.
+        """
+        pieces = []
+        for unit in self.engine.trainable:
+            mine = self.comm.shard_range(unit.padded_numel)
+            for span in (span for span in unit.spans if span in used):
+                part = span.within(mine.start, mine.stop)
+                start = mine.start - unit.owned.start
+                pieces.append(unit.grads[start + part.start : start + part.stop])
+        return pieces
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Collect gradients without reducing them; the first backward outside reduces the sum. Memory: 4Ψ at
+        every stage.
+        """
+        return self.engine.no_sync()
+
+    # Looking inside.
+
+    def full_params(self) -> AbstractContextManager[None]:
+        """Parameters whole and usable on every rank for as long as it is open; what is written to them is
+        kept.
+
+        Collective: every rank enters. Memory: 4Ψ. Comm: Ψ at stage 3, none before.
+        """
+        return self.engine.whole()
+
+    def full_grads(self) -> dict[str, torch.Tensor]:
+        """The gradients averaged over the ranks, whole, by parameter name; parameters that nobody used are
+        left out.
+
+        Collective: every rank calls it. Memory: 4Ψ for the copies. Comm: Ψ.
+        """
+        used = self._average_grads()
+        return {
+            span.name: flat[span.offset : span.stop].view(span.shape)
+            for unit in self.engine.trainable
+            for flat in [self._whole_grads(unit)]
+            for span in unit.spans
+            if span in used
+        }
+
+    def _whole_grads(self, unit: FlatUnit) -> torch.Tensor:
+        flat = torch.zeros(unit.padded_numel, dtype=unit.dtype, device=unit.device)
+        flat[unit.owned] = unit.grads
+        self.comm.all_gather(flat, unit).wait()
+        return flat
+
+    def memory(self) -> MeasuredStates:
+        """What this rank holds now, counted from storages, by category. Call it between backward and
+        zero_grad.
+        """
+        with_state = [each for each in self.slices if each.tensor in self.local.state]
+        excess_bytes = sum(each.excess_bytes for each in with_state)
+        return census(
+            self.model, self.units, self._state_tensors(), excess_bytes, self.engine.gauge.peak_bytes
+        )
+
+    def _state_tensors(self) -> list[torch.Tensor]:
+        return [t for each in self.local.state.values() for t in each.values() if isinstance(t, torch.Tensor)]
+
+    def state_dict(self) -> dict:
+        """This rank's shard of the optimizer state, tagged so that it cannot be loaded where it does not
+        belong.
+        """
+        return self.local.state_dict() | {"zerolab": self._tag()}
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        """Take back what `state_dict` gave, on the same rank, at the same stage, world size and layout.
+
+        Raises: ValueError where the tag says that it comes from elsewhere.
+        """
+        if state_dict.get("zerolab") != self._tag():
+            raise ValueError(
+                f"this state_dict is the shard of {state_dict.get('zerolab', 'another optimizer')}, and this is "
+                f"{self._tag()}: load it on the rank and with the layout it was saved from"
+            )
+        self.local.load_state_dict({key: value for key, value in state_dict.items() if key != "zerolab"})
+        self.state = self.local.state
+        for mine, theirs in zip(self.param_groups, self.local.param_groups, strict=True):
+            mine.update(options(theirs))
+
+    def _tag(self) -> dict:
+        layout = [(unit.name, unit.numel, unit.owned.start, unit.owned.stop) for unit in self.units]
+        return {"rank": self.rank, "world_size": self.world_size, "layout": layout}

@@ -1,0 +1,108 @@
+"""What a user hands to ZeroOptimizer, checked before the model is touched: the value, the bound and the way
+out.
+"""
+
+import weakref
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from zerolab.scopes import Scope
+
+PRECISIONS = ("fp32",)
+
+engaged: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+"""Models that have a ZeroOptimizer: a second one would move the parameters away from under the first."""
+
+
+def check_settings(model: nn.Module, precision: str, prefetch: int, reduces_in_flight: int) -> None:
+    """Refuse a model that cannot be trained, and settings out of bounds. Raises: TypeError, ValueError."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is {type(model).__name__}, not a torch.nn.Module: pass the module to train")
+    if model in engaged:
+        raise ValueError("this model has a ZeroOptimizer already: use that one, or build the model anew")
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision is {precision!r}: choose from {', '.join(PRECISIONS)}")
+    for name, value in (("prefetch", prefetch), ("reduces_in_flight", reduces_in_flight)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ValueError(
+                f"{name} is {value!r}: pass a whole number, 0 to wait for each collective or more to overlap"
+            )
+    trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    if not trainable:
+        raise ValueError(
+            f"the {type(model).__name__} has no trainable parameters: build it with some, and set requires_grad_(True) "
+            "before the optimizer"
+        )
+    for name, parameter in trainable:
+        if parameter.dtype != torch.float32:
+            raise ValueError(
+                f"parameter {name} is {parameter.dtype} and precision is 'fp32': call model.float() first"
+            )
+
+
+def look_up(stages: dict, stage: int) -> type:
+    """The stage's class. Raises: ValueError for a stage that is not one."""
+    if isinstance(stage, bool) or not isinstance(stage, int) or stage not in stages:
+        raise ValueError(f"stage is {stage!r}: choose from {', '.join(map(str, stages))}")
+    return stages[stage]
+
+
+def parameter_groups(model: nn.Module, params: Iterable | None) -> list[dict]:
+    """The parameter groups in one form: dicts with a list of the model's parameters.
+
+    Accepts what torch's optimizers accept: parameters, (name, parameter) pairs, or dicts of either with their
+    options. Raises: TypeError for anything else; ValueError for a parameter that is not the model's, or none
+    at all.
+    """
+    if params is None:
+        return [{"params": [p for p in model.parameters() if p.requires_grad]}]
+    if isinstance(params, torch.Tensor):
+        raise TypeError(
+            "params is one tensor: pass a list of parameters, as in params=[weight], or leave it out"
+        )
+    entries = list(params)
+    groups = entries if entries and isinstance(entries[0], dict) else [{"params": entries}]
+    groups = [group | {"params": _parameters(group["params"])} for group in groups]
+    ours = {id(p) for p in model.parameters()}
+    for parameter in (p for group in groups for p in group["params"]):
+        if id(parameter) not in ours:
+            raise ValueError(
+                f"params holds a tensor of shape {tuple(parameter.shape)} that is not a parameter of the "
+                f"{type(model).__name__} given: take them from model.parameters() of that very model"
+            )
+    if not any(group["params"] for group in groups):
+        raise ValueError(
+            "params is empty: pass some of model.parameters(), or leave it out to train all of them"
+        )
+    return groups
+
+
+def _parameters(entries) -> list[nn.Parameter]:
+    entries = [entries] if isinstance(entries, torch.Tensor) else list(entries)
+    parameters = [entry[1] if isinstance(entry, tuple) and len(entry) == 2 else entry for entry in entries]
+    for parameter in parameters:
+        if not isinstance(parameter, nn.Parameter):
+            raise TypeError(
+                f"params holds a {type(parameter).__name__}: pass parameters, as from model.parameters()"
+            )
+    return parameters
+
+
+def options(group: dict) -> dict:
+    """A parameter group without its parameters: lr, weight decay and the rest."""
+    return {key: value for key, value in group.items() if key not in ("params", "param_names")}
+
+
+def signature(scopes: list[Scope], optimizer_class: type, stage: type, defaults: dict) -> list[str]:
+    """What must be the same on every rank, a line for each thing, so that a difference can be named."""
+    parameters = [
+        f"parameter {name} {tuple(p.shape)} {p.dtype}{'' if p.requires_grad else ' frozen'} in unit {scope.name}"
+        for scope in scopes
+        for name, p in scope.parameters
+    ]
+    keywords = [
+        f"{key}={value}" for key, value in sorted(defaults.items()) if not isinstance(value, torch.Tensor)
+    ]
+    return [f"{stage.__name__} with {optimizer_class.__name__}({', '.join(keywords)})", *parameters]
