@@ -1,0 +1,187 @@
+"""Promise: a plan says what fits and why not; a bad value is named, with its bound and the way out."""
+
+import math
+import re
+
+import pytest
+
+from zerolab import cost, memory, presets
+from zerolab.__main__ import main
+
+GPT2_XL = "--model gpt2-xl --gpus 64 --gpu-memory 32GB"
+
+
+@pytest.fixture
+def plan(capsys):
+    def ask(words: str) -> str:
+        assert main(["plan", *words.split()]) == 0
+        return capsys.readouterr().out
+
+    return ask
+
+
+def cells(text: str, label: str) -> list[str]:
+    """The four cells of the row that begins with `label`."""
+    (line,) = [line for line in text.splitlines() if line.startswith(label)]
+    return line.removeprefix(label).split()
+
+
+def test_gpt2_xl_on_64_gpus(plan):
+    text = plan(GPT2_XL)
+    assert cells(text, "= model states") == ["24.9", "6.52", "3.46", "0.389"]
+    assert cells(text, "activations (estimate)") == ["60.4"] * 4
+    assert cells(text, "fits") == ["NO"] * 4
+    assert cells(text, "to spare, or missing (-)") == ["-53.3", "-34.9", "-31.9", "-28.8"]
+    assert cells(text, "largest batch that fits") == ["3", "13", "15", "16"]
+    assert cells(text, "largest model, states alone") == ["2.00B", "7.64B", "14.4B", "128B"]
+    assert cells(text, "elements, the paper's count") == ["2Ψ", "2Ψ", "2Ψ", "3Ψ"]
+    assert "stage 0, 1, 2, 3: activations alone take 60.4 GB, and no stage shards them." in text
+    assert "With --checkpointing activations take 8.39 GB instead of 60.4 GB, and stage 1 fits." in text
+
+
+def test_checkpointing_does_what_the_advice_promised(plan):
+    text = plan(f"{GPT2_XL} --checkpointing")
+    assert cells(text, "fits") == ["NO", "yes", "yes", "yes"]
+    assert "Stage 1 is the smallest that fits, with 17.1 GB to spare." in text
+    assert "batch of 120 instead of 97" in text
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_the_largest_batch_fits_and_one_more_does_not(plan, stage):
+    batch = int(cells(plan(GPT2_XL), "largest batch that fits")[stage])
+    answers = [cells(plan(f"{GPT2_XL} --batch {b}"), "fits")[stage] for b in (batch, batch + 1)]
+    assert answers == ["yes", "NO"]
+
+
+def test_the_number_of_gpus_advised_is_the_first_that_fits(plan):
+    words = "--model llama2-70b --gpu-memory 80GiB --batch 1 --seq 4096 --checkpointing --gpus"
+    text = plan(f"{words} 8")
+    gpus = int(re.search(r"With (\d+) GPUs stage 3 fits", text)[1])
+    assert "every GPU keeps 138 GB of states whole beside 7.11 GB" in " ".join(text.split())
+    assert [cells(plan(f"{words} {n}"), "fits")[3] for n in (gpus - 1, gpus)] == ["NO", "yes"]
+
+
+def test_a_bare_size_has_no_activations(plan):
+    text = plan("--psi 7.5B --gpus 64 --gpu V100-32GB --micro-batches 4")
+    assert "activations are not counted" in text
+    assert "activations (estimate)" not in text
+    assert cells(text, "= model states") == ["120", "31.4", "16.6", "1.88"]
+    assert cells(text, "elements, the paper's count") == ["2Ψ", "2Ψ", "5Ψ", "12Ψ"]
+    assert cells(text, "GB each GPU sends per step") == ["29.5", "29.5", "73.8", "177"]  # 2 bytes, 63/64
+
+
+def test_conventions_are_chosen_and_said(plan):
+    text = plan("--psi 1B --gpus 2 --gpu T4 --precision fp32 --optimizer momentum")
+    assert "fp32: 4 + 4 + 4 bytes per parameter" in text
+    assert cells(text, "optimizer state") == ["4.00", "2.00", "2.00", "2.00"]
+    assert "2 + 4 + 6 bytes" in plan("--psi 1B --gpus 2 --gpu T4 --precision mixed_fp32_grads --k 6")
+
+
+def test_beyond_any_number_of_gpus(plan):
+    assert "More GPUs alone will not do" in plan("--model gpt3-175b --gpus 8 --gpu T4 --batch 64")
+
+
+@pytest.mark.parametrize("words", [GPT2_XL, f"{GPT2_XL} --batch 1", "--model gpt3-175b --gpus 9999 --gpu T4"])
+def test_a_plan_is_at_most_100_columns_wide(plan, words):
+    assert max(map(len, plan(words).splitlines())) <= 100
+
+
+REFUSED = {
+    "--model gpt2-xxl --gpus 4 --gpu T4": "model 'gpt2-xxl' is not known; near it: gpt2-xl",
+    "--psi 7B --gpus 4 --gpu V100": "GPU 'V100' is not known; near it: V100-16GB, V100-32GB",
+    "--psi nan --gpus 4 --gpu T4": "count is 'nan'; write a number >= 0 and one of K, M, B, T",
+    "--psi 0 --gpus 4 --gpu T4": "--psi is 0; it must be at least 1 parameter",
+    "--psi 7B --gpus 0 --gpu T4": "--gpus is 0; it must be 1 or more",
+    "--psi 7B --gpus -2 --gpu T4": "--gpus is -2; it must be 1 or more",
+    "--psi 7B --gpus 4 --gpu T4 --micro-batches 0": "--micro-batches is 0; it must be 1 or more",
+    "--psi 7B --gpus 4 --gpu-memory 32G": "size is '32G'; write a number",
+    "--psi 7B --gpus 4 --gpu-memory 0GB": "--gpu-memory is 0GB; it must be above 0",
+    "--psi 7B --gpus 4 --gpu T4 --k nan": "k is nan; it must be a finite number from 0",
+    "--psi 7B --gpus 4 --gpu T4 --precision bf16": "precision is 'bf16'; it must be one of mixed, fp32",
+    "--psi 7B --gpus 4 --gpu T4 --optimizer lion": "optimizer is 'lion'; it must be one of adam",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_the_command_refuses_in_one_line(capsys, words):
+    assert main(["plan", *words.split()]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"zerolab plan: {REFUSED[words]}")
+    assert err.count("\n") == 1
+
+
+BAD_SIZES = {ValueError: [math.nan, math.inf, -1, 10**400], TypeError: [True, "7.5B", None, 1j]}
+BAD_COUNTS = {ValueError: [0, -2, 10**30], TypeError: [True, 4.0, "4", None]}
+BAD_STAGES = {ValueError: [4, -1], TypeError: [True, "2", 2.0]}
+TAKES_SIZE = [
+    ("psi", lambda bad: memory.model_states(bad, 4, 1)),
+    ("psi", lambda bad: memory.smallest_world_size(bad, 1e9, 1)),
+    ("psi", lambda bad: cost.communication_volume(bad, 1)),
+    ("frozen_psi", lambda bad: memory.model_states(1, 4, 1, frozen_psi=bad)),
+    ("gpu_memory_bytes", lambda bad: memory.largest_model(bad, 4, 1)),
+    ("payload_bytes", lambda bad: cost.wire_bytes(bad, 4, "all_gather")),
+    ("latency_seconds", lambda bad: cost.collective_seconds(1, 4, "all_gather", bad, 1)),
+    ("bandwidth_bytes_per_second", lambda bad: cost.collective_seconds(1, 4, "all_gather", 0, bad)),
+]
+TAKES_COUNT = [
+    ("world_size", lambda bad: memory.model_states(1, bad, 1)),
+    ("world_size", lambda bad: memory.largest_model(1, bad, 1)),
+    ("world_size", lambda bad: cost.wire_bytes(1, bad, "all_gather")),
+    ("model_parallel", lambda bad: memory.largest_model(1, 1, 1, model_parallel=bad)),
+    ("micro_batches", lambda bad: cost.communication_volume(1, 2, bad)),
+    ("units", lambda bad: cost.communication_seconds(1, 1, 4, 0, 1, units=bad)),
+    ("layers", lambda bad: memory.activations(bad, 1, 1, 1)),
+]
+TAKES_STAGE = [
+    ("stage", lambda bad: memory.model_states(1, 1, bad)),
+    ("stage", lambda bad: cost.communication_volume(1, bad)),
+]
+GROUPS = [
+    (
+        TAKES_SIZE,
+        BAD_SIZES,
+        ["a finite number from 0 to 1e+24, such as 1.5e9", "give a number such as 1.5e9"],
+    ),
+    (TAKES_COUNT, BAD_COUNTS, ["a whole number from 1 to 1e+24", "give an int, 1 or more"]),
+    (TAKES_STAGE, BAD_STAGES, ["a whole number from 0 to 3", "give an int, 0 or more"]),
+]
+BAD_VALUES = [
+    pytest.param(call, bad, error, name, hints, id=f"{name}={bad!r:.8}")
+    for takers, bad_values, hints in GROUPS
+    for name, call in takers
+    for error, values in bad_values.items()
+    for bad in values
+]
+
+
+@pytest.mark.parametrize(("call", "bad", "error", "name", "hints"), BAD_VALUES)
+def test_bad_numbers_are_named_with_bound_and_way_out(call, bad, error, name, hints):
+    with pytest.raises(error) as caught:
+        call(bad)
+    message = str(caught.value)
+    assert message.startswith(f"{name} is {bad!r}")
+    assert any(hint in message for hint in hints)
+
+
+BAD_CHOICES = [
+    ("precision is 'bf16'; it must be one of mixed, fp32,", lambda: memory.model_states(1, 1, 1, "bf16")),
+    ("collective is 'gather'; it must be one of reduce_", lambda: cost.wire_bytes(1, 2, "gather")),
+    ("unit is 'Gb'; it must be one of B, kB", lambda: memory.format_bytes(1, "Gb")),
+    (
+        "bandwidth_bytes_per_second is 0; it must be above 0",
+        lambda: cost.collective_seconds(1, 2, "all_gather", 0, 0),
+    ),
+    ("segment_layers is 2; it needs checkpointing=True", lambda: memory.activations(4, 1, 1, 1, False, 2)),
+    (
+        "segment_layers is 9; it must be a whole number from 1 to 4",
+        lambda: memory.activations(4, 1, 1, 1, True, 9),
+    ),
+    ("GPU is 5, of type int; give one of T4", lambda: presets.machine(5)),
+]
+
+
+@pytest.mark.parametrize(("message", "call"), BAD_CHOICES)
+def test_bad_choices_are_answered_with_the_good_ones(message, call):
+    with pytest.raises((ValueError, TypeError), match=f"^{re.escape(message)}"):
+        call()
