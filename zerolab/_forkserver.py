@@ -1,16 +1,17 @@
-"""A process that has already imported torch, and forks itself into ranks on request.
+"""A process that has imported torch, and forks itself into ranks on request.
 
-Importing torch takes seconds; forking a process that has done so takes milliseconds. Forking the caller is
-not an option: it may have threads, CUDA and a notebook inside it, none of which survive a fork. So one small
-server is started per caller. It imports torch and nothing of ours, hence an edited zerolab is seen by the
-next launch, and it knows nothing of the caller's main module, hence a script needs no ``__main__`` guard.
+Importing torch takes seconds; forking a process that has done so takes milliseconds. Forking the caller is no
+option: it may have threads, CUDA and a notebook inside it, none of which survives a fork. So one small server
+is started per caller. It imports torch and nothing of ours, hence the next launch sees an edited zerolab. It
+knows nothing of the caller's main module, hence a script needs no ``__main__`` guard.
 
-This file is both ends. Run as a script it is the server, which must not import zerolab; imported, it offers
-``ForkServer``, the caller's end. They talk over one socket pair that only they hold: when the caller dies,
-however it dies, the server reads the end of that stream, kills every rank, removes their files and exits."""
+It runs as a script, so it must not import zerolab. It talks with the caller's end (_forkclient.py) over a
+socket pair that only they hold: when the caller dies, however it dies, the server reads the end of that
+stream, kills every rank, removes their files and exits.
+"""
 
-import atexit
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -20,9 +21,7 @@ import shutil
 import signal
 import socket
 import struct
-import subprocess
 import sys
-import threading
 import time
 import types
 from typing import NamedTuple
@@ -47,84 +46,6 @@ def send_event(events: int, kind: int, rank: int, value: int = 0) -> None:
     """Write one event, stamped with the clock that all processes of a machine share."""
     with contextlib.suppress(BrokenPipeError):  # the caller stopped listening: nobody to tell
         os.write(events, EVENT.pack(kind, rank, value, time.monotonic()))
-
-
-class ForkServer:
-    """The caller's end: starts the server, asks it for ranks, has it signal them."""
-
-    def __init__(self) -> None:
-        self.owner = os.getpid()
-        self._lock = threading.Lock()
-        self._launches = 0
-        self.socket, theirs = socket.socketpair()
-        with theirs:
-            environment = {"OPENBLAS_NUM_THREADS": "1"} | dict(os.environ)  # a forking process has one thread
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", __file__, str(theirs.fileno()), json.dumps(sys.path)],
-                pass_fds=[theirs.fileno()],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,  # the terminal's Ctrl-C is the caller's to handle
-            )
-
-    @property
-    def pid(self) -> int:
-        """The server's process id; every rank is a child of it."""
-        return self._process.pid
-
-    def usable(self) -> bool:
-        """Whether this server is ours (not inherited through a fork) and alive."""
-        return self.owner == os.getpid() and self._process.poll() is None
-
-    def launch(self, world_size: int, directory: str, fds: list[int]) -> int:
-        """Ask for `world_size` ranks that read their job in `directory`; returns the launch's number.
-
-        `fds`: the event pipe's write end, the lifeline's read end, rank 0's stdout and stderr.
-        """
-        path = os.fsencode(directory)
-        with self._lock:
-            self._launches += 1
-            request = REQUEST.pack(LAUNCH, self._launches, world_size, len(path))
-            socket.send_fds(self.socket, [request], fds)
-            self.socket.sendall(path)
-            return self._launches
-
-    def signal(self, launch: int, rank: int, number: int) -> None:
-        """Signal a rank; the server knows whether it still exists, so a recycled process id is never hit."""
-        with self._lock, contextlib.suppress(BrokenPipeError):
-            self.socket.sendall(REQUEST.pack(SIGNAL, launch, rank, number))
-
-    def close(self) -> None:
-        """End the server, and with it every rank."""
-        self.socket.close()
-        if self.owner == os.getpid():
-            self._process.wait()
-
-
-_current: ForkServer | None = None
-_current_lock = threading.Lock()
-
-
-def current() -> ForkServer:
-    """This process's server, started on first use and again if it died."""
-    global _current
-    with _current_lock:
-        if _current is None or not _current.usable():
-            if _current is not None:
-                _current.close()
-            _current = ForkServer()
-        return _current
-
-
-def shut_down() -> None:
-    """End this process's server if there is one."""
-    if _current is not None:
-        _current.close()
-
-
-atexit.register(shut_down)
-# A forked copy of the caller must not hold the socket: the server would not see the caller die.
-os.register_at_fork(after_in_child=lambda: _current and _current.socket.close())
 
 
 class Child(NamedTuple):
@@ -206,6 +127,7 @@ class Server:
             sys.modules["__main__"] = types.ModuleType("__main__")
             with open(os.path.join(directory, "job"), "rb") as file:
                 job = pickle.load(file)
+            os.chdir(job["cwd"])
             sys.path[:] = job["sys_path"]
             importlib.invalidate_caches()
             from zerolab._rank import run  # the first import of zerolab in this process: today's source
@@ -249,8 +171,11 @@ def main(control_fd: str, path: str) -> None:
     """The server process: import torch, then serve."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.path[:] = json.loads(path)
-    with contextlib.suppress(ImportError):  # without torch each rank says so itself, and better
+    with contextlib.suppress(
+        Exception
+    ):  # where torch cannot be imported each rank says so itself, and better
         import torch._dynamo  # noqa: F401  an optimizer's first step imports it: a second per rank, saved here
+    gc.freeze()  # collections in a rank then leave the shared pages shared
     with socket.socket(fileno=int(control_fd)) as control:
         Server(control).run()
 

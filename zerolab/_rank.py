@@ -16,6 +16,7 @@ import traceback
 from typing import NoReturn
 
 from zerolab import _forkserver
+from zerolab._output import redirect_output
 from zerolab.rendezvous import use_loopback
 
 # Asks a rank for its stack. faulthandler answers even while C code holds the interpreter.
@@ -54,24 +55,6 @@ def run(
     os._exit(0)
 
 
-def redirect_output(rank: int, directory: str, stdout: int, stderr: int) -> None:
-    """Rank 0 writes to the launcher's pipes, the others to files that are shown when all is over."""
-    sources = [os.open(os.devnull, os.O_RDONLY), stdout, stderr]
-    if rank != 0:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        files = (os.path.join(directory, f"{name}-{rank}") for name in ("stdout", "stderr"))
-        sources[1:] = [os.open(file, flags) for file in files]
-    for target, source in enumerate(sources):
-        os.dup2(source, target)
-    for fd in {*sources, stdout, stderr} - {0, 1, 2}:
-        os.close(fd)
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115
-    for name, fd in (("stdout", 1), ("stderr", 2)):
-        stream = open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
-        setattr(sys, name, stream)
-        setattr(sys, f"__{name}__", stream)
-
-
 def exit_with_launcher(lifeline: int) -> NoReturn:
     """Wait for the launcher to let go of the lifeline, by intent or by dying, and end this process."""
     os.read(lifeline, 1)
@@ -103,7 +86,7 @@ def call(rank: int, job: dict, directory: str) -> None:
 
 
 def enter_world(rank: int, job: dict) -> None:
-    """Today's environment, directory and notebook cells, whenever the fork server was started."""
+    """Today's environment and notebook cells, whenever the fork server was started."""
     os.environ.clear()
     os.environ.update(job["environ"])
     identity = {
@@ -113,7 +96,6 @@ def enter_world(rank: int, job: dict) -> None:
         "LOCAL_WORLD_SIZE": job["world_size"],
     }
     os.environ.update({name: str(value) for name, value in identity.items()})
-    os.chdir(job["cwd"])
     linecache.cache.update(job["sources"])  # tracebacks show the lines of notebook cells
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # forks share numpy's state, which fresh processes would not

@@ -1,6 +1,5 @@
 """One launch as its caller sees it: start, listen, decide, stop, clean up."""
 
-import codecs
 import contextlib
 import io
 import os
@@ -8,7 +7,6 @@ import pickle
 import selectors
 import shutil
 import signal
-import sys
 import tempfile
 import threading
 import time
@@ -17,7 +15,9 @@ from typing import Any
 
 from zerolab import _rank, _stacks
 from zerolab._failures import Failure, LaunchTimeout, WorkerError, first_cause, name_ranks
-from zerolab._forkserver import DIED, DONE, EVENT, FAILED, NOT_STARTED, STARTED, Event, ForkServer
+from zerolab._forkclient import ForkServer
+from zerolab._forkserver import DIED, DONE, EVENT, FAILED, NOT_STARTED, STARTED, Event
+from zerolab._output import Relay
 
 START_SECONDS = 60.0  # for the fork server to import torch; a launch's own timeout starts when its ranks do
 GRACE_SECONDS = 0.5  # after a failure, for one that happened before it and is told after it
@@ -79,8 +79,9 @@ class Launch:
 
     def pipe(self) -> tuple[io.FileIO, io.FileIO]:
         """A pipe whose ends are closed with this launch, if not before."""
-        read, write = (open(fd, mode, buffering=0) for fd, mode in zip(os.pipe(), ("rb", "wb"), strict=True))
-        return self.cleanup.enter_context(read), self.cleanup.enter_context(write)
+        read, write = os.pipe()
+        enter = self.cleanup.enter_context
+        return enter(open(read, "rb", buffering=0)), enter(open(write, "wb", buffering=0))
 
     def watch(self, source: Any, callback: Callable[[], bool]) -> None:
         """Have `callback` called whenever `source` can be read; it returns False to be called no more."""
@@ -186,9 +187,13 @@ class Launch:
         end = time.monotonic() + DUMP_SECONDS
         while time.monotonic() < end:
             self.listen(lambda: False, LOOK_SECONDS)
-            before, sizes = sizes, [os.path.getsize(self.path(f"stacks-{rank}")) for rank in ranks]
+            before, sizes = sizes, [self.size(f"stacks-{rank}") for rank in ranks]
             if before == sizes and all(sizes):
                 return
+
+    def size(self, name: str) -> int:
+        """How long a file of this launch is; 0 where it does not exist."""
+        return os.path.getsize(self.path(name)) if os.path.exists(self.path(name)) else 0
 
     def stack(self, rank: int) -> list[list[_stacks.Frame]]:
         """The stacks of a rank's threads, as it last wrote them."""
@@ -229,29 +234,6 @@ class Launch:
             for name in ("stdout", "stderr"):
                 with contextlib.suppress(FileNotFoundError), open(self.path(f"{name}-{rank}"), "rb") as file:
                     Relay(file, name).drain()
-
-
-class Relay:
-    """Shows what a rank wrote in the stream of that name here, which in a notebook is no file."""
-
-    def __init__(self, source: io.RawIOBase, name: str) -> None:
-        self.source, self.name = source, name
-        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def pass_on(self) -> bool:
-        """Show what there is now; False where there is nothing, or nothing more."""
-        data = self.source.read(65536)
-        text = self.decoder.decode(data or b"", final=data == b"")
-        if text:
-            stream = getattr(sys, self.name)
-            stream.write(text)
-            stream.flush()
-        return bool(data)
-
-    def drain(self) -> None:
-        """Show all that is there."""
-        while self.pass_on():
-            pass
 
 
 @contextlib.contextmanager

@@ -10,10 +10,11 @@ import math
 import os
 import sys
 from collections.abc import Callable
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from zerolab import _forkserver, _rank
+from zerolab import _forkclient, _rank
 from zerolab._failures import LaunchTimeout, WorkerError
 from zerolab._payload import pickle_payload
 from zerolab._watch import Launch
@@ -45,9 +46,9 @@ def launch(
     """
     check_arguments(fn, world_size, timeout)
     payload = pickle_payload(fn, args, kwargs)
-    server = _forkserver.current()  # imports torch while this process does
+    server = _forkclient.current()  # imports torch while this process does
     job = {
-        "world_size": world_size,
+        "world_size": int(world_size),
         "backend": choose_backend(backend, world_size),
         "threads": threads_per_rank(world_size),
         "sys_path": list(sys.path),
@@ -63,8 +64,8 @@ def check_arguments(fn: Any, world_size: Any, timeout: Any) -> None:
     """Refuse, before anything is started, what cannot work."""
     if _rank.current is not None:
         raise RuntimeError(
-            f"launch was called inside rank {_rank.current} of a launch; call it from the process that starts "
-            "the ranks, and use torch.distributed.new_group for a subset of them"
+            f"launch was called inside rank {_rank.current} of a launch; call it from the process that "
+            "starts the ranks, and use torch.distributed.new_group for a subset of them"
         )
     if not hasattr(os, "fork"):
         raise RuntimeError("launch needs fork, which this system lacks; on Windows use WSL")
@@ -72,7 +73,7 @@ def check_arguments(fn: Any, world_size: Any, timeout: Any) -> None:
         raise TypeError(
             f"fn must be a function that every rank calls, got {fn!r}; write launch(fn, world_size, ...)"
         )
-    if isinstance(world_size, bool) or not isinstance(world_size, int):
+    if isinstance(world_size, bool) or not isinstance(world_size, Integral):
         raise TypeError(f"world_size must be an int, the number of processes, got {world_size!r}")
     most = max_world_size()
     if not 1 <= world_size <= most:
@@ -82,7 +83,7 @@ def check_arguments(fn: Any, world_size: Any, timeout: Any) -> None:
         )
     if timeout is None:
         return
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
+    if isinstance(timeout, bool) or not isinstance(timeout, Real):
         raise TypeError(f"timeout must be a number of seconds or None, got {timeout!r}")
     if not (math.isfinite(timeout) and timeout > 0):
         raise ValueError(f"timeout must be positive and finite, got {timeout!r}; None means no deadline")

@@ -2,7 +2,7 @@
 
 import os
 import re
-import sys
+import socket
 import zlib
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -176,4 +176,6 @@ def init_process_group() -> None:
 
 def use_loopback(environment: dict[str, str]) -> None:
     """Keep gloo on this machine: it works without a network then, and whatever its name resolves to."""
-    environment.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    for _, name in socket.if_nameindex():
+        if name in ("lo", "lo0"):
+            environment.setdefault("GLOO_SOCKET_IFNAME", name)
