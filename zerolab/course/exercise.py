@@ -70,7 +70,7 @@ class Attempt:
         return sum(message.nbytes for message in self.messages[rank])
 
 
-def attempt(fn: Callable, inputs: Sequence[tuple], timeout: float = 8.0) -> Attempt:
+def attempt(fn: Callable, inputs: Sequence[tuple], timeout: float = 6.0) -> Attempt:
     """Call fn(*inputs[rank]) on one process per entry of `inputs`, and say what became of it.
 
     A function that raises, or that never returns, is an answer too: `failure` then says so in a sentence

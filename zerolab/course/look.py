@@ -47,6 +47,12 @@ def rank_colour(rank: int) -> str:
     return _RANK_COLOURS[rank % len(_RANK_COLOURS)]
 
 
+def ink_on(colour: str) -> str:
+    """Black or white, whichever is read more easily on a colour."""
+    red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
+    return "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 140 else INK
+
+
 def paint(draw: Draw, height: float, values: dict) -> tuple[bytes, str]:
     """Run `draw(figure, **values)` in the course's style and return the PNG with its alt text.
 
