@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from numbers import Integral, Real
 
-MOST = 1e24  # far above any machine and model; it keeps the arithmetic below clear of float overflow
+_MOST = 1e24  # far above any machine and model; it keeps the arithmetic below clear of float overflow
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,7 @@ class Precision:
 
     params_bytes: int
     grads_bytes: int
-    master_bytes: (
-        int  # the fp32 copy that the optimizer updates; none where the parameters are fp32 themselves
-    )
+    master_bytes: int  # the fp32 copy that the optimizer updates; none where parameters are fp32 themselves
     meaning: str
 
 
@@ -155,8 +153,7 @@ def activations(
     A segment is floor(sqrt(layers)) layers unless told. GPT-2 1.5B at batch 32, sequence 1024: 60.4 GB, with
     checkpointing 8.4 GB; the paper says "about 60" and "about 8", and gives no formula for the second.
 
-    Left out: attention scores and dropout masks (they grow with seq squared unless attention is fused), the
-    logits (batch x seq x vocabulary), and what other layers do differently. Take it for the scale.
+    Left out: logits, dropout masks, attention scores (seq squared, unless fused); take it for the scale.
 
     Source: 12 x hidden x batch x seq x layers is ZeRO §3.2, footnote (arXiv:1910.02054); segments of
         sqrt(layers) are Chen et al. (arXiv:1604.06174), cited there; adding the two terms up is ours.
@@ -226,12 +223,12 @@ def _number(name: str, value: float) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         way_out = "give a number such as 1.5e9 (parse_count and parse_bytes make one of text)"
         raise TypeError(f"{name} is {value!r}, of type {type(value).__name__}; {way_out}")
-    if not 0 <= value <= MOST:  # false for NaN as well
-        raise ValueError(f"{name} is {value}; it must be a finite number from 0 to {MOST:g}, such as 1.5e9")
+    if not 0 <= value <= _MOST:  # false for NaN as well
+        raise ValueError(f"{name} is {value}; it must be a finite number from 0 to {_MOST:g}, such as 1.5e9")
     return value
 
 
-def _whole(name: str, value: int, least: int = 1, most: float = MOST) -> int:
+def _whole(name: str, value: int, least: int = 1, most: float = _MOST) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name} is {value!r}, of type {type(value).__name__}; give an int, {least} or more")
     if not least <= value <= most:
