@@ -178,6 +178,17 @@ class NextKind:
         return entropy(KIND_OF_BYTE[self.bytes.long()].tolist())
 
 
+def training_and_held_out(context: int | None, batch_size: int, seed: int) -> list[NextByte] | list[NextKind]:
+    """The data set over the training text and the one over the rest; bytes for a model with a context.
+
+    A model without one gets the eight characters of a softmax regression.
+    """
+    parts = split(text())
+    if context is None:
+        return [NextKind(part, batch_size, seed) for part in parts]
+    return [NextByte(part, context, batch_size, seed) for part in parts]
+
+
 def _draw(seed: int, step: int, rank: int, bound: int, count: int) -> Tensor:
     """`count` positions below `bound`, a function of (seed, step, rank) alone, on every machine alike.
 

@@ -1,0 +1,190 @@
+"""The promise: the training program trains, says the same on every rank, and leaves nothing half-done."""
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import zerolab
+from zerolab import data, models, train
+from zerolab.__main__ import main
+
+ROOT = Path(zerolab.__file__).parents[1]
+EPOCH = re.compile(r"rank (\d)  epoch +(\d+)  loss (\d+\.\d+)")
+
+
+def run(*command: str) -> subprocess.CompletedProcess:
+    """Run Python as a user would, with the package importable and no launcher's variables around."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    environment["PYTHONPATH"] = str(ROOT)
+    return subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True)
+
+
+def losses_by_rank(output: str) -> dict[int, list[float]]:
+    found = {}
+    for rank, epoch, loss in EPOCH.findall(output):
+        losses = found.setdefault(int(rank), [])
+        losses.append(float(loss))
+        assert len(losses) == int(epoch)
+    return found
+
+
+# --- the two runs of the README ---
+
+
+def test_both_ranks_of_logistic_print_the_same_falling_loss_and_the_trace_shows_the_partition(tmp_path):
+    trace = tmp_path / "trace.txt"
+    flags = "--model logistic --stage 1 --world-size 2 --epochs 10 --steps 10 --batch 128"
+    done = run("-m", "zerolab", "train", *flags.split(), "--trace", str(trace))
+    assert done.returncode == 0, done.stderr
+    losses = losses_by_rank(done.stdout)
+    assert losses.keys() == {0, 1} and len(losses[0]) == 10
+    assert losses[0] == losses[1]
+    assert all(later < earlier for earlier, later in zip(losses[0], losses[0][1:], strict=False))
+
+    first, second = trace.read_text().split("\nrank 1\n")
+    assert first.startswith("rank 0\n")
+    updates = {rank: update_slices(text) for rank, text in ((0, first), (1, second))}
+    assert updates == {0: {"weight[0:3936]"}, 1: {"weight[3936:7840]", "bias[0:10]"}}
+    assert os.listdir(tmp_path) == ["trace.txt"]
+
+
+def update_slices(text: str) -> set[str]:
+    """The parameter slices listed below the trace's lines about updates."""
+    slices, inside = set(), False
+    for line in text.splitlines():
+        if re.fullmatch(r" {5,}\S+\[\d+:\d+\].*", line):
+            slices |= set(re.findall(r"\S+\[\d+:\d+\]", line)) if inside else set()
+        else:
+            inside = " update " in line
+    return slices
+
+
+def test_torchrun_runs_the_same_program():
+    launcher = "-m torch.distributed.run --standalone --nproc-per-node 2 -m zerolab train"
+    flags = "--model gpt-tiny --stage 3 --steps 4 --batch 2"
+    done = run(*launcher.split(), *flags.split())
+    assert done.returncode == 0, done.stderr
+    losses = losses_by_rank(done.stdout)
+    assert losses.keys() == {0, 1} and losses[0] == losses[1]
+    for expected in ("sample:", "tokens/s", "memory of rank 0", "traffic of rank 0", "unigram entropy"):
+        assert done.stdout.count(expected) == 1, f"{expected!r} is rank 0's alone to print"
+
+
+# --- the loop ---
+
+
+def run_short(config: train.Config) -> list[float]:
+    """On a rank: the loop, with less to do after it."""
+    train.SAMPLE_NUMEL, train.EVALUATION_BATCHES = 4, 1
+    return train.train(config)
+
+
+def test_the_loss_of_a_short_gpt_run_falls():
+    config = replace(train.RECIPES["gpt-tiny"], stage=3, steps=30, batch=4)
+    first, second = zerolab.launch(run_short, 2, config)
+    assert first == second and len(first) == 30
+    assert sum(first[-5:]) < sum(first[:5]) - 5
+
+
+def test_losses_are_those_of_one_process_that_sees_every_ranks_batches():
+    config = replace(train.RECIPES["logistic"], stage=2, epochs=2, steps=5, batch=32)
+    losses, _ = zerolab.launch(run_short, 2, config)
+
+    torch.manual_seed(config.seed)
+    model = models.make("logistic")
+    optimizer = torch.optim.SGD(model.parameters(), lr=config.lr, momentum=0.9)
+    training, _ = data.training_and_held_out(None, config.batch, config.seed)
+    expected = []
+    for step in list(range(5)) * 2:
+        loss = sum(model(*training.batch(step, rank)) for rank in range(2)) / 2
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        expected.append(loss.item())
+    assert losses == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", train.OPTIMIZERS)
+def test_every_optimizer_offered_trains(name):
+    config = replace(train.RECIPES["logistic"], optimizer=name, lr=1e-3, epochs=1, steps=3, batch=8)
+    (losses,) = zerolab.launch(run_short, 1, config)
+    assert len(losses) == 3
+
+
+# --- bad input ---
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        ("--stage 4", r"--stage: invalid choice: 4 \(choose from 0, 1, 2, 3\)"),
+        ("--model gpt-9000", r"--model: invalid choice: 'gpt-9000' \(choose from .*gpt-tiny"),
+        ("--optimizer lbfgs", r"--optimizer: invalid choice: 'lbfgs' \(choose from .*adamw"),
+        ("--world-size 0", r"--world-size: '0' must be of type int, from 1 to"),
+        ("--world-size two", r"--world-size: 'two' must be of type int, from 1 to"),
+        ("--steps 1.5", r"--steps: '1.5' must be of type int, from 1 to"),
+        ("--epochs -3", r"--epochs: '-3' must be of type int, from 1 to"),
+        ("--batch 0", r"--batch: '0' must be of type int, from 1 to"),
+        ("--seed -1", r"--seed: '-1' must be of type int, from 0 to"),
+        ("--lr nan", r"--lr: 'nan' must be of type float, from 0 to"),
+        ("--lr inf", r"--lr: 'inf' must be .* to 2\*\*63"),
+        ("--clip -1", r"--clip: '-1' must be of type float, from 0 to"),
+        ("--prefetch -1", r"--prefetch: '-1' must be of type int, from 0 to"),
+        (
+            "--trace no/such/trace.txt",
+            r"--trace: 'no/such/trace.txt' must be a file in a directory that exists",
+        ),
+        ("--trace .", r"--trace: '.' must be a file in a directory that exists"),
+    ],
+)
+def test_a_bad_flag_is_named_with_its_bound_before_anything_starts(flags, complaint, capsys, monkeypatch):
+    monkeypatch.setattr(train, "launch", lambda *args: pytest.fail("ranks were started"))
+    with pytest.raises(SystemExit) as stopped:
+        main(["train", *flags.split()])
+    assert stopped.value.code == 2
+    assert re.search(complaint.replace("'", "['\"]?"), capsys.readouterr().err)
+
+
+def test_a_world_size_that_contradicts_the_launcher_is_refused(capsys, monkeypatch):
+    torchrun = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    for name, value in torchrun.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(train, "init_process_group", lambda: pytest.fail("joined a group"))
+    assert main(["train", "--world-size", "3"]) == 2
+    assert "--world-size=3, but 2 ranks were launched; leave the flag out" in capsys.readouterr().err
+
+
+def test_a_rank_that_fails_is_reported_and_no_trace_is_written(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(train, "train", fail)
+    assert main(["train", "--trace", str(tmp_path / "trace.txt")]) == 1
+    assert "no steps for rank 1" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == []
+
+
+def fail(config: train.Config) -> None:
+    if torch.distributed.get_rank() == 1:
+        raise RuntimeError("no steps for rank 1")
+
+
+def test_a_trace_that_cannot_be_finished_leaves_the_old_file_and_nothing_else(tmp_path):
+    trace = tmp_path / "trace.txt"
+    trace.write_text("old")
+    assert zerolab.launch(write_and_fail, 1, trace) == ["disk full"]
+    assert trace.read_text() == "old" and os.listdir(tmp_path) == ["trace.txt"]
+
+
+def write_and_fail(path: Path) -> str:
+    def replace(source, target):
+        raise OSError("disk full")
+
+    os.replace = replace
+    try:
+        train.write_trace(path, "new")
+    except OSError as error:
+        return str(error)
