@@ -3,6 +3,7 @@
 ``./zero`` runs here among stub tools: a Python that only notes how it was called, and fails as told.
 """
 
+import ast
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -127,6 +129,25 @@ def test_what_the_package_needs_is_pinned_within_its_range():
     }
 
 
+def imported(files: Iterable[Path]) -> set[str]:
+    """The packages, neither ours nor Python's own, that these files import anywhere."""
+    nodes = [node for path in files for node in ast.walk(ast.parse(path.read_text("utf-8"), str(path)))]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+    return {name.split(".")[0].lower() for name in names} - {"zerolab"} - set(sys.stdlib_module_names)
+
+
+def test_what_is_imported_is_declared():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    needs, course_needs = (
+        {Requirement(line).name for line in lines}
+        for lines in (project["dependencies"], project["optional-dependencies"]["course"])
+    )
+    course = set((ROOT / "zerolab/course").rglob("*.py"))
+    assert imported(set((ROOT / "zerolab").rglob("*.py")) - course) <= needs
+    assert imported(course) <= needs | course_needs
+
+
 def test_binder_takes_the_same_versions_and_the_cpu_build():
     ours, binder = pins("requirements.txt"), pins("binder/requirements.txt")
     assert binder.pop("torch") == ours["torch"] + "+cpu"
@@ -196,7 +217,9 @@ def test_zerolab_torch_cpu_takes_the_cpu_build_from_binders_index(machine: Machi
     calls = machine.zero("verify", ZEROLAB_TORCH="cpu")[2]
     first, second = [call for call in calls if "pip install" in call]
     if sys.platform == "linux":
-        assert first.endswith(f"--no-deps --extra-index-url {index} torch=={pins('requirements.txt')['torch']}+cpu")
+        assert first.endswith(
+            f"--no-deps --extra-index-url {index} torch=={pins('requirements.txt')['torch']}+cpu"
+        )
     assert second.endswith("-r requirements.txt -e .")
     assert machine.zero("verify")[2] == ["-c ", "-m zerolab verify"], "the choice is remembered"
     assert any("-m venv" in call for call in machine.zero("verify", ZEROLAB_TORCH="default")[2])
