@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 
 from zerolab.collectives import Comm
-from zerolab.unit import FlatUnit, Span
+from zerolab.span import Span
+from zerolab.unit import FlatUnit
 
 
 def agree_on(comm: Comm, what: str, lines: list[str]) -> None:
@@ -35,7 +36,7 @@ def agree_on_used(comm: Comm, units: list[FlatUnit]) -> set[Span]:
     """
     issued = [f"{event.op} of {event.unit}" for event in comm.trace.step(comm.trace.step_number)]
     spans = [(unit, span) for unit in units for span in unit.spans]
-    mask = torch.tensor([span in unit.used for unit, span in spans], dtype=torch.uint8)
+    mask = torch.tensor([span in unit.grads.used for unit, span in spans], dtype=torch.uint8)
     digest = _digest(issued)
     rows = comm.exchange(torch.cat([digest, mask]))
     _refuse_difference(comm, "the step's collectives", issued, rows[:, : len(digest)])
@@ -50,7 +51,7 @@ def _digest(lines: list[str]) -> torch.Tensor:
 
 
 def _refuse_difference(comm: Comm, what: str, lines: list[str], digests: torch.Tensor) -> None:
-    """Raise on every rank where the digests differ. All see the same rows, so all go on to compare the lines."""
+    """Raise on every rank where the digests differ. All see the same rows, so all compare the lines."""
     if bool((digests == digests[0]).all()):
         return
     every: list[list[str]] = [[] for _ in range(comm.world_size)]
@@ -59,6 +60,6 @@ def _refuse_difference(comm: Comm, what: str, lines: list[str], digests: torch.T
     pairs = itertools.zip_longest(every[0], every[other], fillvalue="nothing")
     place, (ours, theirs) = next((index, pair) for index, pair in enumerate(pairs) if pair[0] != pair[1])
     raise RuntimeError(
-        f"ranks disagree about {what}, first at number {place}: rank 0 has {ours}, rank {other} has {theirs}. "
-        "Every rank must build the same model and optimizer, and take the same path through them"
+        f"ranks disagree about {what}, first at number {place}: rank 0 has {ours}, rank {other} has "
+        f"{theirs}. Every rank must build the same model and optimizer, and take the same path through them"
     )

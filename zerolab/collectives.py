@@ -33,8 +33,8 @@ class Subject(Protocol):
     index: int
     numel: int
 
-    def describe(self, start: int, stop: int) -> tuple[str, ...]:
-        """The parameter slices in ``flat[start:stop]``."""
+    def describe(self, piece: slice) -> tuple[str, ...]:
+        """The parameter slices in that piece of the flat buffer."""
 
 
 @dataclass
@@ -125,10 +125,7 @@ class Comm(ABC):
         """
         rows = message.new_empty((self.world_size, *message.shape))
         wire_bytes = message.nbytes * (self.world_size - 1)
-        event = self.trace.begin(
-            "exchange", "all", logical_bytes=0, wire_bytes=wire_bytes, dtype=_short(message),
-            shape=tuple(message.shape), phase=CONTROL,
-        )  # fmt: skip
+        event = self.trace.begin("exchange", "all", message, wire_bytes=wire_bytes, phase=CONTROL)
         if self.world_size > 1:
             _all_gather_single(rows.view(-1), message.view(-1), group=self.control)
         else:
@@ -137,11 +134,13 @@ class Comm(ABC):
         return rows
 
     def _begin(self, op: str, flat: torch.Tensor, unit: Subject, passes: int) -> Event:
-        """Open the event; ``passes`` is how often the paper counts the payload: 2 for an all-reduce."""
-        return self.trace.begin(
-            op, unit.name, logical_bytes=passes * unit.numel * flat.element_size(), wire_bytes=0,
-            dtype=_short(flat), shape=tuple(flat.shape), slices=unit.describe(0, flat.numel()),
-        )  # fmt: skip
+        """Open the event. ``passes`` is how often the paper counts the payload: 2 for an all-reduce.
+
+        The slices noted are those this rank answers for: the part of the sum it is left with, the part it gives.
+        """
+        mine = self.shard_range(flat.numel()) if passes == 1 else slice(0, flat.numel())
+        logical_bytes = passes * unit.numel * flat.element_size()
+        return self.trace.begin(op, unit.name, flat, unit.describe(mine), logical_bytes=logical_bytes)
 
 
 @final
@@ -301,8 +300,3 @@ def connect(group: dist.ProcessGroup | None, trace: Trace) -> Comm:
     control_backend = "gloo" if backend == "nccl" else backend
     control = dist.new_group(list(members), backend=control_backend, use_local_synchronization=True)
     return NativeComm(group, trace, control)
-
-
-def _short(tensor: torch.Tensor) -> str:
-    """The dtype without "torch."."""
-    return str(tensor.dtype).removeprefix("torch.")

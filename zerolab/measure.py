@@ -16,32 +16,31 @@ from zerolab.unit import FlatUnit
 
 @dataclass(frozen=True)
 class MeasuredStates:
-    """Bytes one rank holds. Category by category they equal `zerolab.memory.model_states`; the rest is
+    """Bytes one rank holds, category by category what `zerolab.memory.model_states` says, and the rest
     itemised.
 
-    ``padding_bytes`` is alignment and tail, an even 1/N of it wherever a buffer is sharded; where optimizer
-    state follows the parameters' real edges instead, the difference to an even share stands here too and may
-    be negative. ``peak_bytes`` is the most the engine held at once since the last step, buffers in flight
-    included.
+    Attributes:
+        params_bytes, grads_bytes, optimizer_bytes: without padding; these equal the formula. padding_bytes:
+        alignment and tail, of which every rank has an even share. uneven_bytes: optimizer state beyond an
+        even share, because it follows the real elements a rank owns and
+            padding has none; over all ranks it adds up to zero.
+        counters_bytes: scalars such as Adam's step, one for each parameter.
+        peak_bytes: the most that was held at once since construction, buffers of messages in flight included.
     """
 
     params_bytes: float
     grads_bytes: float
     optimizer_bytes: float
     padding_bytes: float
+    uneven_bytes: float
     counters_bytes: int
     peak_bytes: int
 
     @property
     def total_bytes(self) -> float:
         """Everything that is held now: the sum of all storages."""
-        return (
-            self.params_bytes
-            + self.grads_bytes
-            + self.optimizer_bytes
-            + self.padding_bytes
-            + self.counters_bytes
-        )
+        states = self.params_bytes + self.grads_bytes + self.optimizer_bytes
+        return states + self.padding_bytes + self.uneven_bytes + self.counters_bytes
 
 
 def storage_bytes(tensors: Iterable[torch.Tensor | None]) -> int:
@@ -75,14 +74,9 @@ class Gauge:
         self.peak_bytes = max(self.peak_bytes, now)
         self.peak_by_phase[phase] = max(self.peak_by_phase.get(phase, 0), now)
 
-    def start_over(self) -> None:
-        """Measure the peak anew from what is held now."""
-        self.peak_bytes = self._total + self.optimizer_bytes
-        self.peak_by_phase.clear()
-
 
 def _unit_bytes(unit: FlatUnit) -> int:
-    return storage_bytes((unit.flat, unit.shard, unit.local_grads, unit.grads))
+    return storage_bytes((unit.flat, unit.shard, unit.grads.local, unit.grads.reduced))
 
 
 def census(
@@ -100,16 +94,17 @@ def census(
     own_grads = [p.grad for p in model.parameters() if type(p.grad) is torch.Tensor]
     own_params = [p for p in model.parameters() if type(p) is torch.nn.Parameter]
     params = storage_bytes([*own_params, *(u.flat for u in units), *(u.shard for u in units)])
-    grads = storage_bytes([*own_grads, *(u.local_grads for u in units), *(u.grads for u in units)])
+    grads = storage_bytes([*own_grads, *(u.grads.local for u in units), *(u.grads.reduced for u in units)])
     counters = storage_bytes(t for t in state if t.dim() == 0)
     optimizer = storage_bytes(t for t in state if t.dim() > 0)
     params_padding = sum(_padding_bytes(u, (u.flat, u.shard)) for u in units)
-    grads_padding = sum(_padding_bytes(u, (u.local_grads, u.grads)) for u in units)
+    grads_padding = sum(_padding_bytes(u, (u.grads.local, u.grads.reduced)) for u in units)
     return MeasuredStates(
         params_bytes=params - params_padding,
         grads_bytes=grads - grads_padding,
         optimizer_bytes=optimizer - excess_bytes,
-        padding_bytes=params_padding + grads_padding + excess_bytes,
+        padding_bytes=params_padding + grads_padding,
+        uneven_bytes=excess_bytes,
         counters_bytes=counters,
         peak_bytes=peak_bytes,
     )

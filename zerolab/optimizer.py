@@ -11,7 +11,6 @@ used, average, update.
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -24,37 +23,16 @@ from zerolab.measure import MeasuredStates, census, storage_bytes
 from zerolab.probe import state_bytes_per_parameter
 from zerolab.scopes import Scope, find_scopes
 from zerolab.settings import check_settings, engaged, look_up, options, parameter_groups, signature
+from zerolab.slices import Slice, cut, disjoint_grads
+from zerolab.span import Span
 from zerolab.stages.stage0 import Stage0
 from zerolab.stages.stage1 import Stage1
 from zerolab.stages.stage2 import Stage2
 from zerolab.stages.stage3 import Stage3
 from zerolab.trace import Trace
-from zerolab.unit import FlatUnit, Span
+from zerolab.unit import FlatUnit
 
 STAGES = {0: Stage0, 1: Stage1, 2: Stage2, 3: Stage3}
-
-
-@dataclass(frozen=True, eq=False)
-class Slice:
-    """This rank's part of one parameter: what the local optimizer updates. Empty where the rank owns none of
-    it.
-    """
-
-    unit: FlatUnit
-    span: Span
-    part: slice
-    tensor: torch.Tensor
-    state_bytes_per_element: float
-
-    @property
-    def excess_bytes(self) -> float:
-        """Optimizer state beyond an even share, as the paper's formula counts shares; negative where it is
-        less.
-        """
-        even_numel = (
-            self.span.numel * self.unit.shard.numel() / self.unit.padded_numel if self.span.numel else 0
-        )
-        return (self.tensor.numel() - even_numel) * self.state_bytes_per_element
 
 
 class ZeroOptimizer(torch.optim.Optimizer):
@@ -62,17 +40,20 @@ class ZeroOptimizer(torch.optim.Optimizer):
     ``stage``.
 
     Args:
-        model: any module; its parameters are moved into flat buffers and start as rank 0's. Buffers stay per
-        rank. optimizer_class: a torch.optim.Optimizer class with an elementwise update; ``defaults`` goes to
-        it. stage: 0 nothing sharded, 1 optimizer state, 2 and gradients, 3 and parameters. params: parameter
-        groups as any optimizer takes them; all trainable parameters by default. units: modules to gather and
-        reduce as one; the children of the outermost ModuleLists and Sequentials by default. precision:
-        "fp32". process_group: the ranks that train together; all of them by default. prefetch: scopes
-        gathered ahead of the one at work (stage 3); 0 is the synchronous textbook. reduces_in_flight:
-        reductions left under way while backward goes on; 0 waits for each.
-    Memory: see the stages, in zerolab/stages. Comm: 2Ψ a step at stages 0-2, 3Ψ at 3. Raises: ValueError and
-    TypeError for values out of bounds, with the way out; RuntimeError without a process group, or
-        where ranks hold different models.
+        model: any module; its parameters move into flat buffers and start as rank 0's. Buffers stay per rank.
+        optimizer_class: a torch.optim.Optimizer class with an elementwise update; ``defaults`` goes to it.
+        stage: 0 nothing sharded, 1 optimizer state, 2 and gradients, 3 and parameters.
+        params: parameter groups as any optimizer takes them; all trainable parameters by default.
+        units: modules to gather and reduce as one; the outermost containers' children by default.
+        precision: "fp32".
+        process_group: the ranks that train together; all of them by default.
+        prefetch: scopes gathered ahead of the one at work (stage 3); 0 is the synchronous textbook.
+        reduces_in_flight: reductions left under way while backward goes on; 0 waits for each.
+
+    Memory: see the stages, in zerolab/stages.
+    Comm: 2Ψ a step at stages 0-2, 3Ψ at 3.
+    Raises: ValueError and TypeError for values out of bounds; RuntimeError without a process group, or where
+        ranks hold different models.
     """
 
     def __init__(
@@ -154,7 +135,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
                 f"{len(known)} of the parameters are in a group already: list each parameter once"
             )
         cost = state_bytes_per_parameter(self._optimizer_class, self._given | options(group))
-        slices = self._cut(group["params"], cost)
+        slices = cut(self.units, group["params"], cost)
         local_group = options(group) | {"params": [each.tensor for each in slices]}
         if self.local is None:
             self.local = self._optimizer_class([local_group], **self._given)
@@ -162,17 +143,6 @@ class ZeroOptimizer(torch.optim.Optimizer):
             self.local.add_param_group(local_group)
         self.slices += slices
         super().add_param_group(options(self.local.param_groups[-1]) | {"params": group["params"]})
-
-    def _cut(self, parameters: list[nn.Parameter], state_bytes_per_element: float) -> list[Slice]:
-        """This rank's slice of each parameter, a view of its unit's shard; the whole of none of a frozen one."""
-        places = {id(span.parameter): (unit, span) for unit in self.units for span in unit.spans}
-        slices = []
-        for parameter in parameters:
-            unit, span = places[id(parameter)]
-            part = span.within(unit.owned.start, unit.owned.stop) if unit.trainable else slice(0, 0)
-            tensor = nn.Parameter(unit.shard[part], requires_grad=unit.trainable)
-            slices.append(Slice(unit, span, part, tensor, state_bytes_per_element))
-        return slices
 
     # Training.
 
@@ -191,7 +161,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         used = self._average_grads()
         self.trace.phase = "step"
         for each in self.slices:
-            each.tensor.grad = each.unit.grads[each.part] if each.span in used else None
+            each.tensor.grad = each.unit.grads.reduced[each.part] if each.span in used else None
         for mine, theirs in zip(self.param_groups, self.local.param_groups, strict=True):
             theirs.update(options(mine))
         self.stage.update(self.engine.trainable, self._update_slices)
@@ -203,18 +173,17 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self.engine.finish_grads()
         used = agree_on_used(self.comm, self.engine.trainable)
         for unit in self.engine.trainable:
-            unit.average()
+            unit.grads.average()
         return used
 
     def _update_slices(self) -> None:
         """The local optimizer's step, written into the trace unit by unit."""
         events = [
             self.trace.begin(
-                "update", unit.name, logical_bytes=0, wire_bytes=0, dtype=str(unit.dtype).removeprefix("torch."),
-                shape=tuple(unit.shard.shape), slices=unit.describe(unit.owned.start, unit.owned.stop),
+                "update", unit.name, unit.shard, unit.describe(unit.owned.start, unit.owned.stop)
             )
             for unit in self.engine.trainable
-        ]  # fmt: skip
+        ]
         self.local.step()
         for event in events:
             self.trace.finish(event)
@@ -230,9 +199,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients of all parameters, on this rank and so on every rank that calls it."""
-        for unit in self.engine.trainable:
-            unit.clear_grads() if set_to_none else unit.zero_grads()
-        self.engine.unreduced = True
+        self.engine.reducer.clear(set_to_none)
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
@@ -245,27 +212,16 @@ class ZeroOptimizer(torch.optim.Optimizer):
         """
         if not max_norm >= 0 or not norm_type > 0:
             raise ValueError(
-                f"max_norm is {max_norm} and norm_type {norm_type}: pass max_norm >= 0 and norm_type > 0, inf included"
+                f"max_norm is {max_norm} and norm_type {norm_type}: pass max_norm >= 0 and norm_type > 0"
             )
         used = self._average_grads()
-        norm = global_norm(self.comm, self._disjoint_grads(used), float(norm_type))
+        norm = global_norm(
+            self.comm, disjoint_grads(self.engine.trainable, used, self.rank), float(norm_type)
+        )
         scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         for unit in self.engine.trainable:
-            unit.grads *= scale.to(unit.dtype)
+            unit.grads.reduced *= scale.to(unit.dtype)
         return norm
-
-    def _disjoint_grads(self, used: set[Span]) -> list[torch.Tensor]:
-        """The used gradients in this rank's 1/N of every unit, also where the rank owns more: each counted by
-        one rank.
-        """
-        pieces = []
-        for unit in self.engine.trainable:
-            mine = self.comm.shard_range(unit.padded_numel)
-            for span in (span for span in unit.spans if span in used):
-                part = span.within(mine.start, mine.stop)
-                start = mine.start - unit.owned.start
-                pieces.append(unit.grads[start + part.start : start + part.stop])
-        return pieces
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Collect gradients without reducing them; the first backward outside reduces the sum. Memory: 4Ψ at
@@ -300,7 +256,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     def _whole_grads(self, unit: FlatUnit) -> torch.Tensor:
         flat = torch.zeros(unit.padded_numel, dtype=unit.dtype, device=unit.device)
-        flat[unit.owned] = unit.grads
+        flat[unit.owned] = unit.grads.reduced
         self.comm.all_gather(flat, unit).wait()
         return flat
 
@@ -330,8 +286,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
         """
         if state_dict.get("zerolab") != self._tag():
             raise ValueError(
-                f"this state_dict is the shard of {state_dict.get('zerolab', 'another optimizer')}, and this is "
-                f"{self._tag()}: load it on the rank and with the layout it was saved from"
+                f"this state_dict is the shard of {state_dict.get('zerolab', 'another optimizer')}, and this "
+                f"is {self._tag()}: load it on the rank and with the layout it was saved from"
             )
         self.local.load_state_dict({key: value for key, value in state_dict.items() if key != "zerolab"})
         self.state = self.local.state

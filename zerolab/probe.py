@@ -22,8 +22,8 @@ def state_bytes_per_parameter(optimizer_class: type[torch.optim.Optimizer], defa
     """
     if not (isinstance(optimizer_class, type) and issubclass(optimizer_class, torch.optim.Optimizer)):
         raise TypeError(
-            f"optimizer_class is {optimizer_class!r}, not a subclass of torch.optim.Optimizer: pass the class and its "
-            "keywords apart, as in ZeroOptimizer(model, torch.optim.AdamW, lr=3e-4)"
+            f"optimizer_class is {optimizer_class!r}, not a torch.optim.Optimizer class: pass the class "
+            "and its keywords apart, as in ZeroOptimizer(model, torch.optim.AdamW, lr=3e-4)"
         )
     plain = {key: value for key, value in defaults.items() if key not in _IMPLEMENTATIONS}
     start = torch.linspace(-1.0, 1.0, _ROWS * _COLUMNS)
@@ -36,8 +36,8 @@ def state_bytes_per_parameter(optimizer_class: type[torch.optim.Optimizer], defa
         reason = "updating a tensor in pieces gave other numbers than updating it whole"
     if reason is not None:
         raise ValueError(
-            f"{optimizer_class.__name__} cannot be sharded: {reason}. ZeRO needs an elementwise update, one that "
-            "treats each element by its own history alone: Adam, AdamW, SGD, RMSprop, Adagrad and the like"
+            f"{optimizer_class.__name__} cannot be sharded: {reason}. ZeRO needs an elementwise update, one "
+            "that treats each element by its own history alone: Adam, AdamW, SGD, RMSprop, Adagrad and others"
         )
     state = optimizer.state[whole].values()
     return sum(t.nbytes for t in state if isinstance(t, torch.Tensor) and t.dim() > 0) / whole.numel()

@@ -92,8 +92,8 @@ def _place(tensor: torch.Tensor, group) -> tuple[int, list[slice]]:
     """This rank's place in the ring, and the chunks the ring will carry."""
     if tensor.dim() != 1 or not tensor.is_contiguous():
         raise ValueError(
-            f"a ring cuts one contiguous dimension, and this tensor has shape {tuple(tensor.shape)} and strides "
-            f"{tensor.stride()}: pass tensor.contiguous().view(-1)"
+            f"a ring cuts one contiguous dimension, and this tensor has shape {tuple(tensor.shape)} and "
+            f"strides {tensor.stride()}: pass tensor.contiguous().view(-1)"
         )
     return dist.get_rank(group), chunks(tensor.numel(), dist.get_world_size(group))
 

@@ -108,14 +108,14 @@ def _check(model: nn.Module, names: dict[int, str], modules: list[nn.Module]) ->
         ]
         if nested:
             raise ValueError(
-                f"units: {names[id(module)]!r} lies inside {names[id(nested[0])]!r}, and a parameter can belong to one "
-                "unit only: pass either the outer or the inner module"
+                f"units: {names[id(module)]!r} lies inside {names[id(nested[0])]!r}, and a parameter "
+                "can belong to one unit only: pass either the outer or the inner module"
             )
     return list(dict.fromkeys(modules))
 
 
 def tensors_in(tree) -> Iterator[torch.Tensor]:
-    """Every tensor in whatever a forward takes or returns: nested lists, dicts, dataclasses, plain objects."""
+    """Every tensor in what a forward takes or returns: nested lists, dicts, dataclasses, plain objects."""
     seen: set[int] = set()
     waiting = [tree]
     while waiting:

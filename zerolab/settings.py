@@ -32,8 +32,8 @@ def check_settings(model: nn.Module, precision: str, prefetch: int, reduces_in_f
     trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     if not trainable:
         raise ValueError(
-            f"the {type(model).__name__} has no trainable parameters: build it with some, and set requires_grad_(True) "
-            "before the optimizer"
+            f"the {type(model).__name__} has no trainable parameters: build it with some, and call "
+            "requires_grad_(True) before the optimizer is built"
         )
     for name, parameter in trainable:
         if parameter.dtype != torch.float32:
@@ -98,7 +98,7 @@ def options(group: dict) -> dict:
 def signature(scopes: list[Scope], optimizer_class: type, stage: type, defaults: dict) -> list[str]:
     """What must be the same on every rank, a line for each thing, so that a difference can be named."""
     parameters = [
-        f"parameter {name} {tuple(p.shape)} {p.dtype}{'' if p.requires_grad else ' frozen'} in unit {scope.name}"
+        f"{name} {tuple(p.shape)} {p.dtype}{'' if p.requires_grad else ' frozen'} in unit {scope.name}"
         for scope in scopes
         for name, p in scope.parameters
     ]

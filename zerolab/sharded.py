@@ -13,10 +13,14 @@ model.zero_grad() would find nothing to clear, so that gradients would add up fo
 import torch
 from torch import nn
 
-_ATTRIBUTES = {"shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_leaf", "grad", "grad_fn",
-               "is_cuda", "is_meta", "is_sparse", "_version", "_backward_hooks", "_post_accumulate_grad_hooks"}  # fmt: skip
-_METHODS = {"size", "numel", "nelement", "dim", "stride", "is_floating_point", "is_complex", "element_size",
-            "register_hook", "register_post_accumulate_grad_hook", "requires_grad_"}  # fmt: skip
+_ATTRIBUTES = {
+    "shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_leaf", "grad", "grad_fn", "is_cuda",
+    "is_meta", "is_sparse", "_version", "_backward_hooks", "_post_accumulate_grad_hooks",
+}  # fmt: skip
+_METHODS = {
+    "size", "numel", "nelement", "dim", "stride", "is_floating_point", "is_complex", "element_size",
+    "requires_grad_", "register_hook", "register_post_accumulate_grad_hook",
+}  # fmt: skip
 
 
 def _describes(func) -> bool:
@@ -27,31 +31,27 @@ def _describes(func) -> bool:
 
 
 class Sharded(nn.Parameter):
-    """A parameter whose storage is away: its description stands, any use of its values is an error, never a
-    crash.
+    """A parameter whose storage is away: it says what it is; any use of its values is an error.
 
     Raises: RuntimeError from every operation on it, copying and pickling included.
     """
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
-        if _describes(func):
-            with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **(kwargs or {}))
-        raise _away(func.__name__)
+        return _describe_or_refuse(_PARAMETER_AWAY, func, args, kwargs)
 
     def __repr__(self) -> str:
         return f"Sharded(shape={tuple(self.shape)}, dtype={self.dtype}, requires_grad={self.requires_grad})"
 
     def __deepcopy__(self, memo):
-        raise _away("deepcopy")
+        raise RuntimeError(f"deepcopy: {_PARAMETER_AWAY}")
 
     def __reduce_ex__(self, protocol):
-        raise _away("pickling")
+        raise RuntimeError(f"pickling: {_PARAMETER_AWAY}")
 
 
 class ReducedGradient(torch.Tensor):
-    """Stands in ``parameter.grad`` for a gradient that was reduced into the optimizer's flat buffer.
+    """Stands in ``parameter.grad`` for a gradient that was moved into the optimizer's flat buffer.
 
     Setting ``parameter.grad = None``, as model.zero_grad() does, is understood as clearing that gradient.
     Raises: RuntimeError from every operation on it.
@@ -65,25 +65,29 @@ class ReducedGradient(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
-        if _describes(func):
-            with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **(kwargs or {}))
-        raise RuntimeError(
-            f"{func.__name__}: this gradient was reduced into the optimizer's flat buffer and is not in parameter.grad. "
-            "Clip with optimizer.clip_grad_norm_(max_norm), clear with optimizer.zero_grad(), and read it with "
-            "optimizer.full_grads()"
-        )
+        return _describe_or_refuse(_GRADIENT_AWAY, func, args, kwargs)
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        raise RuntimeError(f"{func}: this gradient was reduced into the optimizer's flat buffer")
+        raise RuntimeError(f"{func}: {_GRADIENT_AWAY}")
 
     def __repr__(self) -> str:
         return f"ReducedGradient(shape={tuple(self.shape)}, dtype={self.dtype})"
 
 
-def _away(what: str) -> RuntimeError:
-    return RuntimeError(
-        f"{what}: this parameter is sharded: use full_params(), as in `with optimizer.full_params(): ...` on every "
-        "rank, which makes parameters whole for as long as it is open"
-    )
+_PARAMETER_AWAY = (
+    "this parameter is sharded: use full_params(), as in `with optimizer.full_params(): ...` on every rank, "
+    "which makes parameters whole for as long as it is open"
+)
+_GRADIENT_AWAY = (
+    "this gradient was moved into the optimizer's flat buffer and is not in parameter.grad. Clip with "
+    "optimizer.clip_grad_norm_(max_norm), clear with optimizer.zero_grad(), read with optimizer.full_grads()"
+)
+
+
+def _describe_or_refuse(refusal: str, func, args: tuple, kwargs: dict | None):
+    """Answer a question about what the tensor is; refuse one about what it holds."""
+    if not _describes(func):
+        raise RuntimeError(f"{func.__name__}: {refusal}")
+    with torch._C.DisableTorchFunctionSubclass():
+        return func(*args, **(kwargs or {}))

@@ -114,19 +114,17 @@ class Trace:
         self,
         op: str,
         unit: str,
-        *,
-        logical_bytes: int,
-        wire_bytes: int,
-        dtype: str,
-        shape: tuple[int, ...],
+        tensor,
         slices: Iterable[str] = (),
+        *,
+        logical_bytes: int = 0,
+        wire_bytes: int = 0,
         phase: str | None = None,
     ) -> Event:
-        """Write down that something starts; `finish` it later. The caller's line in stages/ or optimizer.py
-        is noted.
-        """
+        """Write down that something starts on ``tensor``, and which line asked for it; `finish` it later."""
+        dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
         event = Event(
-            op, unit, phase or self.phase, self.step_number, logical_bytes, wire_bytes, dtype, tuple(shape),
+            op, unit, phase or self.phase, self.step_number, logical_bytes, wire_bytes, dtype, shape,
             tuple(slices), _caller(), self._clock(),
         )  # fmt: skip
         self._steps[-1][1].append(event)

@@ -12,8 +12,9 @@ from zerolab.unit import FlatUnit
 class Stage0(Stage):
     """Every rank keeps everything, and every rank makes the same update.
 
-    Memory: 16Ψ bytes (mixed or fp32). Comm: 2Ψ, the all-reduce of the gradients. Source: ZeRO §3.1, §7.1
-    (arXiv:1910.02054)
+    Memory: 16Ψ bytes.
+    Comm: 2Ψ, the all-reduce of the gradients.
+    Source: ZeRO §3.1, §7.1 (arXiv:1910.02054)
     """
 
     def setup(self, unit: FlatUnit) -> None:
@@ -26,10 +27,10 @@ class Stage0(Stage):
         """Parameters stay whole."""
 
     def reduce_grads(self, unit: FlatUnit) -> Work:
-        return self.comm.all_reduce(unit.local_grads, unit)
+        return self.comm.all_reduce(unit.grads.local, unit)
 
     def after_reduce(self, unit: FlatUnit) -> None:
-        unit.keep_grads(unit.local_grads[unit.owned])
+        unit.grads.keep(unit.grads.local[unit.owned])
 
     def update(self, units: list[FlatUnit], step: Callable[[], None]) -> None:
         step()

@@ -12,8 +12,9 @@ from zerolab.unit import FlatUnit
 class Stage1(Stage):
     """Every rank updates the 1/N of the parameters it owns, so it keeps 1/N of the optimizer's state.
 
-    Memory: 4Ψ + 12Ψ/N bytes (mixed). Comm: 2Ψ, the all-reduce with the update between its halves.
-    Source: ZeRO §5.1, §7.2 (arXiv:1910.02054)
+    Memory: 4Ψ + 12Ψ/N bytes (mixed).
+    Comm: 2Ψ, the all-reduce with the update between its halves.
+    Source: ZeRO §5.1, §7.2.1 (arXiv:1910.02054)
     """
 
     def setup(self, unit: FlatUnit) -> None:
@@ -26,10 +27,10 @@ class Stage1(Stage):
         """Parameters stay whole."""
 
     def reduce_grads(self, unit: FlatUnit) -> Work:
-        return self.comm.reduce_scatter(unit.local_grads, unit)
+        return self.comm.reduce_scatter(unit.grads.local, unit)
 
     def after_reduce(self, unit: FlatUnit) -> None:
-        unit.keep_grads(unit.local_grads[unit.owned])
+        unit.grads.keep(unit.grads.local[unit.owned])
 
     def update(self, units: list[FlatUnit], step: Callable[[], None]) -> None:
         step()

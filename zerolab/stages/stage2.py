@@ -10,9 +10,10 @@ from zerolab.unit import FlatUnit
 
 @final
 class Stage2(Stage):
-    """As stage 1, and a gradient lives only until it is reduced: each rank keeps the 1/N its update needs.
+    """As stage 1, and a gradient lives only until it is reduced: a rank keeps the 1/N its update needs.
 
-    Memory: 2Ψ + 14Ψ/N bytes (mixed). Comm: 2Ψ, or (M+1)Ψ when each of M micro-batches is reduced.
+    Memory: 2Ψ + 14Ψ/N bytes (mixed).
+    Comm: 2Ψ, or (M+1)Ψ when each of M micro-batches is reduced.
     Source: ZeRO §5.2, §7.2.1 (arXiv:1910.02054)
     """
 
@@ -26,11 +27,11 @@ class Stage2(Stage):
         """Parameters stay whole."""
 
     def reduce_grads(self, unit: FlatUnit) -> Work:
-        return self.comm.reduce_scatter(unit.local_grads, unit)
+        return self.comm.reduce_scatter(unit.grads.local, unit)
 
     def after_reduce(self, unit: FlatUnit) -> None:
-        unit.keep_grads(unit.local_grads[unit.owned].clone())
-        unit.free_local_grads()
+        unit.grads.keep(unit.grads.local[unit.owned].clone())
+        unit.grads.free_local()
 
     def update(self, units: list[FlatUnit], step: Callable[[], None]) -> None:
         step()

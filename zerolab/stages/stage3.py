@@ -10,11 +10,11 @@ from zerolab.unit import FlatUnit
 
 @final
 class Stage3(Stage):
-    """As stage 2, and a parameter is whole only while its unit computes: gathered for forward and for
-    backward.
+    """As stage 2, and a parameter is whole only while its unit computes: gathered for forward and backward.
 
-    Memory: 16Ψ/N bytes, and the units at work. Comm: 3Ψ less the root unit, which stays whole from forward to
-    backward. Source: ZeRO §5.3, §7.2.2 (arXiv:1910.02054)
+    Memory: 16Ψ/N bytes, and the units at work.
+    Comm: 3Ψ less the root unit, which stays whole from forward to backward.
+    Source: ZeRO §5.3, §7.2.2 (arXiv:1910.02054)
     """
 
     def setup(self, unit: FlatUnit) -> None:
@@ -30,11 +30,11 @@ class Stage3(Stage):
         unit.free()
 
     def reduce_grads(self, unit: FlatUnit) -> Work:
-        return self.comm.reduce_scatter(unit.local_grads, unit)
+        return self.comm.reduce_scatter(unit.grads.local, unit)
 
     def after_reduce(self, unit: FlatUnit) -> None:
-        unit.keep_grads(unit.local_grads[unit.owned].clone())
-        unit.free_local_grads()
+        unit.grads.keep(unit.grads.local[unit.owned].clone())
+        unit.grads.free_local()
 
     def update(self, units: list[FlatUnit], step: Callable[[], None]) -> None:
         step()

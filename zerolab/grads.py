@@ -1,0 +1,133 @@
+"""FlatGrads: the gradients of one flat unit, from autograd's hand to the sum over the ranks.
+
+A gradient comes from autograd as a tensor of its own. It is moved into the flat buffer of this rank's
+gradients, ``local``; when the unit's last has come, the stage reduces the buffer and says what to keep of the
+sum, ``reduced``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from zerolab.sharded import ReducedGradient
+from zerolab.span import Span
+
+if TYPE_CHECKING:
+    from zerolab.unit import FlatUnit
+
+
+class FlatGrads:
+    """The gradients of one unit. P and S as in FlatUnit: the padded and the owned numel.
+
+    Attributes:
+        local: [P] this rank's own gradients on their way to the reduction, or None.
+        reduced: [S] the sum over ranks and micro-batches of the owned range's gradients, or None.
+        averaged: whether ``reduced`` was divided by N since.
+        filled: the spans with a gradient in ``local``.
+        used: the spans with a gradient anywhere since they were last cleared.
+    """
+
+    def __init__(self, unit: FlatUnit):
+        self.unit = unit
+        self.local: torch.Tensor | None = None
+        self.reduced: torch.Tensor | None = None
+        self.averaged = False
+        self.filled: set[Span] = set()
+        self.used: set[Span] = set()
+        self._markers: dict[Span, ReducedGradient] = {}
+
+    def collect(self, span: Span) -> None:
+        """Move one parameter's fresh gradient into ``local``, adding to what no_sync left there.
+
+        Memory: P elements from the first gradient on; the parameter's own gradient tensor is let go at once.
+        """
+        if not self.filled:
+            self._open_local()
+        gradient, span.parameter.grad = span.parameter.grad, None
+        if gradient.layout != torch.strided:
+            raise RuntimeError(f"{span.name} has a sparse gradient: build its module with sparse=False")
+        place = self.local[span.offset : span.stop].view(span.shape)
+        if span in self.filled:
+            place += gradient
+        else:
+            place.copy_(gradient)
+            self.filled.add(span)
+        self.used.add(span)
+
+    def _open_local(self) -> None:
+        """A buffer for this rank's gradients: a new one, or the last one, whose sum moves out first."""
+        if self.local is None:
+            self.local = torch.empty(self.unit.padded_numel, dtype=self.unit.dtype, device=self.unit.device)
+        elif self.reduced is not None:
+            self.reduced = self.reduced.clone()
+
+    def fill_gaps(self) -> None:
+        """Zero what no gradient was written to: padding, and parameters unused here, zero in the mean."""
+        if not self.filled:
+            self._open_local()
+        stop = 0
+        for span in self.unit.spans:
+            if span in self.filled:
+                self.local[stop : span.offset].zero_()
+                stop = span.stop
+        self.local[stop:].zero_()
+
+    def keep(self, reduced: torch.Tensor) -> None:
+        """Take the reduced gradients of ``owned``, on top of those of earlier micro-batches."""
+        if self.reduced is not None:
+            reduced += self.reduced * self.unit.world_size if self.averaged else self.reduced
+        self.reduced, self.averaged = reduced, False
+        self.filled.clear()
+
+    def average(self) -> None:
+        """Divide the sum by N, once, however often it is asked for."""
+        if not self.averaged:
+            self.reduced /= self.unit.world_size
+            self.averaged = True
+
+    def free_local(self) -> None:
+        """Let this rank's unreduced gradients go."""
+        self.local = None
+
+    def clear(self) -> None:
+        """Forget every gradient, as zero_grad does."""
+        self.local = self.reduced = None
+        self.averaged = False
+        self.filled.clear()
+        self.used.clear()
+        for span in self.unit.spans:
+            span.parameter.grad = None
+
+    def zero(self) -> None:
+        """Set every gradient to zero and keep it, as zero_grad(set_to_none=False) does."""
+        self.filled.clear()
+        if self.reduced is not None:
+            self.reduced.zero_()
+
+    # The markers in parameter.grad, by which the user's own zero_grad is noticed.
+
+    def place_markers(self) -> None:
+        """Leave a `ReducedGradient` in the place of every gradient this unit holds."""
+        for span in self.used:
+            if span not in self._markers:
+                self._markers[span] = ReducedGradient(span.parameter)
+            span.parameter.grad = self._markers[span]
+
+    def notice_cleared(self) -> None:
+        """Where a marker is gone the user cleared that gradient, as model.zero_grad() does: forget it too."""
+        for span in [span for span in self.used if span.parameter.grad is None]:
+            self._forget(span)
+
+    def lift_markers(self) -> None:
+        """Take the markers away before a backward pass, so that autograd can put gradients there."""
+        self.notice_cleared()
+        for span in self.used:
+            span.parameter.grad = None
+
+    def _forget(self, span: Span) -> None:
+        self.used.discard(span)
+        self.filled.discard(span)
+        if self.reduced is not None:
+            self.reduced[span.within(self.unit.owned.start, self.unit.owned.stop)].zero_()

@@ -1,0 +1,110 @@
+"""Reducer: when a unit's gradients have all come, and in which order they are reduced."""
+
+from collections import deque
+
+from zerolab.collectives import Work
+from zerolab.measure import Gauge
+from zerolab.span import Span
+from zerolab.stages.base import Stage
+from zerolab.trace import Trace
+from zerolab.unit import FlatUnit
+
+
+class Reducer:
+    """Collects gradients unit by unit, and reduces the units through the stage, in one fixed order on every
+    rank.
+
+    Gradients may come in another order on another rank, where a parameter was not used; collectives must not.
+    A unit's turn comes when it and all before it are complete, and what is missing at the end of backward
+    counts as zero.
+
+    Memory: gradients take at most 2 (1 + ``in_flight``) units beyond what the stage keeps.
+    """
+
+    def __init__(self, units: list[FlatUnit], stage: Stage, gauge: Gauge, trace: Trace, in_flight: int):
+        self.units, self.stage, self.gauge, self.trace, self.in_flight = units, stage, gauge, trace, in_flight
+        self.syncing = True
+        self.unreduced = True
+        self.missing: dict[FlatUnit, set[Span]] = {}
+        self._waiting: deque[FlatUnit] = deque()
+        self._under_way: deque[tuple[FlatUnit, Work]] = deque()
+
+    def expect(self) -> None:
+        """A backward pass begins: note which gradients it owes."""
+        for unit in self.units:
+            unit.grads.lift_markers()
+            self.missing[unit] = {span for span in unit.spans if span.parameter.requires_grad}
+        self._waiting = deque(reversed(self.units))
+
+    def collect(self, unit: FlatUnit, span: Span) -> bool:
+        """Take one parameter's gradient; whether it was the last of its unit.
+
+        Raises: RuntimeError where a gradient comes twice, because the first was on its way already.
+        """
+        if span not in self.missing[unit]:
+            raise RuntimeError(
+                f"{span.name} received a second gradient in one backward pass, after its unit was closed. "
+                "Reentrant activation checkpointing does that: pass use_reentrant=False to checkpoint()"
+            )
+        unit.grads.collect(span)
+        self.gauge.note(unit, self.trace.phase)
+        self.missing[unit].discard(span)
+        return not self.missing[unit]
+
+    def reduce_complete(self) -> None:
+        """Issue the reductions whose turn it is."""
+        while self.syncing and self._waiting and not self.missing[self._waiting[0]]:
+            self._reduce(self._waiting.popleft())
+
+    def finish(self) -> None:
+        """The end of a backward pass: reduce the rest, unless under no_sync, and wait for all of it."""
+        if self.syncing:
+            self._reduce_all(self._waiting)
+        else:
+            self.unreduced = True
+        self.settle()
+
+    def finish_unreduced(self) -> None:
+        """Reduce what no backward pass did.
+
+        That is so after no_sync alone, and on a rank whose loss never touched the model: the others reduced,
+        so must it.
+        """
+        for unit in self.units:
+            unit.grads.notice_cleared()
+        if self.unreduced:
+            self._reduce_all(deque(reversed(self.units)))
+            self.settle()
+
+    def settle(self) -> None:
+        """Wait for the reductions under way, and leave markers where the gradients were."""
+        while self._under_way:
+            self._keep_oldest()
+        for unit in self.units:
+            unit.grads.place_markers()
+
+    def clear(self, set_to_none: bool) -> None:
+        """Forget every gradient, or set it to zero."""
+        for unit in self.units:
+            unit.grads.clear() if set_to_none else unit.grads.zero()
+            self.gauge.note(unit, self.trace.phase)
+        self.unreduced = True
+
+    def _reduce_all(self, waiting: deque[FlatUnit]) -> None:
+        while waiting:
+            self._reduce(waiting.popleft())
+        self.unreduced = False
+
+    def _reduce(self, unit: FlatUnit) -> None:
+        unit.grads.fill_gaps()
+        self._under_way.append((unit, self.stage.reduce_grads(unit)))
+        scratch_bytes = sum(work.scratch_bytes for _, work in self._under_way)
+        self.gauge.note(unit, self.trace.phase, scratch_bytes)
+        while len(self._under_way) > self.in_flight:
+            self._keep_oldest()
+
+    def _keep_oldest(self) -> None:
+        unit, work = self._under_way.popleft()
+        work.wait()
+        self.stage.after_reduce(unit)
+        self.gauge.note(unit, self.trace.phase)

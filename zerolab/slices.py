@@ -1,0 +1,59 @@
+"""Slices: one rank's part of each parameter, as the stock optimizer that updates it sees the model."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from zerolab.span import Span
+from zerolab.unit import FlatUnit
+
+
+@dataclass(frozen=True, eq=False)
+class Slice:
+    """This rank's part of one parameter: ``tensor`` is ``unit.shard[part]``, empty where the rank owns none
+    of it.
+
+    There is one for every parameter on every rank, so parameter groups and schedulers mean the same
+    everywhere.
+    """
+
+    unit: FlatUnit
+    span: Span
+    part: slice
+    tensor: nn.Parameter
+    state_bytes_per_element: float
+
+    @property
+    def excess_bytes(self) -> float:
+        """Optimizer state beyond an even share, as the paper's formula counts shares; negative where it is
+        less.
+        """
+        if not self.span.numel:
+            return 0.0
+        even_numel = self.span.numel * self.unit.shard.numel() / self.unit.padded_numel
+        return (self.tensor.numel() - even_numel) * self.state_bytes_per_element
+
+
+def cut(units: list[FlatUnit], parameters: list[nn.Parameter], state_bytes_per_element: float) -> list[Slice]:
+    """This rank's slice of each parameter. A frozen one's is empty: it costs no optimizer state."""
+    places = {id(span.parameter): (unit, span) for unit in units for span in unit.spans}
+    slices = []
+    for parameter in parameters:
+        unit, span = places[id(parameter)]
+        part = span.within(unit.owned.start, unit.owned.stop) if unit.trainable else slice(0, 0)
+        tensor = nn.Parameter(unit.shard[part], requires_grad=unit.trainable)
+        slices.append(Slice(unit, span, part, tensor, state_bytes_per_element))
+    return slices
+
+
+def disjoint_grads(units: list[FlatUnit], used: set[Span], rank: int) -> Iterable[torch.Tensor]:
+    """The reduced gradients of this rank's 1/N of every unit, also where it owns more: every element on one
+    rank only.
+    """
+    for unit in units:
+        start = unit.shard_numel * rank
+        for span in (span for span in unit.spans if span in used):
+            part = span.within(start, start + unit.shard_numel)
+            yield unit.grads.reduced[start - unit.owned.start :][part]
