@@ -42,9 +42,12 @@ def eventually(condition) -> bool:
     return True
 
 
-def exists(pid: int) -> bool:
-    """Whether a process exists, zombies included."""
-    return Path(f"/proc/{pid}").exists()
+def runs(pid: int) -> bool:
+    """Whether a process still runs; one that has ended and waits to be collected does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def run_script(source: str, cwd: Path, stdin: bool = False) -> str:

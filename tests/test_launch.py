@@ -269,7 +269,7 @@ def test_a_process_forked_from_the_caller_has_a_fork_server_of_its_own(tmp_path:
 KERNEL_PROGRAM = """
     import threading, time
     from jupyter_client.manager import start_new_kernel
-    from conftest import descendants, eventually, exists
+    from conftest import descendants, eventually, runs
 
     manager, client = start_new_kernel()
     heard = []
@@ -302,7 +302,7 @@ KERNEL_PROGRAM = """
     family = descendants(manager.provisioner.process.pid)
     client.stop_channels()
     manager.shutdown_kernel(now=True)
-    print(len(family), eventually(lambda: not any(map(exists, family))))
+    print(len(family), eventually(lambda: not any(map(runs, family))))
 """
 
 

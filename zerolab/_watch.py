@@ -20,10 +20,10 @@ from zerolab._forkserver import DIED, DONE, EVENT, FAILED, NOT_STARTED, STARTED,
 from zerolab._output import Relay
 
 START_SECONDS = 60.0  # for the fork server to import torch; a launch's own timeout starts when its ranks do
-GRACE_SECONDS = 0.5  # after a failure, for one that happened before it and is told after it
+GRACE_SECONDS = 0.3  # after a failure, for one that happened before it and is told after it
 PEER_GRACE_SECONDS = 3.0  # while all that anyone reports is that its peer went away
 STOP_SECONDS = 2.0  # from asking a rank to end to killing it
-DUMP_SECONDS = 3.0  # for the ranks to write their stacks
+DUMP_SECONDS = 2.0  # for the ranks to write their stacks
 LOOK_SECONDS = 0.1
 
 
@@ -210,15 +210,16 @@ class Launch:
             raise WorkerError(f"rank {rank}'s result cannot be rebuilt here: {error}", rank) from error
 
     def stop(self, politely: bool) -> None:
-        """End every rank: by request where it was still at work, by letting go of it, at last by force."""
+        """End every rank: by a request where it is still at work, else by letting go of it; then by force."""
         self.stopping = True
         gone = lambda: not self.running
-        if politely and not gone():
+        if politely and not self.trouble:
             self.signal_all(signal.SIGTERM)
-            self.listen(gone, STOP_SECONDS)
-        self.lifeline.close()
+        else:
+            self.lifeline.close()
         if not self.listen(gone, STOP_SECONDS):
             self.signal_all(signal.SIGKILL)
+            self.lifeline.close()
             self.listen(gone, STOP_SECONDS)
 
     def signal_all(self, number: int) -> None:
