@@ -136,7 +136,7 @@ class Comm(ABC):
     def _begin(self, op: str, flat: torch.Tensor, unit: Subject, passes: int) -> Event:
         """Open the event. ``passes`` is how often the paper counts the payload: 2 for an all-reduce.
 
-        The slices noted are those this rank answers for: the part of the sum it is left with, the part it gives.
+        The slices noted are this rank's: the part of the sum it is left with, the part it gives.
         """
         mine = self.shard_range(flat.numel()) if passes == 1 else slice(0, flat.numel())
         logical_bytes = passes * unit.numel * flat.element_size()

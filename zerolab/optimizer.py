@@ -179,9 +179,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
     def _update_slices(self) -> None:
         """The local optimizer's step, written into the trace unit by unit."""
         events = [
-            self.trace.begin(
-                "update", unit.name, unit.shard, unit.describe(unit.owned.start, unit.owned.stop)
-            )
+            self.trace.begin("update", unit.name, unit.shard, unit.describe(unit.owned))
             for unit in self.engine.trainable
         ]
         self.local.step()

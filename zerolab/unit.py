@@ -129,8 +129,9 @@ class FlatUnit:
         if key not in self._described:
             parts = [(span, span.within(*key)) for span in self.spans]
             self._described[key] = tuple(
-                f"{span.name}[{piece.start + part.start - span.offset}:{piece.start + part.stop - span.offset}]"
+                f"{span.name}[{part.start + shift}:{part.stop + shift}]"
                 for span, part in parts
+                for shift in [piece.start - span.offset]
                 if part.stop > part.start
             )
         return self._described[key]
