@@ -140,6 +140,8 @@ def test_every_optimizer_offered_trains(name):
             "--trace no/such/trace.txt",
             r"--trace: 'no/such/trace.txt' must be a file in a directory that exists",
         ),
+        (f"--trace {__file__}/trace.txt", r"--trace: .* must be a file in a directory that exists"),
+        ("--trace /dev/null", r"--trace: '/dev/null' must be a file in a directory that exists"),
         ("--trace .", r"--trace: '.' must be a file in a directory that exists"),
     ],
 )

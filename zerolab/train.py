@@ -196,7 +196,8 @@ def at_least(least: int, kind: type = int) -> Callable[[str], float]:
 def writable(text: str) -> Path:
     """A flag's type: a file that can be written, checked now and not at the end of a long training."""
     path = Path(text).resolve()
-    if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+    taken = path.exists() and not path.is_file()  # a directory, or a device that must not be replaced
+    if taken or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
         raise ArgumentTypeError(f"{text!r} must be a file in a directory that exists and can be written")
     return path
 
