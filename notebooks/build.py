@@ -4,9 +4,10 @@
     python notebooks/build.py 02_collectives     one
     python notebooks/build.py --stamp            badges and bootstrap cells alone, nothing is run
 
-A lesson is written in ``source/NN_name.py``, where it can be reviewed and diffed. The repository's slug is read from
-one place, ``[project.urls] Repository`` in pyproject.toml. Everything that would make two builds differ without a
-reason (cell ids, widget ids, times, the Python version) is replaced by something that depends on the content alone.
+A lesson is written in ``source/NN_name.py``, where it can be reviewed and diffed. The repository's slug is
+read from one place, ``[project.urls] Repository`` in pyproject.toml. Whatever would make two builds differ
+without a reason (cell ids, widget ids, times, the Python version) is replaced by something that depends on
+the content alone.
 """
 
 import argparse
@@ -45,7 +46,8 @@ BADGES = (
 
 # Where a slug stands in a badge or an install line, in notebooks and in the README.
 SLUG_LINKS = re.compile(
-    r"(colab\.research\.google\.com/github/|mybinder\.org/v2/gh/|git\+https://github\.com/)([\w.-]+/[\w.-]+)"
+    r"(colab\.research\.google\.com/github/|mybinder\.org/v2/gh/|(?:git\+|git clone )https://github\.com/)"
+    r"([\w.-]+/[\w.-]+?)(?=\.git\b|[^\w.-]|$)"
 )
 
 
@@ -75,12 +77,12 @@ def notebook(name: str, slug: str) -> NotebookNode:
     if not book.cells or not book.cells[0].source.startswith("# "):
         raise ValueError(f"source/{name}.py must begin with a markdown cell whose first line is '# Title'")
     title, *body = book.cells
-    badges = nbformat.v4.new_markdown_cell(BADGES.format(slug=slug, name=name))
-    bootstrap = nbformat.v4.new_code_cell(BOOTSTRAP.format(slug=slug))
-    cells = [title, badges, bootstrap, *body]
-    for cell, identity in zip(cells, _cell_ids(cells), strict=True):
+    for cell, identity in zip(book.cells, _cell_ids(book.cells), strict=True):
         cell.id = identity
         cell.metadata = NotebookNode({k: v for k, v in cell.metadata.items() if k == "tags"})
+    badges = nbformat.v4.new_markdown_cell(BADGES.format(slug=slug, name=name), id="badges")
+    bootstrap = nbformat.v4.new_code_cell(BOOTSTRAP.format(slug=slug), id="bootstrap")
+    cells = [title, badges, bootstrap, *body]
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     metadata = {"kernelspec": kernel, "language_info": {"name": "python"}}
     return nbformat.v4.new_notebook(cells=cells, metadata=metadata)
@@ -98,7 +100,7 @@ def _cell_ids(cells: list[NotebookNode]) -> list[str]:
 
 
 def execute(book: NotebookNode, name: str) -> NotebookNode:
-    """Run a notebook with this checkout's zerolab, and make its outputs the same for the same content.
+    """Run a notebook with this checkout's zerolab; the same content gives the same outputs.
 
     Raises: RuntimeError for an output that has no place in a committed notebook; nbclient's CellExecutionError.
     """
@@ -133,7 +135,7 @@ def _merge_streams(outputs: list[NotebookNode]) -> list[NotebookNode]:
 
 
 def output_complaints(cell: NotebookNode) -> list[str]:
-    """What in a cell's outputs should not be committed: errors, stderr, machine paths, images without alt text."""
+    """What must not be committed: errors, stderr, paths of this machine, images without alt text."""
     complaints = []
     for output in cell.get("outputs", []):
         text = output.get("text", "") + "".join(

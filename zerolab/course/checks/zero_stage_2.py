@@ -1,0 +1,173 @@
+"""Lesson 05's exercise: reduce one micro-batch's gradient and keep 1/N of it, graded on values, memory and bytes."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+
+from zerolab import ring
+from zerolab.course.exercise import Attempt, attempt, report
+
+MICRO_BATCHES = 3
+CASES = ((2, 8), (3, 12), (4, 8))  # (world_size, numel); a flat buffer is padded, so every shard is equal
+BASE = 32  # rank r's part of micro-batch m stands in digit r of a sum, so the digits say who is in it
+
+
+class Kept(NamedTuple):
+    """What fn returned for one micro-batch, and how large the storage behind it is."""
+
+    value: torch.Tensor | None
+    storage_bytes: int
+    kind: str
+
+
+def check_reduce_and_keep(fn: Callable) -> None:
+    """Run fn(flat, kept) on 2, 3 and 4 ranks for three micro-batches and print the mistake, or that there is
+    none.
+
+    fn sums `flat` over the ranks, adds this rank's shard of the sum to `kept` (None at first), returns it, and
+    keeps nothing else alive.
+    """
+    report(
+        diagnose_reduce_and_keep(fn),
+        "You wrote stage 2's heart: on 2, 3 and 4 ranks the sums are right after every micro-batch, 1/N of a "
+        "gradient stays, and each micro-batch sends (N-1)/N of one.",
+    )
+
+
+def diagnose_reduce_and_keep(fn: Callable) -> str | None:
+    """The sentence that names the mistake in fn, or None."""
+    for world_size, numel in CASES:
+        inputs = [
+            ([gradient(rank, micro, numel) for micro in range(MICRO_BATCHES)],) for rank in range(world_size)
+        ]
+        outcome = attempt(partial(_step, fn), inputs)
+        problem = outcome.failure or _not_written(outcome) or _shortcut(outcome)
+        for micro in range(0 if problem else MICRO_BATCHES):
+            kept = [values[micro] for values in outcome.values]
+            problem = problem or _wrong_shape(kept, world_size, numel) or _wrong_value(kept, micro, numel)
+        problem = problem or _too_much_kept(outcome, world_size, numel) or _wrong_bytes(outcome, numel)
+        if problem:
+            return f"{problem} (seen with {world_size} ranks)"
+    return None
+
+
+def gradient(rank: int, micro: int, numel: int) -> torch.Tensor:
+    """Exact in float64, and different for every element, rank and micro-batch."""
+    return (torch.arange(numel, dtype=torch.float64) + 1 + 1000 * (micro + 1)) * BASE ** (2 * rank)
+
+
+def _step(fn: Callable, gradients: list[torch.Tensor]) -> list[Kept]:
+    """In the worker: the accumulation loop of one step, with fn after every backward pass."""
+    kept, seen = None, []
+    while gradients:
+        kept = fn(gradients.pop(0).clone(), kept)
+        whole = isinstance(kept, torch.Tensor)
+        seen.append(
+            Kept(
+                kept.detach().clone() if whole else None,
+                kept.untyped_storage().nbytes() if whole else 0,
+                type(kept).__name__,
+            )
+        )
+    return seen
+
+
+def _not_written(outcome: Attempt) -> str | None:
+    kinds = {kept.kind for values in outcome.values for kept in values}
+    if not any(outcome.messages) and kinds == {"NoneType"}:
+        return "not written yet: nothing was sent and None was returned"
+    if strange := sorted(kinds - {"Tensor"}):
+        return f"a rank returned {strange[0]}: return this rank's shard of the sum so far, a tensor"
+    return None
+
+
+def _shortcut(outcome: Attempt) -> str | None:
+    if not outcome.collectives:
+        return None
+    name = outcome.collectives[0]
+    if "allreduce" in name:
+        return (
+            f"that calls torch's {name}, which sends everybody every sum, twice the bytes: a rank needs the "
+            "sum of its own shard only, so use ring.reduce_scatter"
+        )
+    return f"that calls torch's own {name}: use ring.reduce_scatter, whose messages you have read"
+
+
+def _wrong_shape(kept: list[Kept], world_size: int, numel: int) -> str | None:
+    lengths = [each.value.numel() for each in kept]
+    if all(length == numel // world_size for length in lengths):
+        return None
+    if all(length == numel for length in lengths):
+        return (
+            f"every rank keeps all {numel} elements: that is stage 1's memory. Keep the shard that "
+            "ring.reduce_scatter returns"
+        )
+    return f"the ranks keep {lengths} elements of {numel}, and a shard has {numel // world_size}"
+
+
+def _wrong_value(kept: list[Kept], micro: int, numel: int) -> str | None:
+    """Compare what each rank holds after micro-batch `micro` with the sum, then with the known mistakes."""
+    world_size = len(kept)
+    sums = [
+        sum(gradient(rank, each, numel) for rank in range(world_size)) for each in range(MICRO_BATCHES)
+    ]
+    pieces = ring.chunks(numel, world_size)
+    right, last = sum(sums[: micro + 1]), sums[micro]
+    for rank, each in enumerate(kept):
+        mine = pieces[rank]
+        if torch.equal(each.value, right[mine]):
+            continue
+        own = sum(gradient(rank, earlier, numel) for earlier in range(micro + 1))
+        if torch.equal(each.value, last[mine]) and micro:
+            return (
+                f"after micro-batch {micro} a rank holds that micro-batch alone: the earlier ones were "
+                "overwritten. Add the new shard to `kept`"
+            )
+        if torch.equal(each.value, own[mine]) or torch.equal(each.value, gradient(rank, micro, numel)[mine]):
+            return f"rank {rank} holds its own gradient only: nothing of the other ranks' is in it"
+        if torch.allclose(each.value * world_size, right[mine], rtol=1e-12, atol=0.0):
+            return (
+                "that is the mean over the ranks: keep the sum, and divide once before the update, or the "
+                "rounding depends on how often you divided"
+            )
+        if any(torch.equal(each.value, right[piece]) for piece in pieces):
+            return f"the sums are right, but rank {rank} keeps another rank's shard: its own is {mine}"
+        return _counted_again(rank, micro)
+    return None
+
+
+def _counted_again(rank: int, micro: int) -> str:
+    if micro:
+        return (
+            f"wrong from the second micro-batch on: what rank {rank} had kept was a sum over the ranks already, "
+            "and it went into a sum again. Reduce `flat` alone, then add"
+        )
+    return f"rank {rank}'s shard is not the sum over the ranks, already at the first micro-batch"
+
+
+def _too_much_kept(outcome: Attempt, world_size: int, numel: int) -> str | None:
+    """A shard may be a view, and a view keeps the storage of the whole buffer alive."""
+    shard_bytes = 8 * numel // world_size
+    for rank, values in enumerate(outcome.values):
+        for each in values:
+            if each.storage_bytes > shard_bytes:
+                return (
+                    f"the values are right, but rank {rank} keeps {each.storage_bytes} bytes alive for a shard of "
+                    f"{shard_bytes}: it returned a view of the whole gradient. Copy the shard with .clone()"
+                )
+    return None
+
+
+def _wrong_bytes(outcome: Attempt, numel: int) -> str | None:
+    world_size = len(outcome.values)
+    allowed = MICRO_BATCHES * 8 * numel * (world_size - 1) // world_size
+    for rank in range(world_size):
+        sent = outcome.bytes_sent(rank)
+        if sent != allowed:
+            return (
+                f"the values are right, but rank {rank} sent {sent} bytes in {MICRO_BATCHES} micro-batches, where "
+                f"one reduce-scatter each sends {allowed}"
+            )
+    return None
