@@ -23,6 +23,14 @@ def pins(path: str) -> dict[str, str]:
     return found
 
 
+def project() -> dict:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+
+
+def requirements(lines: list[str]) -> dict[str, Requirement]:
+    return {Requirement(line).name: Requirement(line) for line in lines}
+
+
 def readme_commands() -> list[str]:
     """The commands of the README's section of that name: one to a fenced block."""
     section = (ROOT / "README.md").read_text("utf-8").split("## Two commands")[1].split("\n## ")[0]
@@ -36,12 +44,11 @@ def test_continuous_integration_runs_the_readmes_test_command():
 
 @pytest.mark.parametrize("guide", ["README.md", "cloud/README.md"])
 def test_the_guides_name_the_repository_of_pyproject(guide: str):
-    home = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["urls"]["Repository"]
     text = (ROOT / guide).read_text("utf-8")
     named = re.findall(
         r"(?:github\.com|colab\.research\.google\.com/github|mybinder\.org/v2/gh)/([\w-]+/[\w-]+)", text
     )
-    assert named and set(named) == {home.removeprefix("https://github.com/")}
+    assert named and set(named) == {project()["urls"]["Repository"].removeprefix("https://github.com/")}
 
 
 def test_the_scripts_can_be_run_from_a_clone():
@@ -51,18 +58,19 @@ def test_the_scripts_can_be_run_from_a_clone():
 
 
 def test_what_the_package_needs_is_pinned_within_its_range():
-    project, pinned = (
-        tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"],
-        pins("requirements.txt"),
-    )
-    for line in project["dependencies"] + project["optional-dependencies"]["course"]:
-        need = Requirement(line)
-        assert pinned[need.name] in need.specifier, f"{line}, but requirements.txt pins {pinned[need.name]}"
-    assert {"2.11.0", "2.12.0", "2.13.0"} <= {
-        v
-        for v in ("2.10.0", "2.11.0", "2.12.0", "2.13.0", "2.14.0")
-        if v in Requirement(project["dependencies"][0]).specifier
-    }
+    pinned = pins("requirements.txt")
+    for need in requirements(
+        project()["dependencies"] + project()["optional-dependencies"]["course"]
+    ).values():
+        assert pinned[need.name] in need.specifier, f"{need}, but requirements.txt pins {pinned[need.name]}"
+
+
+@pytest.mark.parametrize(
+    "version, taken", [("2.10.0", False), ("2.11.0", True), ("2.13.1", True), ("2.14.0", False)]
+)
+def test_the_range_of_torch_is_the_one_the_readme_names(version: str, taken: bool):
+    assert (version in requirements(project()["dependencies"])["torch"].specifier) == taken
+    assert "torch 2.11 to 2.13" in (ROOT / "README.md").read_text("utf-8")
 
 
 def imported(files: Iterable[Path]) -> set[str]:
@@ -74,11 +82,8 @@ def imported(files: Iterable[Path]) -> set[str]:
 
 
 def test_what_is_imported_is_declared():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    needs, course_needs = (
-        {Requirement(line).name for line in lines}
-        for lines in (project["dependencies"], project["optional-dependencies"]["course"])
-    )
+    needs = requirements(project()["dependencies"]).keys()
+    course_needs = requirements(project()["optional-dependencies"]["course"]).keys()
     course = set((ROOT / "zerolab/course").rglob("*.py"))
     assert imported(set((ROOT / "zerolab").rglob("*.py")) - course) <= needs
     assert imported(course) <= needs | course_needs
@@ -86,9 +91,8 @@ def test_what_is_imported_is_declared():
 
 def test_binder_takes_the_same_versions_and_the_cpu_build():
     ours, binder = pins("requirements.txt"), pins("binder/requirements.txt")
-    assert binder.pop("torch") == ours["torch"] + "+cpu"
+    assert binder.pop("torch") == ours.pop("torch") + "+cpu"
     assert binder.items() <= ours.items()
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    needs = project["dependencies"] + project["optional-dependencies"]["course"]
-    assert {Requirement(line).name for line in needs} - {"torch"} <= binder.keys()
+    needs = requirements(project()["dependencies"] + project()["optional-dependencies"]["course"])
+    assert needs.keys() - {"torch"} <= binder.keys()
     assert (ROOT / "binder/runtime.txt").read_text("utf-8").strip() == "python-3.12"

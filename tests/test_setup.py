@@ -124,16 +124,14 @@ def test_ctrl_c_during_set_up_leaves_nothing_that_breaks_the_next_run(machine: M
 
 
 def test_zerolab_torch_cpu_takes_the_cpu_build_from_binders_index(machine: Machine):
-    index = re.search(
-        r"^--extra-index-url (\S+)", (ROOT / "binder/requirements.txt").read_text("utf-8"), re.M
-    )[1]
+    index = re.search(r"^--extra-index-url \S+", (ROOT / "binder/requirements.txt").read_text("utf-8"), re.M)[
+        0
+    ]
     torch = re.search(r"^torch==\S+", (ROOT / "requirements.txt").read_text("utf-8"), re.M)[0]
     calls = machine.zero("verify", ZEROLAB_TORCH="cpu")[2]
-    first, second = [call for call in calls if "pip install" in call]
+    *first, second = [call for call in calls if "pip install" in call]
     if sys.platform == "linux":
-        assert first.endswith(
-            f"--no-deps --extra-index-url {index} torch=={pins('requirements.txt')['torch']}+cpu"
-        )
+        assert len(first) == 1 and first[0].endswith(f"--no-deps {index} {torch}+cpu")
     assert second.endswith("-r requirements.txt -e .")
     assert machine.zero("verify")[2] == ["-c ", "-m zerolab verify"], "the choice is remembered"
     assert any("-m venv" in call for call in machine.zero("verify", ZEROLAB_TORCH="default")[2])
