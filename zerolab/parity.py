@@ -1,0 +1,245 @@
+"""Parity: the same training in one process, and whether the sharded run left the same bits.
+
+The reference is what data parallelism promises to be: one process runs every rank's micro-batch in rank
+order, adds up the gradients in that order, divides once by N and takes one step of the stock optimizer.
+`verify` trains both, on real processes, and holds memory and traffic against the formulas beside it.
+"""
+
+import hashlib
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from zerolab.launcher import launch, threads_per_rank
+from zerolab.measure import MeasuredStates
+from zerolab.memory import ModelStates
+from zerolab.models import GPT
+from zerolab.optimizer import STAGES, ZeroOptimizer
+from zerolab.prediction import Prediction, predict
+from zerolab.probe import state_bytes_per_parameter
+from zerolab.settings import look_up
+from zerolab.table import print_reports
+from zerolab.trace import Traffic
+
+_ENGINE_KEYWORDS = ("precision", "prefetch", "reduces_in_flight")
+_VOCABULARY, _CONTEXT = 64, 16
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `verify` found. ``memory`` and ``traffic`` are rank 0's, of the last step; the flags speak of all
+    ranks.
+
+    ``max_abs_diff`` is the largest difference between any parameter of the sharded run and of the reference:
+    0.0 where they are bit-identical, inf where one is NaN.
+    """
+
+    stage: int
+    world_size: int
+    bit_identical: bool
+    max_abs_diff: float
+    memory: MeasuredStates
+    predicted_memory: ModelStates
+    memory_matches: bool
+    traffic: Traffic
+    predicted_traffic: Traffic
+    traffic_matches: bool
+    losses: list[float]
+    reference_losses: list[float]
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything measured is what was predicted."""
+        return self.bit_identical and self.memory_matches and self.traffic_matches
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What one rank brings home; the parameters themselves only from rank 0."""
+
+    losses: list[float]
+    parameters: dict[str, torch.Tensor] | None
+    digest: bytes
+    memory: MeasuredStates
+    traffic: Traffic
+    predicted: Prediction
+    threads: int
+
+
+def verify(
+    stage: int = 2,
+    world_size: int = 4,
+    model_fn: Callable[[], nn.Module] | None = None,
+    inputs: Callable[[int, int], object] | None = None,
+    optimizer_class: type[torch.optim.Optimizer] = torch.optim.Adam,
+    steps: int = 3,
+    **defaults,
+) -> Report:
+    """Train ``steps`` steps on ``world_size`` processes and in one, and compare every bit, byte and message.
+
+    Args:
+        model_fn: builds the model; forward returns the scalar loss. A small GPT by default.
+        inputs: ``inputs(step, rank)`` gives forward's arguments, as a tuple, a dict or one value.
+        defaults: the optimizer's keywords, and ZeroOptimizer's own.
+    Raises: ValueError and TypeError for values out of bounds; WorkerError for what goes wrong on a rank.
+    """
+    look_up(STAGES, stage)
+    state_bytes_per_parameter(optimizer_class, _without(_ENGINE_KEYWORDS, defaults))
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise ValueError(f"steps is {steps!r}: pass a whole number of 1 or more")
+    if model_fn is not None and inputs is None:
+        raise ValueError(
+            "model_fn was given without inputs: pass inputs(step, rank) -> the arguments of its forward"
+        )
+    model_fn, inputs = model_fn or small_gpt, inputs or random_tokens
+    runs = launch(_train_sharded, world_size, stage, model_fn, inputs, optimizer_class, steps, defaults)
+    (expected,) = launch(
+        reference, 1, model_fn, inputs, world_size, optimizer_class, steps, threads=runs[0].threads,
+        **_without(_ENGINE_KEYWORDS, defaults),
+    )  # fmt: skip
+    return _compare(stage, runs, *expected)
+
+
+def reference(
+    model_fn: Callable[[], nn.Module],
+    inputs: Callable[[int, int], object],
+    world_size: int,
+    optimizer_class: type[torch.optim.Optimizer],
+    steps: int,
+    threads: int | None = None,
+    **defaults,
+) -> tuple[dict[str, torch.Tensor], list[float]]:
+    """The single-process training: parameters by name after ``steps`` steps, and rank 0's losses.
+
+    ``threads``: as many as a rank of the sharded run has, because a matrix product split over more threads
+    adds up in another order.
+    """
+    torch.set_num_threads(threads or threads_per_rank(world_size))
+    torch.manual_seed(0)
+    model = model_fn()
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    optimizer = optimizer_class(trainable, **defaults)
+    losses = []
+    for step in range(steps):
+        for rank in range(world_size):
+            loss = _loss(model, inputs, step, rank)
+            loss.backward()
+            losses += [loss.item()] if rank == 0 else []
+        for parameter in trainable:
+            if parameter.grad is not None:
+                parameter.grad /= world_size
+        optimizer.step()
+        optimizer.zero_grad()
+    return {name: p.detach() for name, p in model.named_parameters()}, losses
+
+
+def _train_sharded(stage: int, model_fn, inputs, optimizer_class, steps: int, defaults: dict) -> _Run:
+    """The same training, as one rank of many. Each starts from another seed: parameters must start as rank
+    0's.
+    """
+    rank = torch.distributed.get_rank()
+    torch.manual_seed(rank)
+    model = model_fn()
+    optimizer = ZeroOptimizer(model, optimizer_class, stage=stage, **defaults)
+    losses = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss = _loss(model, inputs, step, rank)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    memory, traffic = optimizer.memory(), optimizer.trace.traffic(steps - 1)
+    with optimizer.full_params():
+        parameters = {name: p.detach().clone() for name, p in model.named_parameters()}
+    return _Run(
+        losses, parameters if rank == 0 else None, _digest(parameters), memory, traffic, predict(optimizer, stage),
+        torch.get_num_threads(),
+    )  # fmt: skip
+
+
+def _loss(model: nn.Module, inputs: Callable, step: int, rank: int) -> torch.Tensor:
+    """The loss of one rank's micro-batch, with the random numbers (dropout's, say) that belong to it."""
+    arguments = inputs(step, rank)
+    torch.manual_seed(1_000_003 * (step + 1) + rank)
+    if isinstance(arguments, Mapping):
+        return model(**arguments)
+    return model(*arguments) if isinstance(arguments, tuple) else model(arguments)
+
+
+def _compare(stage: int, runs: list[_Run], expected: dict[str, torch.Tensor], losses: list[float]) -> Report:
+    first = runs[0]
+    differences = [_max_abs_diff(first.parameters[name], theirs) for name, theirs in expected.items()]
+    same = all(torch.equal(first.parameters[name], theirs) for name, theirs in expected.items())
+    return Report(
+        stage=stage,
+        world_size=len(runs),
+        bit_identical=same and all(run.digest == first.digest for run in runs),
+        max_abs_diff=max(differences),
+        memory=first.memory,
+        predicted_memory=first.predicted.memory,
+        memory_matches=all(run.predicted.holds_memory(run.memory) for run in runs),
+        traffic=first.traffic,
+        predicted_traffic=first.predicted.traffic,
+        traffic_matches=all(run.predicted.holds_traffic(run.traffic) for run in runs),
+        losses=first.losses,
+        reference_losses=losses,
+    )
+
+
+def _max_abs_diff(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """The largest difference; a NaN on either side is infinitely far from anything."""
+    difference = (ours - theirs).abs().nan_to_num(nan=float("inf"))
+    return difference.max().item() if difference.numel() else 0.0
+
+
+def _digest(parameters: dict[str, torch.Tensor]) -> bytes:
+    digest = hashlib.blake2b()
+    for parameter in parameters.values():
+        digest.update(parameter.contiguous().view(-1).view(torch.uint8).numpy())
+    return digest.digest()
+
+
+def _without(names: tuple[str, ...], keywords: dict) -> dict:
+    return {key: value for key, value in keywords.items() if key not in names}
+
+
+def small_gpt() -> nn.Module:
+    """The model `verify` trains when none is given: three blocks, 43 thousand parameters."""
+    return GPT(vocab=_VOCABULARY, width=32, depth=3, heads=2, context=_CONTEXT)
+
+
+def random_tokens(step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two sequences and their targets for `small_gpt`, the same whenever the same step and rank are asked
+    for.
+    """
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    tokens = torch.randint(_VOCABULARY, (2, _CONTEXT + 1), generator=generator)
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+# The command: python -m zerolab verify
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The flags of ``python -m zerolab verify``."""
+    parser.add_argument("--stage", type=int, nargs="+", default=[0, 1, 2, 3], help="default: 0 1 2 3")
+    parser.add_argument("--world-size", type=int, nargs="+", default=[1, 2, 4], help="default: 1 2 4")
+    parser.add_argument("--steps", type=int, default=3, help="training steps to compare after (default 3)")
+    parser.add_argument(
+        "--optimizer", default="Adam", help="a class of torch.optim with an elementwise update"
+    )
+
+
+def run(args: Namespace) -> int:
+    """Verify every stage at every world size; 1 where anything differs from what was predicted."""
+    optimizer_class = getattr(torch.optim, args.optimizer, None)
+    if optimizer_class is None:
+        raise ValueError(f"--optimizer is {args.optimizer!r}: name a torch.optim class, as Adam or SGD")
+    cases = [(stage, world_size) for world_size in args.world_size for stage in args.stage]
+    return print_reports(
+        verify(stage, world_size, optimizer_class=optimizer_class, steps=args.steps)
+        for stage, world_size in cases
+    )

@@ -1,0 +1,56 @@
+"""What the paper's formulas say a rank should hold and send, for one model as it was cut into units."""
+
+from dataclasses import dataclass
+
+from zerolab import cost
+from zerolab.measure import MeasuredStates
+from zerolab.memory import ModelStates, model_states
+from zerolab.optimizer import ZeroOptimizer
+from zerolab.trace import Traffic
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Memory by category and traffic of one step, from Ψ, N and the stage, before anything was measured."""
+
+    memory: ModelStates
+    traffic: Traffic
+
+    def holds_memory(self, measured: MeasuredStates) -> bool:
+        """Whether each category is what was predicted, to the byte."""
+        pairs = (
+            (measured.params_bytes, self.memory.params_bytes),
+            (measured.grads_bytes, self.memory.grads_bytes),
+            (measured.optimizer_bytes, self.memory.optimizer_bytes),
+        )
+        return all(abs(ours - theirs) < 1 for ours, theirs in pairs)
+
+    def holds_traffic(self, measured: Traffic) -> bool:
+        """Whether payload and wire bytes are what was predicted, to the byte."""
+        return (
+            abs(measured.logical_bytes - self.traffic.logical_bytes) < 1
+            and abs(measured.wire_bytes - self.traffic.wire_bytes) < 1
+        )
+
+
+def predict(optimizer: ZeroOptimizer, stage: int) -> Prediction:
+    """Predict one step of training in which every trainable parameter is used and every unit entered once.
+
+    Traffic is summed unit by unit: frozen ones are gathered only, the root is gathered once. On the wire a
+    payload travels with its padding, and (N-1)/N of it.
+    """
+    trainable = sum(unit.numel for unit in optimizer.units if unit.trainable)
+    frozen = sum(unit.numel for unit in optimizer.units if not unit.trainable)
+    states = [each.state_bytes_per_element for each in optimizer.slices if each.unit.trainable]
+    memory = model_states(trainable, optimizer.world_size, stage, "fp32", k=max(states), frozen_psi=frozen)
+    traffic = Traffic()
+    for scope in optimizer.engine.scopes:
+        for unit in scope.units:
+            item_bytes = unit.dtype.itemsize
+            payload = cost.unit_volume(unit.numel, stage, unit.trainable, kept=scope.is_root) * item_bytes
+            padded = (
+                cost.unit_volume(unit.padded_numel, stage, unit.trainable, kept=scope.is_root) * item_bytes
+            )
+            traffic.logical_bytes += int(payload)
+            traffic.wire_bytes += int(cost.wire_bytes(padded, optimizer.world_size, "all_gather"))
+    return Prediction(memory, traffic)

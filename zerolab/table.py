@@ -1,0 +1,55 @@
+"""The table that ``python -m zerolab verify`` prints: for each case what was measured, and below it what was
+predicted.
+"""
+
+from collections.abc import Iterable
+
+_COLUMNS = ("stage", "ranks", "", "bit-identical", "parameters", "gradients", "optimizer", "payload", "wire")
+_WIDTHS = (5, 5, 9, 13, 12, 12, 12, 12, 12)
+
+
+def print_reports(reports: Iterable) -> int:
+    """Print the reports as they come, and a closing line; 0 if all hold, 1 if any does not."""
+    print("Bytes on rank 0 after a step (padding and step counters apart), and bytes it sent in that step.\n")
+    print(_row(_COLUMNS))
+    failed, count = [], 0
+    for report in reports:
+        count += 1
+        verdict = "True" if report.bit_identical else f"off by {report.max_abs_diff:.1e}"
+        print(
+            _row(
+                (
+                    report.stage,
+                    report.world_size,
+                    "measured",
+                    verdict,
+                    *_numbers(report.memory, report.traffic),
+                )
+            )
+        )
+        expected = _numbers(report.predicted_memory, report.predicted_traffic)
+        print(_row(("", "", "predicted", "True", *expected)), flush=True)
+        if not report.ok:
+            failed.append(f"stage {report.stage} on {report.world_size}")
+    if failed:
+        print(f"\n{len(failed)} of {count} differ from what was predicted: {', '.join(failed)}")
+    else:
+        print(
+            f"\nAll {count} are bit-identical to single-process training, in the predicted bytes and messages."
+        )
+    return 1 if failed else 0
+
+
+def _numbers(memory, traffic) -> tuple[str, ...]:
+    sizes = (
+        memory.params_bytes,
+        memory.grads_bytes,
+        memory.optimizer_bytes,
+        traffic.logical_bytes,
+        traffic.wire_bytes,
+    )
+    return tuple(f"{size:,.0f}" for size in sizes)
+
+
+def _row(cells: tuple) -> str:
+    return "  ".join(f"{cell!s:>{width}}" for cell, width in zip(cells, _WIDTHS, strict=True)).rstrip()
