@@ -154,10 +154,9 @@ def _train_sharded(stage: int, model_fn, inputs, optimizer_class, steps: int, de
     memory, traffic = optimizer.memory(), optimizer.trace.traffic(steps - 1)
     with optimizer.full_params():
         parameters = {name: p.detach().clone() for name, p in model.named_parameters()}
-    return _Run(
-        losses, parameters if rank == 0 else None, _digest(parameters), memory, traffic, predict(optimizer, stage),
-        torch.get_num_threads(),
-    )  # fmt: skip
+    mine = parameters if rank == 0 else None
+    predicted = predict(optimizer, stage)
+    return _Run(losses, mine, _digest(parameters), memory, traffic, predicted, torch.get_num_threads())
 
 
 def _loss(model: nn.Module, inputs: Callable, step: int, rank: int) -> torch.Tensor:
