@@ -228,15 +228,12 @@ def test_launches_from_several_threads_do_not_meet():
     assert results == {number: [(number, 0), (number, 1)] for number in range(4)}
 
 
-def test_twenty_launches_leave_no_file_descriptor_process_or_directory():
+def test_twenty_launches_leave_no_file_descriptor_process_or_directory(monkeypatch, tmp_path: Path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
     def leftovers() -> tuple:
-        directories = sorted(Path(tempfile.gettempdir()).glob("zerolab-*"))
-        return (
-            len(os.listdir("/proc/self/fd")),
-            descendants(os.getpid()),
-            directories,
-            threading.active_count(),
-        )
+        fds = len(os.listdir("/proc/self/fd"))
+        return fds, descendants(os.getpid()), os.listdir(tmp_path), threading.active_count()
 
     zerolab.launch(int, 2)
     before = leftovers()

@@ -4,7 +4,7 @@ import os
 import re
 import socket
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import NamedTuple
 
 Environment = Mapping[str, str]
@@ -70,7 +70,7 @@ LAUNCHERS = (
         rank="SLURM_PROCID",
         world_size="SLURM_NTASKS",
         local_rank="SLURM_LOCALID",
-        local_world_size="SLURM_NTASKS_PER_NODE",
+        local_world_size="SLURM_STEP_TASKS_PER_NODE",
         host=slurm_host,
         job=("SLURM_JOB_ID", "SLURM_STEP_ID"),
     ),
@@ -89,7 +89,7 @@ class Place(NamedTuple):
 
 
 def find_place(environment: Environment) -> Place | None:
-    """This process's place as its launcher tells it; None where no launcher started it.
+    """This process's place as its launcher tells it; None where it was started alone.
 
     Raises: ValueError for a variable that is missing or no number, or a meeting point nobody can know.
     """
@@ -103,30 +103,34 @@ def find_place(environment: Environment) -> Place | None:
     return None
 
 
-def place_in(launcher: Launcher, environment: Environment) -> Place:
+def place_in(launcher: Launcher, environment: Environment) -> Place | None:
     """The place that one launcher's variables describe."""
-    rank, world_size = (number(environment, name) for name in (launcher.rank, launcher.world_size))
+    rank = number(environment, launcher.rank)
+    world_size = number(environment, launcher.world_size)
     if not 0 <= rank < world_size:
         raise ValueError(
-            f"{launcher.rank} must be from 0 to {launcher.world_size} - 1 = {world_size - 1}, got {rank}"
+            f"{launcher.rank} must be from 0 to {launcher.world_size} - 1, got {rank} of {world_size}"
         )
-    local_world_size = number(environment, launcher.local_world_size, default=1)
+    if world_size == 1:
+        return None
     address = environment.get("MASTER_ADDR") or launcher.host(environment)
-    if address is None:
+    if not address:
         raise ValueError(
             f"{launcher.name} does not tell where rank 0 runs; set MASTER_ADDR to that host on every rank, "
             "and MASTER_PORT to a port that is free there"
         )
-    if "MASTER_PORT" in environment:
+    if "MASTER_PORT" in environment or not launcher.job:
         port = number(environment, "MASTER_PORT")
-    elif launcher.job:
-        port = job_port([environment.get(name, "") for name in launcher.job])
     else:
-        raise ValueError(
-            "MASTER_PORT is not set; set it to a free port of MASTER_ADDR, or start with torchrun"
-        )
-    local_rank = number(environment, launcher.local_rank, default=0)
-    return Place(rank, world_size, local_rank, local_world_size, address, port)
+        port = job_port([environment.get(name, "") for name in launcher.job])
+    return Place(
+        rank,
+        world_size,
+        number(environment, launcher.local_rank, default=rank),
+        number(environment, launcher.local_world_size, default=1),
+        address,
+        port,
+    )
 
 
 def job_port(identity: list[str]) -> int:
@@ -135,20 +139,21 @@ def job_port(identity: list[str]) -> int:
 
 
 def number(environment: Environment, name: str, default: int | None = None) -> int:
-    """A variable's value as an integer."""
-    text = environment.get(name, default)
-    try:
-        return int(text)
-    except (TypeError, ValueError):
-        raise ValueError(f"the environment variable {name} must be an integer, got {text!r}") from None
+    """A variable's value; SLURM's counts per node, such as "4(x2)", read as their first number."""
+    text = environment.get(name)
+    if text is None and default is not None:
+        return default
+    match = re.match(r"(\d+)(\(x|,|$)", text or "")
+    if match is None:
+        raise ValueError(f"the environment variable {name} must be a number, got {text!r}")
+    return int(match[1])
 
 
 def init_process_group() -> None:
-    """Join this process's launcher's group, or make a group of one where it was started alone.
+    """Join the group of the launcher that started this process, or make a group of one where none did.
 
-    The same program then runs under torchrun, mpirun and srun, as a plain script, and inside ``launch``,
-    where the group exists already. Backend NCCL where each local rank has a GPU, which becomes the current
-    device; else gloo.
+    The same program then runs under torchrun, mpirun and srun, as a plain script, and inside ``launch``, whose
+    ranks have joined already. NCCL where every local rank has a GPU, then its current device; else gloo.
 
     Raises: ValueError where the launcher's variables are incomplete.
     """
@@ -159,22 +164,21 @@ def init_process_group() -> None:
         return
     place = find_place(os.environ)
     local_rank, local_world_size = (place.local_rank, place.local_world_size) if place else (0, 1)
-    device = None
-    if dist.is_nccl_available() and torch.cuda.device_count() >= local_world_size:
-        device = torch.device("cuda", local_rank)
+    devices = torch.cuda.device_count() if dist.is_nccl_available() else 0
+    device = torch.device("cuda", local_rank % devices) if devices >= local_world_size else None
+    if device:
         torch.cuda.set_device(device)
-    backend = "nccl" if device else "gloo"
+    if place is None or place.local_world_size == place.world_size:
+        use_loopback(os.environ)
     if place is None:
-        use_loopback(os.environ)
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, device_id=device)
-        return
-    if place.local_world_size == place.world_size:
-        use_loopback(os.environ)
-    os.environ |= {"MASTER_ADDR": place.address, "MASTER_PORT": str(place.port)}
-    dist.init_process_group(backend, rank=place.rank, world_size=place.world_size, device_id=device)
+        meeting = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    else:
+        os.environ |= {"MASTER_ADDR": place.address, "MASTER_PORT": str(place.port)}
+        meeting = {"rank": place.rank, "world_size": place.world_size}
+    dist.init_process_group("nccl" if device else "gloo", device_id=device, **meeting)
 
 
-def use_loopback(environment: dict[str, str]) -> None:
+def use_loopback(environment: MutableMapping[str, str]) -> None:
     """Keep gloo on this machine: it works without a network then, and whatever its name resolves to."""
     for _, name in socket.if_nameindex():
         if name in ("lo", "lo0"):
