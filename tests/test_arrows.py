@@ -30,7 +30,7 @@ HOUSE = {
     "optimizer": ("optimizer", "ground wire unit around base stages engine"),
     "material": ("models data", ""),
     "programs": (
-        "checkpoint parity rehearsal bench train",
+        "checkpoint parity prediction table rehearsal bench train",
         "ground plan wire unit around engine launch optimizer material programs",
     ),
     "face": ("zerolab __main__", ""),  # both import by name, on first use

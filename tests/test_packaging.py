@@ -1,6 +1,8 @@
 """Promise: what is said in two places agrees: README, pins, pyproject, Binder, continuous integration."""
 
 import ast
+import json
+import os
 import re
 import stat
 import subprocess
@@ -96,3 +98,47 @@ def test_binder_takes_the_same_versions_and_the_cpu_build():
     needs = requirements(project()["dependencies"] + project()["optional-dependencies"]["course"])
     assert needs.keys() - {"torch"} <= binder.keys()
     assert (ROOT / "binder/runtime.txt").read_text("utf-8").strip() == "python-3.12"
+
+
+def readme_section(title: str) -> str:
+    return (ROOT / "README.md").read_text("utf-8").split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def test_every_lesson_is_in_the_readme_with_the_minutes_its_first_box_says():
+    rows = re.findall(
+        r"^\| \[(\w+)\]\(notebooks/(\w+)\.ipynb\) \| (\d+) \|", readme_section("The course"), re.M
+    )
+    listed = {name: minutes for name, file, minutes in rows if name == file}
+    told = {}
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        first = "".join(json.loads(path.read_text("utf-8"))["cells"][0]["source"])
+        told[path.stem] = re.search(r"\*\*(\d+) minutes", first)[1]
+    assert listed == told
+
+
+def test_every_module_is_on_the_readmes_map():
+    on_map = set(re.findall(r"\b\w+\.py\b", readme_section("The house, in reading order")))
+    public = {path.name for path in (ROOT / "zerolab").glob("[!_]*.py")}
+    assert public <= on_map
+    assert on_map - public == {"stage0.py", "stage3.py", "test_arrows.py", "build.py"}
+
+
+def test_every_file_the_readme_names_is_there():
+    text = (ROOT / "README.md").read_text("utf-8")
+    named = re.findall(r"\]\(([\w./]+)\)|`((?:tests|notebooks|binder|cloud)/[\w./]*)`", text)
+    assert [name for pair in named for name in pair if name and not (ROOT / name).exists()] == []
+
+
+def test_the_readmes_example_runs(tmp_path: Path):
+    """As a script of its own, without a guard around it: what a reader would paste."""
+    example = tmp_path / "example.py"
+    example.write_text(re.search(r"```python\n(.*?)```", readme_section("The engine"), re.DOTALL)[1])
+    done = subprocess.run(
+        [sys.executable, str(example)],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)) == 2
