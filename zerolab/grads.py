@@ -5,17 +5,10 @@ gradients, ``local``; when the unit's last has come, the stage reduces the buffe
 sum, ``reduced``.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import torch
 
 from zerolab.sharded import ReducedGradient
 from zerolab.span import Span
-
-if TYPE_CHECKING:
-    from zerolab.unit import FlatUnit
 
 
 class FlatGrads:
@@ -29,13 +22,16 @@ class FlatGrads:
         used: the spans with a gradient anywhere since they were last cleared.
     """
 
-    def __init__(self, unit: FlatUnit):
-        self.unit = unit
+    def __init__(self, spans: list[Span], like: torch.Tensor, world_size: int):
+        """``like``: the flat buffer of the parameters, whose numel, dtype and device the gradients have."""
+        self.spans, self.world_size = spans, world_size
+        self.owned = slice(0, like.numel())
         self.local: torch.Tensor | None = None
         self.reduced: torch.Tensor | None = None
         self.averaged = False
         self.filled: set[Span] = set()
         self.used: set[Span] = set()
+        self._like = like
         self._markers: dict[Span, ReducedGradient] = {}
 
     def collect(self, span: Span) -> None:
@@ -59,7 +55,7 @@ class FlatGrads:
     def _open_local(self) -> None:
         """A buffer for this rank's gradients: a new one, or the last one, whose sum moves out first."""
         if self.local is None:
-            self.local = torch.empty(self.unit.padded_numel, dtype=self.unit.dtype, device=self.unit.device)
+            self.local = torch.empty_like(self._like)
         elif self.reduced is not None:
             self.reduced = self.reduced.clone()
 
@@ -68,7 +64,7 @@ class FlatGrads:
         if not self.filled:
             self._open_local()
         stop = 0
-        for span in self.unit.spans:
+        for span in self.spans:
             if span in self.filled:
                 self.local[stop : span.offset].zero_()
                 stop = span.stop
@@ -77,14 +73,14 @@ class FlatGrads:
     def keep(self, reduced: torch.Tensor) -> None:
         """Take the reduced gradients of ``owned``, on top of those of earlier micro-batches."""
         if self.reduced is not None:
-            reduced += self.reduced * self.unit.world_size if self.averaged else self.reduced
+            reduced += self.reduced * self.world_size if self.averaged else self.reduced
         self.reduced, self.averaged = reduced, False
         self.filled.clear()
 
     def average(self) -> None:
         """Divide the sum by N, once, however often it is asked for."""
         if not self.averaged:
-            self.reduced /= self.unit.world_size
+            self.reduced /= self.world_size
             self.averaged = True
 
     def free_local(self) -> None:
@@ -97,7 +93,7 @@ class FlatGrads:
         self.averaged = False
         self.filled.clear()
         self.used.clear()
-        for span in self.unit.spans:
+        for span in self.spans:
             span.parameter.grad = None
 
     def zero(self) -> None:
@@ -130,4 +126,4 @@ class FlatGrads:
         self.used.discard(span)
         self.filled.discard(span)
         if self.reduced is not None:
-            self.reduced[span.within(self.unit.owned.start, self.unit.owned.stop)].zero_()
+            self.reduced[span.within(self.owned.start, self.owned.stop)].zero_()

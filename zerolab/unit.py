@@ -49,12 +49,12 @@ class FlatUnit:
         self.padded_numel = self.shard_numel * world_size
         self.world_size = world_size
         self.owned = slice(0, self.padded_numel)
-        self.grads = FlatGrads(self)
         self._versions: tuple[int, ...] = ()
         self._described: dict[tuple[int, int], tuple[str, ...]] = {}
         self.whole = True
         self.flat = self._adopt()
         self.shard = self.flat
+        self.grads = FlatGrads(self.spans, self.flat, world_size)
 
     def _adopt(self) -> torch.Tensor:
         """Copy the parameters into a new flat buffer and make each a view of it. Padding is zero."""
@@ -68,7 +68,7 @@ class FlatUnit:
 
     def own(self, owned: slice) -> None:
         """Choose the range this rank updates; until it is detached, ``shard`` is a view of ``flat``."""
-        self.owned = owned
+        self.owned = self.grads.owned = owned
         self.shard = self.flat[owned]
 
     # Parameters: whole, or away.
