@@ -42,14 +42,15 @@ def test_ranks_see_the_environment_directory_and_path_of_this_moment(monkeypatch
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["program", "--flag"])
 
     def look() -> tuple:
         names = ("ZEROLAB_TEST", "HOME", "RANK", "LOCAL_RANK", "WORLD_SIZE")
-        return [os.environ.get(name) for name in names], os.getcwd(), sys.path[0]
+        return [os.environ.get(name) for name in names], os.getcwd(), sys.path[0], sys.argv
 
-    for rank, (environment, directory, first) in enumerate(zerolab.launch(look, 2)):
+    for rank, (environment, directory, first, arguments) in enumerate(zerolab.launch(look, 2)):
         assert environment == ["today", None, str(rank), str(rank), "2"]
-        assert directory == first == str(tmp_path)
+        assert directory == first == str(tmp_path) and arguments == ["program", "--flag"]
 
 
 def test_an_edited_module_is_seen_by_the_next_launch(monkeypatch, tmp_path: Path):

@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -132,9 +133,7 @@ def test_a_program_alone(tmp_path: Path):
 
 
 def test_the_same_program_under_torchrun(tmp_path: Path):
-    (tmp_path / "program.py").write_text(
-        "import os\nos.environ['CUDA_VISIBLE_DEVICES'] = ''\n" + PROGRAM.replace("\n    ", "\n")
-    )
+    (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM))
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "program.py"],
         cwd=tmp_path,

@@ -85,6 +85,20 @@ def first_cause(failures: list[Failure]) -> Failure:
     return min(failures, key=lambda failure: (failure.severity, failure.time))
 
 
+def worker_error(cause: Failure, done: set[int], stack: str) -> WorkerError:
+    """The error to raise for the first cause; `stack` is what the rank's crash handler wrote, if it did."""
+    parts = [cause.describe()]
+    if cause.severity == 2 and done:
+        parts.append(f"{name_ranks(done)} had returned by then: do all ranks call the same collectives?")
+    if stack:
+        parts.append(f"its stack (most recent call last):\n{stack}")
+    if cause.traceback:
+        parts.append(cause.traceback)
+    error = WorkerError("\n\n".join(parts), cause.rank, cause.exitcode)
+    error.__cause__ = cause.exception()
+    return error
+
+
 def name_ranks(ranks: Iterable[int]) -> str:
     """For a sentence: "rank 2", or "ranks 0, 1"."""
     ordered = sorted(ranks)

@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import itertools
 import json
 import os
 import socket
@@ -17,14 +18,19 @@ class ForkServer:
     """A fork server process, as its caller sees it."""
 
     def __init__(self) -> None:
-        self.owner = os.getpid()
         self._lock = threading.Lock()
-        self._launches = 0
+        self._numbers = itertools.count()
         self.socket, theirs = socket.socketpair()
         with theirs:
             environment = {"OPENBLAS_NUM_THREADS": "1"} | dict(os.environ)  # a forking process has one thread
             self._process = subprocess.Popen(
-                [sys.executable, "-P", _forkserver.__file__, str(theirs.fileno()), json.dumps(sys.path)],
+                [
+                    sys.executable,
+                    "-P",
+                    _forkserver.__file__,
+                    str(theirs.fileno()),
+                    json.dumps(list(map(str, sys.path))),
+                ],
                 pass_fds=[theirs.fileno()],
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -37,32 +43,37 @@ class ForkServer:
         return self._process.pid
 
     def usable(self) -> bool:
-        """Whether this server is ours (not inherited through a fork) and alive."""
-        return self.owner == os.getpid() and self._process.poll() is None
+        """Whether the server is there to serve."""
+        return self._process.poll() is None
 
-    def launch(self, world_size: int, directory: str, fds: list[int]) -> int:
-        """Ask for `world_size` ranks that read their job in `directory`; returns the launch's number.
+    def abandon(self) -> None:
+        """In a forked copy of the caller: forget the server, which must see its one caller die."""
+        self.socket.close()
+        self._process.returncode = 0  # no child of this process: nothing to wait for
+
+    def next_number(self) -> int:
+        """A number for a launch that no other launch of this server has."""
+        return next(self._numbers)
+
+    def launch(self, number: int, world_size: int, directory: str, fds: list[int]) -> None:
+        """Ask for `world_size` ranks that read their job in `directory`.
 
         `fds`: the event pipe's write end, the lifeline's read end, rank 0's stdout and stderr.
         """
         path = os.fsencode(directory)
+        request = REQUEST.pack(LAUNCH, number, world_size, len(path))
         with self._lock:
-            self._launches += 1
-            request = REQUEST.pack(LAUNCH, self._launches, world_size, len(path))
-            socket.send_fds(self.socket, [request], fds)
-            self.socket.sendall(path)
-            return self._launches
+            socket.send_fds(self.socket, [request, path], fds)  # in one call: an interrupt cannot part them
 
     def signal(self, launch: int, rank: int, number: int) -> None:
         """Signal a rank; the server knows whether it still exists, so a recycled process id is never hit."""
-        with self._lock, contextlib.suppress(BrokenPipeError):
+        with self._lock, contextlib.suppress(OSError):  # a server that is gone took its ranks along
             self.socket.sendall(REQUEST.pack(SIGNAL, launch, rank, number))
 
     def close(self) -> None:
         """End the server, and with it every rank."""
         self.socket.close()
-        if self.owner == os.getpid():
-            self._process.wait()
+        self._process.wait()
 
 
 _current: ForkServer | None = None
@@ -91,6 +102,13 @@ def shut_down() -> None:
         _current.close()
 
 
+def abandon() -> None:
+    """In a forked copy of the caller: forget the server and a lock that another thread may have held."""
+    global _current_lock
+    _current_lock = threading.Lock()
+    if _current is not None:
+        _current.abandon()
+
+
 atexit.register(shut_down)
-# A forked copy of the caller must not hold the socket: the server would not see the caller die.
-os.register_at_fork(after_in_child=lambda: _current and _current.socket.close())
+os.register_at_fork(after_in_child=abandon)

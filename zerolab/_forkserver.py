@@ -113,6 +113,7 @@ class Server:
             send_event(events, NOT_STARTED, rank, error.errno)
         for fd in others:
             os.close(fd)
+        self.close_if_over(launch)
 
     def become_rank(self, rank: int, directory: str, fds: list[int]) -> None:
         """In the child: drop what is the server's, find the job, run it. Never returns."""
@@ -147,8 +148,12 @@ class Server:
             child = self.children.pop(pid)
             kill_group(pid)
             send_event(self.events[child.launch], DIED, child.rank, os.waitstatus_to_exitcode(status))
-            if all(other.launch != child.launch for other in self.children.values()):
-                os.close(self.events.pop(child.launch))
+            self.close_if_over(child.launch)
+
+    def close_if_over(self, launch: int) -> None:
+        """Close the event pipe of a launch that has no rank left."""
+        if all(child.launch != launch for child in self.children.values()):
+            os.close(self.events.pop(launch))
 
     def kill_everything(self) -> None:
         """The caller is gone: leave no process and no file."""
@@ -169,12 +174,10 @@ def kill_group(pid: int) -> None:
 
 def main(control_fd: str, path: str) -> None:
     """The server process: import torch, then serve."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the caller's to handle; ranks inherit this
     sys.path[:] = json.loads(path)
-    with contextlib.suppress(
-        Exception
-    ):  # where torch cannot be imported each rank says so itself, and better
-        import torch._dynamo  # noqa: F401  an optimizer's first step imports it: a second per rank, saved here
+    with contextlib.suppress(Exception):  # without torch each rank fails by itself, and says why
+        import torch._dynamo  # noqa: F401  else imported by a rank's first optimizer, for a second each
     gc.freeze()  # collections in a rank then leave the shared pages shared
     with socket.socket(fileno=int(control_fd)) as control:
         Server(control).run()

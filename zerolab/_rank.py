@@ -2,8 +2,10 @@
 
 A rank reports by a file and an event, then holds its connections open until the launcher lets go. A rank that
 raised therefore never makes its peers fail too, and one that returned early never cuts off what it has just
-sent."""
+sent.
+"""
 
+import contextlib
 import datetime
 import faulthandler
 import linecache
@@ -22,9 +24,7 @@ from zerolab.rendezvous import use_loopback
 # Asks a rank for its stack. faulthandler answers even while C code holds the interpreter.
 DUMP_SIGNAL = getattr(signal, "SIGRTMAX", signal.SIGUSR2)
 LINGER_SECONDS = 1.0
-FOREVER = datetime.timedelta(
-    days=365
-)  # the launcher watches the ranks; a long healthy step must not time out
+FOREVER = datetime.timedelta(days=365)  # the launcher watches the ranks: no long step may time out
 
 current: int | None = None  # this process's rank, where a launch started it
 
@@ -35,7 +35,6 @@ def run(
     """The rank's whole life; ends the process."""
     global current
     current = rank
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's to handle
     redirect_output(rank, directory, stdout, stderr)
     stacks = open(os.path.join(directory, f"stacks-{rank}"), "w")  # noqa: SIM115  open until the process ends
     faulthandler.register(DUMP_SIGNAL, file=stacks, all_threads=True)
@@ -48,8 +47,9 @@ def run(
     except BaseException as error:
         write_failure(error, os.path.join(directory, f"failure-{rank}"))
         kind = _forkserver.FAILED
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(ValueError):  # the function closed it
+            stream.flush()
     _forkserver.send_event(events, kind, rank)
     watch.join(LINGER_SECONDS)
     os._exit(0)
@@ -70,9 +70,7 @@ def call(rank: int, job: dict, directory: str) -> None:
         try:
             function, args, kwargs = pickle.load(file)
         except Exception as error:
-            raise RuntimeError(
-                f"the function or its arguments cannot be rebuilt in a rank: {error}"
-            ) from error
+            raise RuntimeError(f"fn or its arguments cannot be rebuilt in a rank: {error}") from error
     join_group(rank, job, directory)
     result = function(*args, **kwargs)
     with open(os.path.join(directory, f"result-{rank}"), "wb") as file:
@@ -86,16 +84,12 @@ def call(rank: int, job: dict, directory: str) -> None:
 
 
 def enter_world(rank: int, job: dict) -> None:
-    """Today's environment and notebook cells, whenever the fork server was started."""
+    """The caller's environment, arguments and notebook cells as they are now, not when the server started."""
     os.environ.clear()
     os.environ.update(job["environ"])
-    identity = {
-        "RANK": rank,
-        "LOCAL_RANK": rank,
-        "WORLD_SIZE": job["world_size"],
-        "LOCAL_WORLD_SIZE": job["world_size"],
-    }
-    os.environ.update({name: str(value) for name, value in identity.items()})
+    os.environ |= dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))
+    os.environ |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(job["world_size"]))
+    sys.argv[:] = job["argv"]
     linecache.cache.update(job["sources"])  # tracebacks show the lines of notebook cells
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # forks share numpy's state, which fresh processes would not

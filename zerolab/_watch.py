@@ -7,6 +7,7 @@ import pickle
 import selectors
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from zerolab import _rank, _stacks
-from zerolab._failures import Failure, LaunchTimeout, WorkerError, first_cause, name_ranks
+from zerolab._failures import Failure, LaunchTimeout, WorkerError, first_cause, worker_error
 from zerolab._forkclient import ForkServer
 from zerolab._forkserver import DIED, DONE, EVENT, FAILED, NOT_STARTED, STARTED, Event
 from zerolab._output import Relay
@@ -22,7 +23,7 @@ from zerolab._output import Relay
 START_SECONDS = 60.0  # for the fork server to import torch; a launch's own timeout starts when its ranks do
 GRACE_SECONDS = 0.3  # after a failure, for one that happened before it and is told after it
 PEER_GRACE_SECONDS = 3.0  # while all that anyone reports is that its peer went away
-STOP_SECONDS = 2.0  # from asking a rank to end to killing it
+STOP_SECONDS = 1.0  # from asking a rank to end to killing it
 DUMP_SECONDS = 2.0  # for the ranks to write their stacks
 LOOK_SECONDS = 0.1
 
@@ -33,12 +34,14 @@ class Launch:
     def __init__(self, server: ForkServer, job: dict, payload: bytes, timeout: float | None) -> None:
         self.server, self.job, self.payload, self.timeout = server, job, payload, timeout
         self.world_size = job["world_size"]
-        self.running = set(range(self.world_size))  # ranks whose process exists
+        self.number = server.next_number()
+        self.running: set[int] = set()  # ranks whose process exists, or is about to
         self.done: set[int] = set()
         self.failures: dict[int, Failure] = {}
         self.trouble = ""  # what is wrong with no rank in particular
         self.stopping = False
         self.deadline = time.monotonic() + timeout + START_SECONDS if timeout else float("inf")
+        self.relays: tuple[Relay, ...] = ()
         self.selector = selectors.DefaultSelector()
         self.cleanup = contextlib.ExitStack()
 
@@ -46,13 +49,14 @@ class Launch:
         try:
             self.start()
         except BaseException:
-            self.cleanup.close()
+            self.__exit__(*sys.exc_info())
             raise
         return self
 
     def __exit__(self, *exception: object) -> None:
         with self.cleanup, interrupts_ignored():
-            self.stop(politely=exception[0] is not None)
+            if self.running:
+                self.stop(politely=exception[0] is not None)
             self.show_output()
 
     def start(self) -> None:
@@ -73,7 +77,8 @@ class Launch:
         for relay in self.relays:
             self.watch(relay.source, relay.pass_on)
         theirs = (their_events, their_lifeline, their_stdout, their_stderr)
-        self.number = self.server.launch(self.world_size, self.directory, [end.fileno() for end in theirs])
+        self.running = set(range(self.world_size))
+        self.server.launch(self.number, self.world_size, self.directory, [end.fileno() for end in theirs])
         for end in theirs:
             end.close()
 
@@ -96,10 +101,10 @@ class Launch:
         """What the ranks returned, by rank, once all have; or the error that says why not."""
         if not self.listen(lambda: self.trouble or self.failures or len(self.done) == self.world_size):
             raise self.timed_out()
-        if self.trouble:
-            raise RuntimeError(self.trouble)
         if self.failures:
             raise self.failed()
+        if self.trouble:
+            raise RuntimeError(self.trouble)
         return [self.result(rank) for rank in range(self.world_size)]
 
     def listen(self, until: Callable[[], Any], seconds: float | None = None) -> bool:
@@ -130,7 +135,7 @@ class Launch:
             self.deadline = event.time + self.timeout
         elif event.kind == NOT_STARTED:
             self.running = set(range(event.rank))
-            reason = os.strerror(event.value)
+            reason = f"{os.strerror(event.value)}; ask for fewer ranks, or raise the limit (ulimit -u)"
             self.trouble = f"the system refused process {event.rank + 1} of {self.world_size}: {reason}"
         elif event.kind == DONE:
             self.done.add(event.rank)
@@ -144,29 +149,16 @@ class Launch:
 
     def server_died(self) -> bool:
         """The server never writes, so its socket can be read only when it is gone."""
-        self.trouble = (
-            self.trouble or "the process that starts ranks was killed; launch again, a new one is started"
-        )
+        self.trouble = "the process that starts ranks was killed; launch again, which starts a new one"
         return False
 
     def failed(self) -> WorkerError:
         """The error for the rank that failed first, after a moment for one that is only heard later."""
-        self.listen(lambda: self.cause.severity == 0, GRACE_SECONDS)
-        if self.cause.severity == 2:
-            everyone = lambda: len(self.failures) + len(self.done) == self.world_size
-            self.listen(lambda: self.cause.severity < 2 or everyone(), PEER_GRACE_SECONDS)
-        cause = self.cause
-        parts = [cause.describe()]
-        if cause.severity == 2 and self.done:
-            parts.append(
-                f"{name_ranks(self.done)} had returned by then: do all ranks call the same collectives?"
-            )
-        if cause.exitcode is not None and (stack := self.stack(cause.rank)):
-            parts.append("Its stack (most recent call last):\n" + _stacks.render(_stacks.main_thread(stack)))
-        parts.append(cause.traceback)
-        error = WorkerError("\n\n".join(filter(None, parts)), cause.rank, cause.exitcode)
-        error.__cause__ = cause.exception()
-        return error
+        everyone = lambda: len(self.failures) + len(self.done) == self.world_size
+        self.listen(lambda: self.cause.severity == 0 or everyone(), GRACE_SECONDS)
+        self.listen(lambda: self.cause.severity < 2 or everyone(), PEER_GRACE_SECONDS)
+        stack = _stacks.render(_stacks.main_thread(self.stack(self.cause.rank)))
+        return worker_error(self.cause, self.done, stack)
 
     @property
     def cause(self) -> Failure:
@@ -231,7 +223,7 @@ class Launch:
         """The rest of rank 0's output, then the other ranks' in their order."""
         for relay in self.relays:
             relay.drain()
-        for rank in range(1, self.world_size):
+        for rank in range(1, self.world_size if self.relays else 1):
             for name in ("stdout", "stderr"):
                 with contextlib.suppress(FileNotFoundError), open(self.path(f"{name}-{rank}"), "rb") as file:
                     Relay(file, name).drain()

@@ -52,6 +52,7 @@ def launch(
         "backend": choose_backend(backend, world_size),
         "threads": threads_per_rank(world_size),
         "sys_path": list(sys.path),
+        "argv": list(sys.argv),
         "cwd": os.getcwd(),
         "environ": dict(os.environ),
         "sources": cell_sources(),

@@ -152,8 +152,8 @@ def number(environment: Environment, name: str, default: int | None = None) -> i
 def init_process_group() -> None:
     """Join the group of the launcher that started this process, or make a group of one where none did.
 
-    The same program then runs under torchrun, mpirun and srun, as a plain script, and inside ``launch``, whose
-    ranks have joined already. NCCL where every local rank has a GPU, then its current device; else gloo.
+    The same program then runs under torchrun, mpirun and srun, as a plain script, and inside ``launch``,
+    where nothing is left to join. NCCL where every local rank has a GPU, then its current device; else gloo.
 
     Raises: ValueError where the launcher's variables are incomplete.
     """
