@@ -55,22 +55,32 @@ def communication_volume(
     return _number("psi", psi) * sum(passes_per_step(stage, micro_batches, reduce_each))
 
 
-def unit_volume(numel: float, stage: int, trainable: bool = True, kept: bool = False) -> float:
-    """Elements that each rank sends for one unit of `numel` parameters in a step, by the paper's convention.
+def unit_bytes(
+    numel: float,
+    stage: int,
+    parameter_bytes: float = 4,
+    gradient_bytes: float = 4,
+    trainable: bool = True,
+    kept: bool = False,
+) -> float:
+    """Payload bytes that one unit of `numel` parameters moves in a step, by the paper's convention.
 
     A whole model moves a little less than `communication_volume` says: frozen parameters have no gradients to
     reduce and no update to share, and a unit that is `kept` whole from forward to backward (the root, at
-    stage 3) is gathered once and not twice.
+    stage 3) is gathered once and not twice. Gradients and parameters may differ in bytes per element.
 
     Comm: 2Ψ, 2Ψ, 2Ψ, 3Ψ for a trainable unit, 2Ψ if kept at stage 3; frozen 0, 0, 0, 2Ψ, or Ψ if kept.
-    Raises: TypeError or ValueError for a numel that is no finite number >= 0, or an unknown stage.
+    Raises: TypeError or ValueError for sizes that are no finite numbers >= 0, or an unknown stage.
     """
     reduce_scatter, all_gather = passes_per_step(stage)
     if not trainable:
         reduce_scatter, all_gather = 0, all_gather if stage == 3 else 0
     if kept and stage == 3:
         all_gather -= 1
-    return _number("numel", numel) * (reduce_scatter + all_gather)
+    parameter_bytes = _number("parameter_bytes", parameter_bytes)
+    gradient_bytes = _number("gradient_bytes", gradient_bytes)
+    gathered_bytes = gradient_bytes if stage == 0 else parameter_bytes  # stage 0 gathers the gradients' sum
+    return _number("numel", numel) * (reduce_scatter * gradient_bytes + all_gather * gathered_bytes)
 
 
 def wire_bytes(payload_bytes: float, world_size: int, collective: str) -> float:

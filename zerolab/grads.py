@@ -7,6 +7,7 @@ sum, ``reduced``.
 
 import torch
 
+from zerolab.precision import reduces_to_mean
 from zerolab.sharded import ReducedGradient
 from zerolab.span import Span
 
@@ -16,22 +17,23 @@ class FlatGrads:
 
     Attributes:
         local: [P] this rank's own gradients on their way to the reduction, or None.
-        reduced: [S] the sum over ranks and micro-batches of the owned range's gradients, or None.
-        averaged: whether ``reduced`` was divided by N since.
+        reduced: [S] the gradients of the owned range, summed over micro-batches and ranks, or None.
+        averaged: whether ``reduced`` is divided by N: later in fp32, from the start in 16 bits.
         filled: the spans with a gradient in ``local``.
         used: the spans with a gradient anywhere since they were last cleared.
     """
 
-    def __init__(self, spans: list[Span], like: torch.Tensor, world_size: int):
-        """``like``: the flat buffer of the parameters, whose numel, dtype and device the gradients have."""
-        self.spans, self.world_size = spans, world_size
-        self.owned = slice(0, like.numel())
+    def __init__(
+        self, spans: list[Span], padded_numel: int, dtype: torch.dtype, device: torch.device, world_size: int
+    ):
+        self.spans, self.padded_numel, self.dtype, self.device = spans, padded_numel, dtype, device
+        self.world_size = world_size
+        self.owned = slice(0, padded_numel)
         self.local: torch.Tensor | None = None
         self.reduced: torch.Tensor | None = None
         self.averaged = False
         self.filled: set[Span] = set()
         self.used: set[Span] = set()
-        self._like = like
         self._markers: dict[Span, ReducedGradient] = {}
 
     def collect(self, span: Span) -> None:
@@ -55,7 +57,7 @@ class FlatGrads:
     def _open_local(self) -> None:
         """A buffer for this rank's gradients: a new one, or the last one, whose sum moves out first."""
         if self.local is None:
-            self.local = torch.empty_like(self._like)
+            self.local = torch.empty(self.padded_numel, dtype=self.dtype, device=self.device)
         elif self.reduced is not None:
             self.reduced = self.reduced.clone()
 
@@ -72,9 +74,10 @@ class FlatGrads:
 
     def keep(self, reduced: torch.Tensor) -> None:
         """Take the reduced gradients of ``owned``, on top of those of earlier micro-batches."""
+        mean = reduces_to_mean(self.dtype)
         if self.reduced is not None:
-            reduced += self.reduced * self.world_size if self.averaged else self.reduced
-        self.reduced, self.averaged = reduced, False
+            reduced += self.reduced * self.world_size if self.averaged and not mean else self.reduced
+        self.reduced, self.averaged = reduced, mean
         self.filled.clear()
 
     def average(self) -> None:

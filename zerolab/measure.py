@@ -76,7 +76,7 @@ class Gauge:
 
 
 def _unit_bytes(unit: FlatUnit) -> int:
-    return storage_bytes((unit.flat, unit.shard, unit.grads.local, unit.grads.reduced))
+    return storage_bytes((unit.flat, unit.shard, unit.master, unit.grads.local, unit.grads.reduced))
 
 
 def census(
@@ -94,16 +94,18 @@ def census(
     own_grads = [p.grad for p in model.parameters() if type(p.grad) is torch.Tensor]
     own_params = [p for p in model.parameters() if type(p) is torch.nn.Parameter]
     params = storage_bytes([*own_params, *(u.flat for u in units), *(u.shard for u in units)])
+    masters = [(u, u.master) for u in units if u.master is not None and u.master is not u.shard]
     grads = storage_bytes([*own_grads, *(u.grads.local for u in units), *(u.grads.reduced for u in units)])
     counters = storage_bytes(t for t in state if t.dim() == 0)
-    optimizer = storage_bytes(t for t in state if t.dim() > 0)
+    optimizer = storage_bytes([*(t for t in state if t.dim() > 0), *(master for _, master in masters)])
     params_padding = sum(_padding_bytes(u, (u.flat, u.shard)) for u in units)
+    masters_padding = sum(_padding_bytes(u, (master,)) for u, master in masters)
     grads_padding = sum(_padding_bytes(u, (u.grads.local, u.grads.reduced)) for u in units)
     return MeasuredStates(
         params_bytes=params - params_padding,
         grads_bytes=grads - grads_padding,
-        optimizer_bytes=optimizer - excess_bytes,
-        padding_bytes=params_padding + grads_padding,
+        optimizer_bytes=optimizer - excess_bytes - masters_padding,
+        padding_bytes=params_padding + grads_padding + masters_padding,
         uneven_bytes=excess_bytes,
         counters_bytes=counters,
         peak_bytes=peak_bytes,

@@ -19,11 +19,13 @@ from zerolab.agreement import agree_on, agree_on_used
 from zerolab.clip import global_norm
 from zerolab.collectives import connect
 from zerolab.engine import Engine
+from zerolab.local import LocalUpdate, options_of
 from zerolab.measure import MeasuredStates, census, storage_bytes
+from zerolab.precision import PRECISIONS
 from zerolab.probe import state_bytes_per_parameter
 from zerolab.scopes import Scope, find_scopes
-from zerolab.settings import check_settings, engaged, look_up, options, parameter_groups, signature
-from zerolab.slices import Slice, cut, disjoint_grads
+from zerolab.settings import check_settings, choose, engaged, parameter_groups, signature
+from zerolab.slices import Slice, disjoint_grads
 from zerolab.span import Span
 from zerolab.stages.stage0 import Stage0
 from zerolab.stages.stage1 import Stage1
@@ -42,10 +44,11 @@ class ZeroOptimizer(torch.optim.Optimizer):
     Args:
         model: any module; its parameters move into flat buffers and start as rank 0's. Buffers stay per rank.
         optimizer_class: a torch.optim.Optimizer class with an elementwise update; ``defaults`` goes to it.
-        stage: 0 nothing sharded, 1 optimizer state, 2 and gradients, 3 and parameters.
-        params: parameter groups as any optimizer takes them; all trainable parameters by default.
-        units: modules to gather and reduce as one; the outermost containers' children by default.
-        precision: "fp32".
+        stage: 0 nothing sharded, 1 optimizer state, 2 and gradients, 3 and parameters. params: parameter
+        groups as any optimizer takes them; all trainable parameters by default. units: modules to gather and
+        reduce as one; the outermost containers' children by default. precision: "fp32"; "mixed" for bf16
+        parameters and gradients with fp32 masters, 2+2+12 bytes with Adam;
+            "mixed_fp32_grads" for 2+4+12.
         process_group: the ranks that train together; all of them by default.
         prefetch: scopes gathered ahead of the one at work (stage 3); 0 is the synchronous textbook.
         reduces_in_flight: reductions left under way while backward goes on; 0 waits for each.
@@ -69,28 +72,26 @@ class ZeroOptimizer(torch.optim.Optimizer):
         reduces_in_flight: int = 1,
         **defaults,
     ):
-        check_settings(model, precision, prefetch, reduces_in_flight)
-        stage_class = look_up(STAGES, stage)
+        check_settings(model, prefetch, reduces_in_flight)
+        stage_class = choose("stage", stage, STAGES)
+        self.precision = choose("precision", precision, PRECISIONS)
         groups = parameter_groups(model, params)
         state_bytes_per_parameter(optimizer_class, defaults)
         self.model, self.trace = model, Trace()
         self.comm = connect(process_group, self.trace)
         self.stage = stage_class(self.comm)
         scopes = find_scopes(model, units)
-        agree_on(
-            self.comm,
-            "the model and its optimizer",
-            signature(scopes, optimizer_class, stage_class, defaults),
-        )
+        described = signature(scopes, stage_class, precision, optimizer_class, defaults)
+        agree_on(self.comm, "the model and its optimizer", described)
         self.units: list[FlatUnit] = []
         for scope in scopes:
             self._lay_out(scope)
-        self._optimizer_class, self._given = optimizer_class, defaults
-        self.local: torch.optim.Optimizer | None = None
-        self.slices: list[Slice] = []
+        self.local = LocalUpdate(optimizer_class, defaults)
         super().__init__(groups, {})
-        self.defaults, self.state = self.local.defaults, self.local.state
+        self.defaults, self.state = self.local.optimizer.defaults, self.local.optimizer.state
         self.engine = Engine(scopes, self.stage, self.trace, prefetch, reduces_in_flight)
+        if self.precision.has_masters:
+            model.register_forward_pre_hook(self._cast_inputs, prepend=True, with_kwargs=True)
         engaged.add(model)
         self.trace.next_step()
 
@@ -101,6 +102,10 @@ class ZeroOptimizer(torch.optim.Optimizer):
     @property
     def world_size(self) -> int:
         return self.comm.world_size
+
+    def _cast_inputs(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        """What the model is called with, in its parameters' dtype."""
+        return self.precision.cast((args, kwargs))
 
     # Setting up: units, shards, slices.
 
@@ -117,7 +122,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
             )
         for (frozen, dtype, _), parameters in kinds.items():
             name = f"{scope.name} (frozen {str(dtype).removeprefix('torch.')})" if frozen else scope.name
-            unit = FlatUnit(name, len(self.units), parameters, self.world_size)
+            unit = FlatUnit(name, len(self.units), parameters, self.world_size, self.precision)
             self.comm.broadcast(unit.flat, unit)
             self.stage.setup(unit)
             scope.units.append(unit)
@@ -128,21 +133,11 @@ class ZeroOptimizer(torch.optim.Optimizer):
         in.
         """
         (group,) = parameter_groups(self.model, [param_group])
-        if known := {id(p) for g in self.param_groups for p in g["params"]} & {
-            id(p) for p in group["params"]
-        }:
-            raise ValueError(
-                f"{len(known)} of the parameters are in a group already: list each parameter once"
-            )
-        cost = state_bytes_per_parameter(self._optimizer_class, self._given | options(group))
-        slices = cut(self.units, group["params"], cost)
-        local_group = options(group) | {"params": [each.tensor for each in slices]}
-        if self.local is None:
-            self.local = self._optimizer_class([local_group], **self._given)
-        else:
-            self.local.add_param_group(local_group)
-        self.slices += slices
-        super().add_param_group(options(self.local.param_groups[-1]) | {"params": group["params"]})
+        listed = {id(p) for known in self.param_groups for p in known["params"]}
+        if repeated := [p for p in group["params"] if id(p) in listed]:
+            raise ValueError(f"{len(repeated)} of the parameters are in a group already: list each once")
+        filled = self.local.add_group(self.units, group["params"], options_of(group))
+        super().add_param_group(filled | {"params": group["params"]})
 
     # Training.
 
@@ -160,11 +155,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
                 loss = closure()
         used = self._average_grads()
         self.trace.phase = "step"
-        for each in self.slices:
-            each.tensor.grad = each.unit.grads.reduced[each.part] if each.span in used else None
-        for mine, theirs in zip(self.param_groups, self.local.param_groups, strict=True):
-            theirs.update(options(mine))
-        self.stage.update(self.engine.trainable, self._update_slices)
+        self.stage.update(self.engine.trainable, lambda: self._update(used))
         self._finish_step()
         return loss
 
@@ -176,23 +167,20 @@ class ZeroOptimizer(torch.optim.Optimizer):
             unit.grads.average()
         return used
 
-    def _update_slices(self) -> None:
+    def _update(self, used: set[Span]) -> None:
         """The local optimizer's step, written into the trace unit by unit."""
-        events = [
-            self.trace.begin("update", unit.name, unit.shard, unit.describe(unit.owned))
-            for unit in self.engine.trainable
-        ]
-        self.local.step()
-        for event in events:
+        units = self.engine.trainable
+        events = [self.trace.begin("update", u.name, u.master, u.describe(u.owned)) for u in units]
+        self.local.step(used, self.param_groups)
+        for unit, event in zip(units, events, strict=True):
+            unit.publish()
             self.trace.finish(event)
 
     def _finish_step(self) -> None:
-        """Let go of what the update needed, and tell autograd that the parameters changed."""
-        for each in self.slices:
-            each.tensor.grad = None
+        """Tell autograd that the parameters changed, and take the measure of the optimizer's state."""
         for unit in self.engine.trainable:
             unit.mark_updated()
-        self.engine.gauge.optimizer_bytes = storage_bytes(self._state_tensors())
+        self.engine.gauge.optimizer_bytes = storage_bytes(self.local.state_tensors())
         self.trace.next_step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -218,7 +206,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         )
         scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         for unit in self.engine.trainable:
-            unit.grads.reduced *= scale.to(unit.dtype)
+            unit.grads.reduced *= scale.to(unit.device)
         return norm
 
     def no_sync(self) -> AbstractContextManager[None]:
@@ -228,6 +216,11 @@ class ZeroOptimizer(torch.optim.Optimizer):
         return self.engine.no_sync()
 
     # Looking inside.
+
+    @property
+    def slices(self) -> list[Slice]:
+        """This rank's slice of each parameter, in the order of the parameter groups."""
+        return self.local.slices
 
     def full_params(self) -> AbstractContextManager[None]:
         """Parameters whole and usable on every rank for as long as it is open; what is written to them is
@@ -253,7 +246,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         }
 
     def _whole_grads(self, unit: FlatUnit) -> torch.Tensor:
-        flat = torch.zeros(unit.padded_numel, dtype=unit.dtype, device=unit.device)
+        flat = torch.zeros(unit.padded_numel, dtype=unit.grads.dtype, device=unit.device)
         flat[unit.owned] = unit.grads.reduced
         self.comm.all_gather(flat, unit).wait()
         return flat
@@ -262,20 +255,14 @@ class ZeroOptimizer(torch.optim.Optimizer):
         """What this rank holds now, counted from storages, by category. Call it between backward and
         zero_grad.
         """
-        with_state = [each for each in self.slices if each.tensor in self.local.state]
-        excess_bytes = sum(each.excess_bytes for each in with_state)
-        return census(
-            self.model, self.units, self._state_tensors(), excess_bytes, self.engine.gauge.peak_bytes
-        )
-
-    def _state_tensors(self) -> list[torch.Tensor]:
-        return [t for each in self.local.state.values() for t in each.values() if isinstance(t, torch.Tensor)]
+        state, excess_bytes = self.local.state_tensors(), self.local.excess_bytes()
+        return census(self.model, self.units, state, excess_bytes, self.engine.gauge.peak_bytes)
 
     def state_dict(self) -> dict:
         """This rank's shard of the optimizer state, tagged so that it cannot be loaded where it does not
         belong.
         """
-        return self.local.state_dict() | {"zerolab": self._tag()}
+        return self.local.optimizer.state_dict() | {"zerolab": self._tag()}
 
     def load_state_dict(self, state_dict: dict) -> None:
         """Take back what `state_dict` gave, on the same rank, at the same stage, world size and layout.
@@ -287,10 +274,12 @@ class ZeroOptimizer(torch.optim.Optimizer):
                 f"this state_dict is the shard of {state_dict.get('zerolab', 'another optimizer')}, and this "
                 f"is {self._tag()}: load it on the rank and with the layout it was saved from"
             )
-        self.local.load_state_dict({key: value for key, value in state_dict.items() if key != "zerolab"})
-        self.state = self.local.state
-        for mine, theirs in zip(self.param_groups, self.local.param_groups, strict=True):
-            mine.update(options(theirs))
+        self.local.optimizer.load_state_dict(
+            {key: value for key, value in state_dict.items() if key != "zerolab"}
+        )
+        self.state = self.local.optimizer.state
+        for mine, theirs in zip(self.param_groups, self.local.optimizer.param_groups, strict=True):
+            mine.update(options_of(theirs))
 
     def _tag(self) -> dict:
         layout = [(unit.name, unit.numel, unit.owned.start, unit.owned.stop) for unit in self.units]

@@ -1,30 +1,29 @@
-"""Parity: the same training in one process, and whether the sharded run left the same bits.
-
-The reference is what data parallelism promises to be: one process runs every rank's micro-batch in rank
-order, adds up the gradients in that order, divides once by N and takes one step of the stock optimizer.
-`verify` trains both, on real processes, and holds memory and traffic against the formulas beside it.
+"""Parity: the same training sharded and in one process, and every bit, byte and message held against each
+other.
 """
 
 import hashlib
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from zerolab.launcher import launch, threads_per_rank
+from zerolab.launcher import launch
 from zerolab.measure import MeasuredStates
 from zerolab.memory import ModelStates
 from zerolab.models import GPT
 from zerolab.optimizer import STAGES, ZeroOptimizer
+from zerolab.precision import PRECISIONS
 from zerolab.prediction import Prediction, predict
 from zerolab.probe import state_bytes_per_parameter
-from zerolab.settings import look_up
+from zerolab.reference import loss_of, reference
+from zerolab.settings import choose
 from zerolab.table import print_reports
 from zerolab.trace import Traffic
 
-_ENGINE_KEYWORDS = ("precision", "prefetch", "reduces_in_flight")
+_ENGINE_KEYWORDS = ("prefetch", "reduces_in_flight")
 _VOCABULARY, _CONTEXT = 64, 16
 
 
@@ -86,8 +85,9 @@ def verify(
         defaults: the optimizer's keywords, and ZeroOptimizer's own.
     Raises: ValueError and TypeError for values out of bounds; WorkerError for what goes wrong on a rank.
     """
-    look_up(STAGES, stage)
-    state_bytes_per_parameter(optimizer_class, _without(_ENGINE_KEYWORDS, defaults))
+    choose("stage", stage, STAGES)
+    choose("precision", defaults.get("precision", "fp32"), PRECISIONS)
+    state_bytes_per_parameter(optimizer_class, _without((*_ENGINE_KEYWORDS, "precision"), defaults))
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise ValueError(f"steps is {steps!r}: pass a whole number of 1 or more")
     if model_fn is not None and inputs is None:
@@ -103,39 +103,6 @@ def verify(
     return _compare(stage, runs, *expected)
 
 
-def reference(
-    model_fn: Callable[[], nn.Module],
-    inputs: Callable[[int, int], object],
-    world_size: int,
-    optimizer_class: type[torch.optim.Optimizer],
-    steps: int,
-    threads: int | None = None,
-    **defaults,
-) -> tuple[dict[str, torch.Tensor], list[float]]:
-    """The single-process training: parameters by name after ``steps`` steps, and rank 0's losses.
-
-    ``threads``: as many as a rank of the sharded run has, because a matrix product split over more threads
-    adds up in another order.
-    """
-    torch.set_num_threads(threads or threads_per_rank(world_size))
-    torch.manual_seed(0)
-    model = model_fn()
-    trainable = [p for p in model.parameters() if p.requires_grad]
-    optimizer = optimizer_class(trainable, **defaults)
-    losses = []
-    for step in range(steps):
-        for rank in range(world_size):
-            loss = _loss(model, inputs, step, rank)
-            loss.backward()
-            losses += [loss.item()] if rank == 0 else []
-        for parameter in trainable:
-            if parameter.grad is not None:
-                parameter.grad /= world_size
-        optimizer.step()
-        optimizer.zero_grad()
-    return {name: p.detach() for name, p in model.named_parameters()}, losses
-
-
 def _train_sharded(stage: int, model_fn, inputs, optimizer_class, steps: int, defaults: dict) -> _Run:
     """The same training, as one rank of many. Each starts from another seed: parameters must start as rank
     0's.
@@ -147,7 +114,7 @@ def _train_sharded(stage: int, model_fn, inputs, optimizer_class, steps: int, de
     losses = []
     for step in range(steps):
         optimizer.zero_grad()
-        loss = _loss(model, inputs, step, rank)
+        loss = loss_of(model, inputs, step, rank, optimizer.precision)
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
@@ -157,15 +124,6 @@ def _train_sharded(stage: int, model_fn, inputs, optimizer_class, steps: int, de
     mine = parameters if rank == 0 else None
     predicted = predict(optimizer, stage)
     return _Run(losses, mine, _digest(parameters), memory, traffic, predicted, torch.get_num_threads())
-
-
-def _loss(model: nn.Module, inputs: Callable, step: int, rank: int) -> torch.Tensor:
-    """The loss of one rank's micro-batch, with the random numbers (dropout's, say) that belong to it."""
-    arguments = inputs(step, rank)
-    torch.manual_seed(1_000_003 * (step + 1) + rank)
-    if isinstance(arguments, Mapping):
-        return model(**arguments)
-    return model(*arguments) if isinstance(arguments, tuple) else model(arguments)
 
 
 def _compare(stage: int, runs: list[_Run], expected: dict[str, torch.Tensor], losses: list[float]) -> Report:
@@ -190,7 +148,7 @@ def _compare(stage: int, runs: list[_Run], expected: dict[str, torch.Tensor], lo
 
 def _max_abs_diff(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     """The largest difference; a NaN on either side is infinitely far from anything."""
-    difference = (ours - theirs).abs().nan_to_num(nan=float("inf"))
+    difference = (ours.double() - theirs.double()).abs().nan_to_num(nan=float("inf"))
     return difference.max().item() if difference.numel() else 0.0
 
 
@@ -227,9 +185,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--stage", type=int, nargs="+", default=[0, 1, 2, 3], help="default: 0 1 2 3")
     parser.add_argument("--world-size", type=int, nargs="+", default=[1, 2, 4], help="default: 1 2 4")
     parser.add_argument("--steps", type=int, default=3, help="training steps to compare after (default 3)")
-    parser.add_argument(
-        "--optimizer", default="Adam", help="a class of torch.optim with an elementwise update"
-    )
+    parser.add_argument("--precision", default="fp32", help="fp32 (default), mixed or mixed_fp32_grads")
+    parser.add_argument("--optimizer", default="Adam", help="an elementwise class of torch.optim")
 
 
 def run(args: Namespace) -> int:
@@ -238,7 +195,5 @@ def run(args: Namespace) -> int:
     if optimizer_class is None:
         raise ValueError(f"--optimizer is {args.optimizer!r}: name a torch.optim class, as Adam or SGD")
     cases = [(stage, world_size) for world_size in args.world_size for stage in args.stage]
-    return print_reports(
-        verify(stage, world_size, optimizer_class=optimizer_class, steps=args.steps)
-        for stage, world_size in cases
-    )
+    settings = {"optimizer_class": optimizer_class, "steps": args.steps, "precision": args.precision}
+    return print_reports(verify(stage, world_size, **settings) for stage, world_size in cases)

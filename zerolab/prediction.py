@@ -42,15 +42,15 @@ def predict(optimizer: ZeroOptimizer, stage: int) -> Prediction:
     trainable = sum(unit.numel for unit in optimizer.units if unit.trainable)
     frozen = sum(unit.numel for unit in optimizer.units if not unit.trainable)
     states = [each.state_bytes_per_element for each in optimizer.slices if each.unit.trainable]
-    memory = model_states(trainable, optimizer.world_size, stage, "fp32", k=max(states), frozen_psi=frozen)
+    k = max(states) + 4 * optimizer.precision.has_masters
+    name = optimizer.precision.name
+    memory = model_states(trainable, optimizer.world_size, stage, name, k=k, frozen_psi=frozen)
     traffic = Traffic()
     for scope in optimizer.engine.scopes:
         for unit in scope.units:
-            item_bytes = unit.dtype.itemsize
-            payload = cost.unit_volume(unit.numel, stage, unit.trainable, kept=scope.is_root) * item_bytes
-            padded = (
-                cost.unit_volume(unit.padded_numel, stage, unit.trainable, kept=scope.is_root) * item_bytes
-            )
+            widths = (unit.dtype.itemsize, unit.grads.dtype.itemsize)
+            payload = cost.unit_bytes(unit.numel, stage, *widths, unit.trainable, scope.is_root)
+            padded = cost.unit_bytes(unit.padded_numel, stage, *widths, unit.trainable, scope.is_root)
             traffic.logical_bytes += int(payload)
             traffic.wire_bytes += int(cost.wire_bytes(padded, optimizer.world_size, "all_gather"))
     return Prediction(memory, traffic)

@@ -10,20 +10,16 @@ from torch import nn
 
 from zerolab.scopes import Scope
 
-PRECISIONS = ("fp32",)
-
 engaged: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 """Models that have a ZeroOptimizer: a second one would move the parameters away from under the first."""
 
 
-def check_settings(model: nn.Module, precision: str, prefetch: int, reduces_in_flight: int) -> None:
+def check_settings(model: nn.Module, prefetch: int, reduces_in_flight: int) -> None:
     """Refuse a model that cannot be trained, and settings out of bounds. Raises: TypeError, ValueError."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is {type(model).__name__}, not a torch.nn.Module: pass the module to train")
     if model in engaged:
         raise ValueError("this model has a ZeroOptimizer already: use that one, or build the model anew")
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision is {precision!r}: choose from {', '.join(PRECISIONS)}")
     for name, value in (("prefetch", prefetch), ("reduces_in_flight", reduces_in_flight)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise ValueError(
@@ -42,11 +38,11 @@ def check_settings(model: nn.Module, precision: str, prefetch: int, reduces_in_f
             )
 
 
-def look_up(stages: dict, stage: int) -> type:
-    """The stage's class. Raises: ValueError for a stage that is not one."""
-    if isinstance(stage, bool) or not isinstance(stage, int) or stage not in stages:
-        raise ValueError(f"stage is {stage!r}: choose from {', '.join(map(str, stages))}")
-    return stages[stage]
+def choose(name: str, value, choices: dict):
+    """What ``value`` stands for. Raises: ValueError, with the choices, for a value that is none of them."""
+    if isinstance(value, bool) or not isinstance(value, (int, str)) or value not in choices:
+        raise ValueError(f"{name} is {value!r}: choose from {', '.join(map(repr, choices))}")
+    return choices[value]
 
 
 def parameter_groups(model: nn.Module, params: Iterable | None) -> list[dict]:
@@ -90,12 +86,9 @@ def _parameters(entries) -> list[nn.Parameter]:
     return parameters
 
 
-def options(group: dict) -> dict:
-    """A parameter group without its parameters: lr, weight decay and the rest."""
-    return {key: value for key, value in group.items() if key not in ("params", "param_names")}
-
-
-def signature(scopes: list[Scope], optimizer_class: type, stage: type, defaults: dict) -> list[str]:
+def signature(
+    scopes: list[Scope], stage: type, precision: str, optimizer_class: type, defaults: dict
+) -> list[str]:
     """What must be the same on every rank, a line for each thing, so that a difference can be named."""
     parameters = [
         f"{name} {tuple(p.shape)} {p.dtype}{'' if p.requires_grad else ' frozen'} in unit {scope.name}"
@@ -105,4 +98,7 @@ def signature(scopes: list[Scope], optimizer_class: type, stage: type, defaults:
     keywords = [
         f"{key}={value}" for key, value in sorted(defaults.items()) if not isinstance(value, torch.Tensor)
     ]
-    return [f"{stage.__name__} with {optimizer_class.__name__}({', '.join(keywords)})", *parameters]
+    return [
+        f"{stage.__name__} in {precision} with {optimizer_class.__name__}({', '.join(keywords)})",
+        *parameters,
+    ]

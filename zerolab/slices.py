@@ -12,7 +12,7 @@ from zerolab.unit import FlatUnit
 
 @dataclass(frozen=True, eq=False)
 class Slice:
-    """This rank's part of one parameter: ``tensor`` is ``unit.shard[part]``, empty where the rank owns none
+    """This rank's part of one parameter: ``tensor`` is ``unit.master[part]``, empty where the rank owns none
     of it.
 
     There is one for every parameter on every rank, so parameter groups and schedulers mean the same
@@ -43,7 +43,8 @@ def cut(units: list[FlatUnit], parameters: list[nn.Parameter], state_bytes_per_e
     for parameter in parameters:
         unit, span = places[id(parameter)]
         part = span.within(unit.owned.start, unit.owned.stop) if unit.trainable else slice(0, 0)
-        tensor = nn.Parameter(unit.shard[part], requires_grad=unit.trainable)
+        updated = unit.master if unit.trainable else torch.empty(0)
+        tensor = nn.Parameter(updated[part], requires_grad=unit.trainable)
         slices.append(Slice(unit, span, part, tensor, state_bytes_per_element))
     return slices
 

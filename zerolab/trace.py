@@ -157,15 +157,13 @@ class Trace:
 
 
 _PACKAGE = Path(__file__).parent
-_MESSENGERS = {str(_PACKAGE / name) for name in ("trace.py", "collectives.py")}
+_MESSENGERS = (str(_PACKAGE / "trace.py"), str(_PACKAGE / "collectives"))
 
 
 def _caller() -> str:
-    """The file and line that asked for the event: the nearest frame that is neither here nor in
-    collectives.py.
-    """
+    """The file and line that asked for the event: the nearest frame outside this file and collectives."""
     frame = sys._getframe(2)
-    while frame.f_back is not None and frame.f_code.co_filename in _MESSENGERS:
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_MESSENGERS):
         frame = frame.f_back
     path = Path(frame.f_code.co_filename)
     shown = path.relative_to(_PACKAGE.parent) if path.is_relative_to(_PACKAGE.parent) else Path(path.name)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from zerolab.grads import FlatGrads
+from zerolab.precision import Precision
 from zerolab.sharded import Sharded
 from zerolab.span import Span
 
@@ -27,18 +28,25 @@ class FlatUnit:
     Attributes, with P = padded_numel and S = the numel of the owned range:
         flat: [P] the parameters, every one a view of it. Its storage may be away: ``whole`` tells.
         owned: the range of ``flat`` that this rank reduces to and updates; its stage chooses.
-        shard: [S] what the optimizer updates: a view of ``flat[owned]``, or a tensor of its own at stage 3.
+        shard: [S] the owned parameters: a view of ``flat[owned]``, or a tensor of its own at stage 3.
+        master: [S] what the optimizer updates: the shard itself, or its fp32 original in mixed precision.
         grads: the gradients, a `FlatGrads`.
     """
 
     def __init__(
-        self, name: str, index: int, named_parameters: list[tuple[str, nn.Parameter]], world_size: int
+        self,
+        name: str,
+        index: int,
+        named_parameters: list[tuple[str, nn.Parameter]],
+        world_size: int,
+        precision: Precision,
     ):
         parameters = [parameter for _, parameter in named_parameters]
         self.name, self.index = name, index
         self.trainable = parameters[0].requires_grad
         self.dtype, self.device = parameters[0].dtype, parameters[0].device
-        align = ALIGNMENT_BYTES // self.dtype.itemsize
+        self._lowered_dtype = precision.parameters if precision.lowers(self.dtype) else self.dtype
+        align = ALIGNMENT_BYTES // self._lowered_dtype.itemsize
         self.spans: list[Span] = []
         stop = 0
         for parameter_name, parameter in named_parameters:
@@ -53,29 +61,43 @@ class FlatUnit:
         self._described: dict[tuple[int, int], tuple[str, ...]] = {}
         self.whole = True
         self.flat = self._adopt()
-        self.shard = self.flat
-        self.grads = FlatGrads(self.spans, self.flat, world_size)
+        self.shard = self.master = self.flat
+        grads_dtype = precision.gradients if precision.has_masters else self.dtype
+        self.grads = FlatGrads(self.spans, self.padded_numel, grads_dtype, self.device, world_size)
 
+    @torch.no_grad()
     def _adopt(self) -> torch.Tensor:
         """Copy the parameters into a new flat buffer and make each a view of it. Padding is zero."""
         flat = torch.zeros(self.padded_numel, dtype=self.dtype, device=self.device)
-        with torch.no_grad():
-            for span in self.spans:
-                view = flat[span.offset : span.stop].view(span.shape)
-                view.copy_(span.parameter)
-                span.parameter.data = view
+        for span in self.spans:
+            view = flat[span.offset : span.stop].view(span.shape)
+            view.copy_(span.parameter)
+            span.parameter.data = view
         return flat
 
     def own(self, owned: slice) -> None:
-        """Choose the range this rank updates; until it is detached, ``shard`` is a view of ``flat``."""
+        """Choose the range this rank updates; until it is detached, ``shard`` is a view of ``flat``.
+
+        In mixed precision the owned fp32 values are kept as the master, and the parameters are rounded.
+        """
         self.owned = self.grads.owned = owned
+        original = self.flat[owned]
+        if self._lowered_dtype == self.dtype:
+            self.shard = self.master = original
+            return
+        self.master = original.clone() if self.trainable else None
+        self.dtype = self._lowered_dtype
+        self.flat = self._adopt()
         self.shard = self.flat[owned]
 
     # Parameters: whole, or away.
 
     def detach_shard(self) -> None:
         """Give the shard a storage of its own, so that the flat buffer can be freed around it."""
+        shared = self.master is self.shard
         self.shard = self.flat[self.owned].clone()
+        if shared:
+            self.master = self.shard
 
     def free(self) -> None:
         """Let the flat storage go and put `Sharded` in the parameters' place.
@@ -107,10 +129,23 @@ class FlatUnit:
         torch._C._autograd._unsafe_set_version_counter(parameters, self._versions)
         self.whole = True
 
+    def publish(self) -> None:
+        """After the update: round the master's new values into the shard, where they are two."""
+        if self.master is not self.shard:
+            self.shard.copy_(self.master)
+
     def write_back(self) -> None:
-        """Keep in the shard what was written to the whole parameters while they were there."""
+        """Keep what was written to the whole parameters while they were there, in the shard and in the
+        master.
+
+        A master keeps its own digits wherever rounding them gives the parameter that is there.
+        """
+        written = self.flat[self.owned]
         if self.shard.untyped_storage()._cdata != self.flat.untyped_storage()._cdata:
-            self.shard.copy_(self.flat[self.owned])
+            self.shard.copy_(written)
+        if self.master is not None and self.master is not self.shard:
+            changed = self.master.to(self.dtype) != written
+            self.master[changed] = written[changed].to(self.master.dtype)
 
     def mark_updated(self) -> None:
         """Move the version counters on, so that backward through a forward from before the update is an

@@ -1,0 +1,6 @@
+"""torch 2.13 renamed two collectives, and warns at their old names: the one place that chooses."""
+
+import torch.distributed as dist
+
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor

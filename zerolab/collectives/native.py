@@ -1,0 +1,51 @@
+"""The collectives as the backend has them, for NCCL and for the fake process group of a rehearsal."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import final
+
+import torch
+import torch.distributed as dist
+
+from zerolab.collectives.base import Comm, Subject, Work
+from zerolab.collectives.names import all_gather_single, reduce_scatter_single
+from zerolab.precision import reduces_to_mean
+
+
+@final
+class NativeComm(Comm):
+    """The backend's own collectives, asynchronous on its own stream and ordered against the current one.
+
+    What is handed over is counted as a ring sends it, (N-1)/N of it a pass. The order of the sum is the
+    library's, so bits may differ from gloo's.
+    """
+
+    def reduce_scatter(self, flat: torch.Tensor, unit: Subject) -> Work:
+        """The native reduce-scatter, in place: the output is this rank's own slice of the input."""
+        own = self.own(flat)
+        work = self._call("reduce_scatter", flat, unit, 1, partial(reduce_scatter_single, own, flat))
+        return work.then(lambda: self._divide_mean(own))
+
+    def all_gather(self, flat: torch.Tensor, unit: Subject) -> Work:
+        """The native all-gather, in place: the input is this rank's own slice of the output."""
+        start = partial(all_gather_single, flat, self.own(flat))
+        return self._call("all_gather", flat, unit, 1, start)
+
+    def all_reduce(self, flat: torch.Tensor, unit: Subject) -> Work:
+        """The native all-reduce."""
+        work = self._call("all_reduce", flat, unit, 2, partial(dist.all_reduce, flat))
+        return work.then(lambda: self._divide_mean(flat))
+
+    def _call(self, op: str, flat: torch.Tensor, unit: Subject, passes: int, start: Callable) -> Work:
+        """Start a native collective and count it. Alone in the world, or on nothing, none is started."""
+        event = self._begin(op, flat, unit, passes)
+        finish = partial(self.trace.finish, event)
+        if self.world_size == 1 or not flat.numel():
+            return Work(finish=finish)
+        event.wire_bytes = passes * flat.nbytes * (self.world_size - 1) // self.world_size
+        return Work([start(group=self.group, async_op=True)], finish)
+
+    def _divide_mean(self, summed: torch.Tensor) -> None:
+        """Where gradients reduce to their mean, make it of the native sum, which was rounded once already."""
+        if reduces_to_mean(summed.dtype):
+            summed /= self.world_size

@@ -1,0 +1,87 @@
+"""LocalUpdate: a stock torch optimizer over the slices this rank owns."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from zerolab.probe import state_bytes_per_parameter
+from zerolab.slices import Slice, cut
+from zerolab.span import Span
+from zerolab.unit import FlatUnit
+
+
+class LocalUpdate:
+    """Updates this rank's slice of every parameter with an ordinary optimizer of the class given.
+
+    It knows nothing of ranks. Its parameter groups mirror the user's one to one, with a slice for every
+    parameter.
+
+    Attributes: slices: in the order of the groups; optimizer: the stock optimizer, None before the first
+    group.
+    """
+
+    def __init__(self, optimizer_class: type[torch.optim.Optimizer], defaults: dict):
+        self.optimizer_class, self.defaults = optimizer_class, defaults
+        self.slices: list[Slice] = []
+        self.optimizer: torch.optim.Optimizer | None = None
+
+    def add_group(self, units: list[FlatUnit], parameters: list[nn.Parameter], options: dict) -> dict:
+        """Cut a group's parameters, and hand the slices to the optimizer; the options it filled in."""
+        cost = state_bytes_per_parameter(self.optimizer_class, self.defaults | options)
+        slices = cut(units, parameters, cost)
+        group = options | {"params": [each.tensor for each in slices]}
+        if self.optimizer is None:
+            self.optimizer = self.optimizer_class([group], **self.defaults)
+        else:
+            self.optimizer.add_param_group(group)
+        self.slices += slices
+        return options_of(self.optimizer.param_groups[-1])
+
+    def step(self, used: set[Span], groups: list[dict]) -> None:
+        """Update every slice of a parameter that some rank used, with the hyperparameters of ``groups``.
+
+        Memory: gradients of another dtype than the slice's are converted a batch at a time, so that the
+        copies take no
+            more than the largest slice.
+        """
+        for theirs, mine in zip(self.optimizer.param_groups, groups, strict=True):
+            theirs.update(options_of(mine))
+        for batch in self._batches(used):
+            for each in batch:
+                each.tensor.grad = each.unit.grads.reduced[each.part].to(each.tensor.dtype)
+            self.optimizer.step()
+            for each in batch:
+                each.tensor.grad = None
+
+    def _batches(self, used: set[Span]) -> Iterator[list[Slice]]:
+        """The used slices: all at once where their gradients can be lent as they are, else by the largest
+        one's size.
+        """
+        waiting = [each for each in self.slices if each.span in used]
+        converted = [each for each in waiting if each.unit.grads.dtype != each.tensor.dtype]
+        if not converted:
+            yield waiting
+            return
+        bound, batch, numel = max(each.tensor.numel() for each in converted), [], 0
+        for each in waiting:
+            if batch and numel + each.tensor.numel() > bound:
+                yield batch
+                batch, numel = [], 0
+            batch.append(each)
+            numel += each.tensor.numel()
+        yield batch
+
+    def state_tensors(self) -> list[torch.Tensor]:
+        """Every tensor in the optimizer's state."""
+        state = self.optimizer.state.values()
+        return [t for each in state for t in each.values() if isinstance(t, torch.Tensor)]
+
+    def excess_bytes(self) -> float:
+        """State beyond an even share of it, over the slices that have any."""
+        return sum(each.excess_bytes for each in self.slices if each.tensor in self.optimizer.state)
+
+
+def options_of(group: dict) -> dict:
+    """A parameter group without its parameters: lr, weight decay and the rest."""
+    return {key: value for key, value in group.items() if key not in ("params", "param_names")}

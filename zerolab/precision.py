@@ -1,0 +1,57 @@
+"""Precision: in which dtypes a run keeps its parameters and gradients, and whether the optimizer has fp32
+masters.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch.utils._pytree import tree_map
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The dtypes of a run. What differs from fp32 is trained from an fp32 master copy, which each owner
+    keeps.
+
+    Attributes: name: as ZeroOptimizer's keyword and `zerolab.memory.model_states` call it.
+    """
+
+    name: str
+    parameters: torch.dtype
+    gradients: torch.dtype
+
+    @property
+    def has_masters(self) -> bool:
+        return self.parameters != torch.float32
+
+    def cast(self, inputs):
+        """The floating-point tensors of a forward's arguments, however nested, in the parameters' dtype."""
+        if not self.has_masters:
+            return inputs
+        return tree_map(lambda leaf: leaf.to(self.parameters) if _is_float(leaf) else leaf, inputs)
+
+    def lowers(self, dtype: torch.dtype) -> bool:
+        """Whether tensors of ``dtype`` are to be kept in the parameters' dtype instead."""
+        return dtype == torch.float32 and self.has_masters
+
+
+PRECISIONS = {
+    "fp32": Precision("fp32", torch.float32, torch.float32),
+    "mixed": Precision("mixed", torch.bfloat16, torch.bfloat16),
+    "mixed_fp32_grads": Precision("mixed_fp32_grads", torch.bfloat16, torch.float32),
+}
+"""Bytes per parameter, gradient and optimizer state with Adam: 4+4+8, 2+2+12, 2+4+12."""
+
+
+def _is_float(leaf) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+
+
+def reduces_to_mean(dtype: torch.dtype) -> bool:
+    """Whether gradients of ``dtype`` come out of a reduction divided by N already.
+
+    Sixteen bits are too few to hold a sum and be divided later without rounding twice: such gradients are
+    added up in fp32, divided, and rounded once. An fp32 sum is kept, and divided when all micro-batches are
+    in.
+    """
+    return dtype.itemsize < 4

@@ -1,0 +1,100 @@
+"""The reference: what data parallelism promises to be, in one process.
+
+One process runs every rank's micro-batch in rank order, adds up the gradients in that order, divides once by
+N and takes one step of the stock optimizer. It knows nothing of shards, units or stages, so it cannot share a
+mistake with them.
+"""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import nn
+
+from zerolab.launcher import threads_per_rank
+from zerolab.precision import PRECISIONS, Precision, reduces_to_mean
+
+
+def reference(
+    model_fn: Callable[[], nn.Module],
+    inputs: Callable[[int, int], object],
+    world_size: int,
+    optimizer_class: type[torch.optim.Optimizer],
+    steps: int,
+    threads: int | None = None,
+    precision: str = "fp32",
+    **defaults,
+) -> tuple[dict[str, torch.Tensor], list[float]]:
+    """The single-process training: parameters by name after ``steps`` steps, and rank 0's losses.
+
+    ``threads``: as many as a rank of the sharded run has, because a matrix product split over more threads
+    adds up in another order.
+    """
+    torch.set_num_threads(threads or threads_per_rank(world_size))
+    torch.manual_seed(0)
+    model = model_fn()
+    twins = _Twins(model, PRECISIONS[precision])
+    optimizer = optimizer_class(twins.masters, **defaults)
+    losses = []
+    for step in range(steps):
+        for rank in range(world_size):
+            loss = loss_of(model, inputs, step, rank, twins.precision)
+            loss.backward()
+            twins.collect()
+            losses += [loss.item()] if rank == 0 else []
+        twins.average(world_size)
+        optimizer.step()
+        twins.publish()
+    return {name: p.detach() for name, p in model.named_parameters()}, losses
+
+
+class _Twins:
+    """The model's parameters in the run's dtype, beside the fp32 masters that are updated; in fp32 they are
+    one.
+
+    What one process has to do to give the numbers of a sharded run: gradients are added up in fp32 and rank
+    order, divided once, and rounded once where the run keeps them in 16 bits.
+    """
+
+    def __init__(self, model: nn.Module, precision: Precision):
+        self.precision = precision
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.masters = self.parameters
+        if precision.has_masters:
+            self.masters = [p.detach().clone().requires_grad_() for p in self.parameters]
+            for parameter in model.parameters():
+                if precision.lowers(parameter.dtype):
+                    parameter.data = parameter.data.to(precision.parameters)
+        self.sums: list[torch.Tensor | None] = [None] * len(self.parameters)
+
+    def collect(self) -> None:
+        """Add one rank's gradients to the sum."""
+        for index, parameter in enumerate(self.parameters):
+            gradient, parameter.grad = parameter.grad, None
+            if gradient is not None:
+                total = self.sums[index]
+                self.sums[index] = gradient.float() if total is None else total.add_(gradient)
+
+    def average(self, world_size: int) -> None:
+        """Hand the masters the mean; a parameter that no rank used gets none."""
+        for master, total in zip(self.masters, self.sums, strict=True):
+            master.grad = None if total is None else total / world_size
+            if total is not None and reduces_to_mean(self.precision.gradients):
+                master.grad = master.grad.to(self.precision.gradients).float()
+        self.sums = [None] * len(self.parameters)
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """Round the updated masters into the parameters."""
+        for parameter, master in zip(self.parameters, self.masters, strict=True):
+            master.grad = None
+            if parameter is not master:
+                parameter.copy_(master)
+
+
+def loss_of(model: nn.Module, inputs: Callable, step: int, rank: int, precision: Precision) -> torch.Tensor:
+    """The loss of one rank's micro-batch, with the random numbers (dropout's, say) that belong to it."""
+    arguments = precision.cast(inputs(step, rank))
+    torch.manual_seed(1_000_003 * (step + 1) + rank)
+    if isinstance(arguments, Mapping):
+        return model(**arguments)
+    return model(*arguments) if isinstance(arguments, tuple) else model(arguments)
