@@ -203,12 +203,9 @@ def train(combine):
     return torch.stack(history)
 
 
+# %%
 def alone(own):
     return own
-
-
-def apart(first, second):
-    return (first - second).norm(dim=1).tolist()
 
 
 on_their_own = zerolab.launch(train, 2, alone)
@@ -270,7 +267,10 @@ def averaged(own):
 
 in_step = zerolab.launch(train, 2, averaged)
 print("same weights at the end:", torch.equal(in_step[0][-1], in_step[1][-1]))
-show(drift, height=2.6, alone=apart(*on_their_own), averaged=apart(*in_step))
+
+# %%
+distances = [(first - second).norm(dim=1).tolist() for first, second in (on_their_own, in_step)]
+show(drift, height=2.6, alone=distances[0], averaged=distances[1])
 
 # %% [markdown]
 # The two ranks are now one model. Which one? The one that a *single* process gets from both batches

@@ -70,7 +70,7 @@ class Attempt:
         return sum(message.nbytes for message in self.messages[rank])
 
 
-def attempt(fn: Callable, inputs: Sequence[tuple], timeout: float = 6.0) -> Attempt:
+def attempt(fn: Callable, inputs: Sequence[tuple], timeout: float = 8.0) -> Attempt:
     """Call fn(*inputs[rank]) on one process per entry of `inputs`, and say what became of it.
 
     A function that raises, or that never returns, is an answer too: `failure` then says so in a sentence
@@ -78,19 +78,21 @@ def attempt(fn: Callable, inputs: Sequence[tuple], timeout: float = 6.0) -> Atte
     """
     try:
         results = zerolab.launch(_observe, len(inputs), fn, list(inputs), timeout=timeout)
-    except zerolab.LaunchTimeout:
-        return Attempt(failure=_STUCK.format(ranks=len(inputs), timeout=timeout))
+    except zerolab.LaunchTimeout as error:
+        return Attempt(failure=_stuck(error.ranks, len(inputs), timeout))
     except zerolab.WorkerError as error:
         return Attempt(failure=_describe(error))
     return Attempt([value for value, _ in results], [messages for _, messages in results])
 
 
-_STUCK = (
-    "deadlock: with {ranks} ranks nobody finished in {timeout:g} s. Every send needs a receive that is "
-    "posted at the "
-    "same time. If all ranks send first and receive second, all of them wait: batch the two with "
-    "dist.batch_isend_irecv, and wait for what it returns"
-)
+def _stuck(busy: Sequence[int], world_size: int, timeout: float) -> str:
+    if busy:
+        return f"after {timeout:g} s rank {busy[0]} was still computing, not waiting: an endless loop?"
+    return (
+        f"deadlock: after {timeout:g} s all {world_size} ranks wait for each other. A send needs a receive "
+        "that is posted at the same time; if all send first and receive second, all wait. Batch the two with "
+        "dist.batch_isend_irecv, and wait for what it returns"
+    )
 
 
 def _observe(fn: Callable, inputs: list[tuple]) -> tuple[Any, list[Message]]:

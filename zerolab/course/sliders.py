@@ -55,7 +55,10 @@ def _caption(panel: ipywidgets.VBox) -> str:
 
 
 def _label(control: ipywidgets.Widget) -> str:
-    return str(getattr(control, "label", control.value))
+    if not isinstance(control, ipywidgets.SelectionSlider):
+        return str(control.value)
+    option = control.options[control.index]
+    return str(option[0] if isinstance(option, tuple) else option)
 
 
 class _OutputScreen:

@@ -7,15 +7,12 @@ import torch
 from zerolab import ring
 from zerolab.course.exercise import Attempt, attempt, report
 
-# Rank r contributes (i + 1) * BASE**r to element i, so a sum written in this base shows who is in it, and
-# how often.
+# Rank r brings PRIMES[i] * BASE**r as its element i, so a sum in this base shows who is in it and how often;
+# and as no prime divides another, that an element was added to its like.
 BASE = 1000
-CASES = (
-    (2, 8),
-    (4, 8),
-    (3, 11),
-    (1, 5),
-)  # (world_size, numel): the even ones first, then one with a remainder
+PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31)
+# (world_size, numel). Four ranks first, as on two many mistakes look alike; then a length with a remainder.
+CASES = ((4, 8), (3, 11), (2, 8), (1, 5))
 
 
 def check_reduce_scatter(fn: Callable) -> None:
@@ -50,7 +47,7 @@ def diagnose_reduce_scatter(fn: Callable) -> str | None:
 
 def contribution(rank: int, numel: int) -> torch.Tensor:
     """What rank brings: exact in float64, and different for every element and every rank."""
-    return torch.arange(1, numel + 1, dtype=torch.float64) * BASE**rank
+    return torch.tensor(PRIMES[:numel], dtype=torch.float64) * BASE**rank
 
 
 def _not_an_answer(outcome: Attempt) -> str | None:
@@ -105,6 +102,9 @@ def _wrong_value(outcome: Attempt, world_size: int, numel: int) -> str | None:
                     f"the sums are right but rank {rank} ended with chunk {owner}: shift your indices by "
                     "one round"
                 )
+        rounds = len(outcome.messages[rank])
+        if rounds < world_size - 1:
+            return f"rank {rank} made {rounds} rounds, and {world_size} ranks need {world_size - 1}"
         return _miscounted(rank, got, want)
     return None
 
@@ -113,26 +113,28 @@ def _miscounted(rank: int, got: torch.Tensor, want: torch.Tensor) -> str:
     """Read the digits of the sum: which ranks are missing from it, and which are in it twice."""
     element = int(torch.nonzero(got != want)[0])
     value, right = round(float(got[element])), round(float(want[element]))
-    own = right % BASE  # a single rank's contribution to this element, in units of its own digit
-    counts, peer = {}, 0
+    own = right % BASE  # what a single rank brings to this element, in units of its own digit
+    counts = []
     while right:
-        counts[peer] = value % BASE // own if value % BASE % own == 0 else None
-        value, right, peer = value // BASE, right // BASE, peer + 1
-    missing = [peer for peer, count in counts.items() if count == 0]
-    repeated = [peer for peer, count in counts.items() if count is not None and count > 1]
-    if None in counts.values() or value:
+        counts.append(value % BASE / own)
+        value, right = value // BASE, right // BASE
+    missing = [peer for peer, count in enumerate(counts) if count == 0]
+    repeated = [peer for peer, count in enumerate(counts) if count > 1]
+    if value or any(count != int(count) or count > len(counts) for count in counts):
         return (
-            f"rank {rank} added elements of different chunks to each other: sender and receiver must mean "
-            "the same chunk"
+            f"rank {rank} added elements of one chunk to another: what it receives in a round must be the "
+            "chunk that its neighbour sends in that round"
         )
     if repeated:
+        return f"rank {repeated[0]} is counted {counts[repeated[0]]:g} times in rank {rank}'s chunk"
+    if missing == [peer for peer in range(len(counts)) if peer != rank]:
         return (
-            f"rank {repeated[0]} is counted {counts[repeated[0]]} times in rank {rank}'s chunk: one round "
-            "too many"
+            f"rank {rank} returned a chunk that nothing was added to: in the last of N-1 rounds every rank "
+            "must receive its own chunk"
         )
     return (
-        f"rank {missing[0]} is missing from rank {rank}'s chunk: N ranks need N-1 rounds, each passing on "
-        "the partial sum"
+        f"rank {missing[0]} is missing from rank {rank}'s chunk: pass on the partial sum, what arrived in "
+        "the round before included"
     )
 
 
@@ -146,10 +148,15 @@ def _wrong_road(outcome: Attempt, world_size: int, numel: int) -> str | None:
                 f"the values are right, but rank {rank} sends the whole tensor each round: "
                 f"{outcome.bytes_sent(rank)} bytes where a ring sends {allowed}. Send one chunk at a time"
             )
+        if len(sent) > world_size - 1:
+            return (
+                f"the values are right, but rank {rank} sends {len(sent)} messages: one round too many: "
+                f"{world_size} ranks need {world_size - 1}"
+            )
         if outcome.bytes_sent(rank) > allowed:
             return (
-                f"the values are right, but rank {rank} sends {outcome.bytes_sent(rank)} bytes, and a "
-                f"ring sends {allowed}"
+                f"the values are right, but rank {rank} sends {outcome.bytes_sent(rank)} bytes, and a ring "
+                f"sends {allowed}"
             )
         strangers = sorted({message.peer for message in sent} - {(rank + 1) % world_size})
         if strangers:

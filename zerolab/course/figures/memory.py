@@ -79,7 +79,8 @@ def _headline(model: float, gpus: int, stage: int | None, totals: list[float], g
     where = f"{_size(model)} parameters on {gpus} GPU{'s' if gpus > 1 else ''}"
     if stage is None:
         return f"{where}, beside {gpu_memory_gb:g} GB of GPU memory"
-    verdict = "less than" if totals[stage] < gpu_memory_gb else "more than"
+    difference = totals[stage] - gpu_memory_gb
+    verdict = "less than" if difference < 0 else "more than" if difference > 0 else "exactly"
     return f"{where}, {STAGE_NAMES[stage]}: {totals[stage]:.3g} GB each, {verdict} {gpu_memory_gb:g} GB"
 
 
