@@ -1,4 +1,4 @@
-"""Lesson 05's exercise: reduce one micro-batch's gradient and keep 1/N of it, graded on values, memory and bytes."""
+"""Lesson 05's exercise: reduce a micro-batch's gradient, keep 1/N of it. Values, memory and bytes count."""
 
 from collections.abc import Callable
 from functools import partial
@@ -26,8 +26,8 @@ def check_reduce_and_keep(fn: Callable) -> None:
     """Run fn(flat, kept) on 2, 3 and 4 ranks for three micro-batches and print the mistake, or that there is
     none.
 
-    fn sums `flat` over the ranks, adds this rank's shard of the sum to `kept` (None at first), returns it, and
-    keeps nothing else alive.
+    fn sums `flat` over the ranks, adds this rank's shard of the sum to `kept` (None at first), returns it,
+    and keeps nothing else alive.
     """
     report(
         diagnose_reduce_and_keep(fn),
@@ -108,41 +108,35 @@ def _wrong_shape(kept: list[Kept], world_size: int, numel: int) -> str | None:
 
 
 def _wrong_value(kept: list[Kept], micro: int, numel: int) -> str | None:
-    """Compare what each rank holds after micro-batch `micro` with the sum, then with the known mistakes."""
+    """Compare what each rank holds after micro-batch `micro` with the sum so far."""
     world_size = len(kept)
-    sums = [
-        sum(gradient(rank, each, numel) for rank in range(world_size)) for each in range(MICRO_BATCHES)
-    ]
-    pieces = ring.chunks(numel, world_size)
-    right, last = sum(sums[: micro + 1]), sums[micro]
+    sums = [sum(gradient(rank, each, numel) for rank in range(world_size)) for each in range(micro + 1)]
     for rank, each in enumerate(kept):
-        mine = pieces[rank]
-        if torch.equal(each.value, right[mine]):
-            continue
-        own = sum(gradient(rank, earlier, numel) for earlier in range(micro + 1))
-        if torch.equal(each.value, last[mine]) and micro:
-            return (
-                f"after micro-batch {micro} a rank holds that micro-batch alone: the earlier ones were "
-                "overwritten. Add the new shard to `kept`"
-            )
-        if torch.equal(each.value, own[mine]) or torch.equal(each.value, gradient(rank, micro, numel)[mine]):
-            return f"rank {rank} holds its own gradient only: nothing of the other ranks' is in it"
-        if torch.allclose(each.value * world_size, right[mine], rtol=1e-12, atol=0.0):
-            return (
-                "that is the mean over the ranks: keep the sum, and divide once before the update, or the "
-                "rounding depends on how often you divided"
-            )
-        if any(torch.equal(each.value, right[piece]) for piece in pieces):
-            return f"the sums are right, but rank {rank} keeps another rank's shard: its own is {mine}"
-        return _counted_again(rank, micro)
+        if not torch.equal(each.value, sum(sums)[ring.chunks(numel, world_size)[rank]]):
+            return _mistake(each.value, sums, rank, world_size)
     return None
 
 
-def _counted_again(rank: int, micro: int) -> str:
+def _mistake(value: torch.Tensor, sums: list[torch.Tensor], rank: int, world_size: int) -> str:
+    """The known mistake that explains a wrong value; `sums` holds each micro-batch's sum over the ranks."""
+    numel, micro = sums[0].numel(), len(sums) - 1
+    pieces, right = ring.chunks(numel, world_size), sum(sums)
+    mine, own = pieces[rank], [gradient(rank, each, numel) for each in range(micro + 1)]
+    if micro and torch.equal(value, sums[-1][mine]):
+        return (
+            f"after micro-batch {micro} a rank holds that micro-batch alone: the earlier ones were "
+            "overwritten. Add the new shard to `kept`"
+        )
+    if torch.equal(value, sum(own)[mine]) or torch.equal(value, own[-1][mine]):
+        return f"rank {rank} holds its own gradient only: nothing of the other ranks' is in it"
+    if torch.allclose(value * world_size, right[mine], rtol=1e-12, atol=0.0):
+        return "that is the mean over the ranks: keep the sum, and divide once, before the update"
+    if any(torch.equal(value, right[piece]) for piece in pieces):
+        return f"the sums are right, but rank {rank} keeps another rank's shard: its own is {mine}"
     if micro:
         return (
-            f"wrong from the second micro-batch on: what rank {rank} had kept was a sum over the ranks already, "
-            "and it went into a sum again. Reduce `flat` alone, then add"
+            f"wrong from the second micro-batch on: what rank {rank} had kept was a sum over the ranks "
+            "already, and it went into a sum again. Reduce `flat` alone, then add"
         )
     return f"rank {rank}'s shard is not the sum over the ranks, already at the first micro-batch"
 
@@ -154,8 +148,8 @@ def _too_much_kept(outcome: Attempt, world_size: int, numel: int) -> str | None:
         for each in values:
             if each.storage_bytes > shard_bytes:
                 return (
-                    f"the values are right, but rank {rank} keeps {each.storage_bytes} bytes alive for a shard of "
-                    f"{shard_bytes}: it returned a view of the whole gradient. Copy the shard with .clone()"
+                    f"the values are right, but rank {rank} keeps {each.storage_bytes} bytes alive for a "
+                    f"shard of {shard_bytes}: it returned a view of the whole gradient. .clone() the shard"
                 )
     return None
 
@@ -165,9 +159,14 @@ def _wrong_bytes(outcome: Attempt, numel: int) -> str | None:
     allowed = MICRO_BATCHES * 8 * numel * (world_size - 1) // world_size
     for rank in range(world_size):
         sent = outcome.bytes_sent(rank)
+        if sent == 2 * allowed:
+            return (
+                f"the values are right, but rank {rank} sent {sent} bytes where a reduce-scatter sends "
+                f"{allowed}: the second half took sums to ranks that do not keep them"
+            )
         if sent != allowed:
             return (
-                f"the values are right, but rank {rank} sent {sent} bytes in {MICRO_BATCHES} micro-batches, where "
-                f"one reduce-scatter each sends {allowed}"
+                f"the values are right, but rank {rank} sent {sent} bytes in {MICRO_BATCHES} micro-batches, "
+                f"where one reduce-scatter each sends {allowed}"
             )
     return None
