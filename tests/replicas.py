@@ -1,0 +1,249 @@
+"""What the engine is held against: odd little models, and their training in one process without zerolab.
+
+This is a second reference beside zerolab.parity's, written another way, so that neither can hide a mistake of
+the other: here every rank is a whole replica of the model with buffers of its own, gradients are added up by
+hand in rank order, and only the first replica has an optimizer.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from zerolab import models
+
+Tensors = dict[str, torch.Tensor]
+
+
+class Patchwork(nn.Module):
+    """A conv net with whatever a sharded optimizer could trip over: uneven sizes, a frozen layer, a parameter
+    nobody uses, one that some ranks use, one without elements, buffers that differ by rank, and dropout.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(1, 3, 3, bias=False),
+            nn.BatchNorm2d(3),
+            nn.ReLU(),
+            nn.Conv2d(3, 5, 2),
+            nn.Flatten(),
+            nn.Dropout(0.25),
+            nn.Linear(45, 7),
+            nn.Linear(7, 7),
+        )
+        self.layers[-1].requires_grad_(False)
+        self.head = nn.Linear(7, 3)
+        self.detour = nn.Linear(3, 3)
+        self.unused = nn.Parameter(torch.ones(7))
+        self.nothing = nn.Parameter(torch.empty(0, 4))
+
+    def forward(self, images: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
+        logits = self.head(self.layers(images))
+        if len(images) == 3:  # on odd ranks
+            logits = logits + self.detour(logits)
+        return nn.functional.cross_entropy(logits, classes) + self.nothing.sum()
+
+
+class Tiny(nn.Linear):
+    """Two parameters of one element each: at three ranks somebody owns nothing."""
+
+    def __init__(self):
+        super().__init__(1, 1)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.mse_loss(super().forward(x), y)
+
+
+class Ladder(nn.Module):
+    """Equal layers in one container and no root unit: every unit is as large as the next, without padding."""
+
+    def __init__(self, depth: int = 5, width: int = 16):
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(depth)))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.mse_loss(self.layers(x), y)
+
+
+def gpt(tied: bool = False, depth: int = 2) -> nn.Module:
+    return models.GPT(vocab=23, width=12, depth=depth, heads=2, context=6, tied=tied)
+
+
+def tied_gpt() -> nn.Module:
+    return gpt(tied=True)
+
+
+def deep_gpt() -> nn.Module:
+    return gpt(depth=5)
+
+
+def _generator(step: int, rank: int) -> torch.Generator:
+    return torch.Generator().manual_seed(1 + 97 * step + rank)
+
+
+def tokens(step: int, rank: int) -> tuple:
+    drawn = torch.randint(23, (2, 7), generator=_generator(step, rank))
+    return drawn[:, :-1], drawn[:, 1:]
+
+
+def images(step: int, rank: int) -> tuple:
+    """Odd ranks hold a batch of another size."""
+    batch, generator = 2 + rank % 2, _generator(step, rank)
+    return torch.randn(batch, 1, 6, 6, generator=generator), torch.randint(3, (batch,), generator=generator)
+
+
+def numbers(step: int, rank: int) -> tuple:
+    x = torch.randn(4, 1, generator=_generator(step, rank))
+    return x, 3 * x - 1
+
+
+def vectors(step: int, rank: int) -> tuple:
+    drawn = torch.randn(2, 3, 16, generator=_generator(step, rank))
+    return drawn[0], drawn[1]
+
+
+SUBJECTS: dict[str, tuple[Callable[[], nn.Module], Callable[[int, int], tuple]]] = {
+    "gpt": (gpt, tokens),
+    "tied": (tied_gpt, tokens),
+    "deep": (deep_gpt, tokens),
+    "patchwork": (Patchwork, images),
+    "tiny": (Tiny, numbers),
+    "ladder": (Ladder, vectors),
+}
+
+
+@dataclass
+class Run:
+    """What a training left: parameters and state by parameter name; losses and buffers of one rank or all."""
+
+    parameters: Tensors
+    losses: list[float] = field(default_factory=list)
+    buffers: Tensors = field(default_factory=dict)
+    state: dict[str, dict] = field(default_factory=dict)
+
+
+def _loss(model: nn.Module, inputs: Callable, step: int, rank: int) -> torch.Tensor:
+    arguments = inputs(step, rank)
+    torch.manual_seed(10_000 + 97 * step + rank)  # dropout's numbers belong to the micro-batch
+    return model(*arguments)
+
+
+def copies(tensors) -> Tensors:
+    return {name: tensor.detach().clone() for name, tensor in tensors}
+
+
+# In one process.
+
+
+def train_replicas(
+    subject: str,
+    world_size: int,
+    optimizer_class: type[torch.optim.Optimizer],
+    steps: int,
+    groups: Callable[[nn.Module], list] | None = None,
+    schedule: Callable[[torch.optim.Optimizer], object] | None = None,
+    **defaults,
+) -> list[Run]:
+    """Train as many replicas as there are ranks, here, one after the other; what each would hold."""
+    build, inputs = SUBJECTS[subject]
+    torch.manual_seed(0)
+    first = build()
+    replicas = [first, *(build() for _ in range(world_size - 1))]
+    runs = [Run({}) for _ in replicas]
+    trained = groups(first) if groups else [p for p in first.parameters() if p.requires_grad]
+    optimizer = optimizer_class(trained, **defaults)
+    scheduler = schedule(optimizer) if schedule else None
+    for step in range(steps):
+        for rank, replica in enumerate(replicas):
+            _copy_parameters(first, replica)
+            loss = _loss(replica, inputs, step, rank)
+            loss.backward()
+            runs[rank].losses.append(loss.item())
+        for ours, *theirs in zip(*(replica.parameters() for replica in replicas), strict=True):
+            _average([ours, *theirs], world_size)
+        optimizer.step()
+        if scheduler:
+            scheduler.step()
+        for replica in replicas:
+            replica.zero_grad()
+    for run, replica in zip(runs, replicas, strict=True):
+        run.parameters, run.buffers = copies(first.named_parameters()), copies(replica.named_buffers())
+        run.state = {name: dict(optimizer.state.get(p, {})) for name, p in first.named_parameters()}
+    return runs
+
+
+def _copy_parameters(source: nn.Module, target: nn.Module) -> None:
+    with torch.no_grad():
+        for theirs, ours in zip(source.parameters(), target.parameters(), strict=True):
+            ours.copy_(theirs)
+
+
+def _average(parameters: list[nn.Parameter], world_size: int) -> None:
+    """Leave the mean of the replicas' gradients on the first; a missing one is zero, unless all are."""
+    gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters]
+    if any(p.grad is not None for p in parameters):
+        total = gradients[0].clone()
+        for gradient in gradients[1:]:
+            total = total + gradient
+        parameters[0].grad = total / world_size
+
+
+# On one rank of many.
+
+
+def train_sharded(
+    subject: str,
+    stage: int,
+    optimizer_class: type[torch.optim.Optimizer],
+    steps: int,
+    groups: Callable[[nn.Module], list] | None = None,
+    schedule: Callable[[torch.optim.Optimizer], object] | None = None,
+    **keywords,
+) -> tuple[Run, object]:
+    """The same training with the engine, each rank from another seed; and the optimizer, to look into."""
+    import zerolab
+
+    build, inputs = SUBJECTS[subject]
+    rank = torch.distributed.get_rank()
+    torch.manual_seed(rank)
+    model, run = build(), Run({})
+    params = groups(model) if groups else None
+    optimizer = zerolab.ZeroOptimizer(model, optimizer_class, stage=stage, params=params, **keywords)
+    scheduler = schedule(optimizer) if schedule else None
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss = _loss(model, inputs, step, rank)
+        loss.backward()
+        run.losses.append(loss.item())
+        optimizer.step()
+        if scheduler:
+            scheduler.step()
+    run.state, run.buffers = own_state(optimizer), copies(model.named_buffers())
+    with optimizer.full_params():
+        run.parameters = copies(model.named_parameters())
+    return run, optimizer
+
+
+def own_state(optimizer) -> dict[str, dict]:
+    """What this rank's optimizer remembers of each parameter, and from which element on."""
+    return {
+        each.span.name: {
+            "start": each.unit.owned.start + each.part.start - each.span.offset,
+            **optimizer.state.get(each.tensor, {}),
+        }
+        for each in optimizer.slices
+    }
+
+
+def joined_state(runs: list[Run], name: str, key: str) -> torch.Tensor:
+    """One parameter's state, put together from the ranks' slices; each element must be on one rank only."""
+    pieces = [(run.state[name]["start"], run.state[name][key]) for run in runs]
+    stop = 0
+    for start, piece in (pair for pair in pieces if pair[1].numel()):
+        assert start == stop, (
+            f"{key} of {name}: a slice starts at {start} where the one before ended at {stop}"
+        )
+        stop += piece.numel()
+    return torch.cat([piece for _, piece in pieces])
