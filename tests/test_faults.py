@@ -18,7 +18,7 @@ import torch.distributed as dist
 from conftest import PYTHONPATH, descendants, eventually, run_script, runs
 
 import zerolab
-from zerolab import _forkclient
+from zerolab import _forkclient, _stacks
 from zerolab._failures import Failure, first_cause
 
 DEADLINE_SECONDS = 0.7
@@ -35,7 +35,12 @@ def no_file_left(monkeypatch, tmp_path_factory) -> Iterator[None]:
 def fail(fn, world_size: int, *args, **kwargs) -> zerolab.WorkerError:
     with pytest.raises(zerolab.WorkerError) as caught:
         zerolab.launch(fn, world_size, *args, **kwargs)
+    assert no_rank_left()
     return caught.value
+
+
+def no_rank_left() -> bool:
+    return descendants(_forkclient.current_pid()) == set()
 
 
 def all_reduce_for_ever() -> None:
@@ -151,6 +156,7 @@ def test_a_rank_that_hangs_is_named_at_the_deadline(hang):
 
     with pytest.raises(zerolab.LaunchTimeout) as caught:
         zerolab.launch(work, 3, timeout=DEADLINE_SECONDS)
+    assert no_rank_left()
     message = str(caught.value)
     assert caught.value.ranks == (1,)
     assert message.startswith("rank 1 still ran outside a collective after 0.7 s")
@@ -186,6 +192,31 @@ def test_waiting_for_others_is_told_from_hanging():
         zerolab.launch(work, 4, timeout=DEADLINE_SECONDS)
     assert caught.value.ranks == (0,), caught.value
     assert "time.sleep(1000)" in str(caught.value)
+
+
+BACKWARD_ON_A_GPU = """
+Thread 0x00007f0000000002 (most recent call first):
+  File "/lib/torch/distributed/distributed_c10d.py", line 3000 in all_reduce
+  File "/home/me/hooks.py", line 7 in reduce
+
+Current thread 0x00007f0000000001 (most recent call first):
+  File "/lib/torch/autograd/graph.py", line 800 in _engine_run_backward
+  File "/lib/torch/_tensor.py", line 600 in backward
+  File "/home/me/train.py", line 5 in step
+  File "/lib/zerolab/_rank.py", line 90 in call
+  File "/lib/zerolab/_forkserver.py", line 160 in become_rank
+"""
+
+
+def test_a_hook_that_waits_in_the_devices_own_thread_waits():
+    threads = _stacks.parse(BACKWARD_ON_A_GPU)
+    assert [frame.function for frame in _stacks.main_thread(threads)] == [
+        "_engine_run_backward",
+        "backward",
+        "step",
+    ]
+    assert _stacks.in_collective(threads)
+    assert not _stacks.in_collective(threads[1:])
 
 
 def test_ranks_that_all_wait_are_asked_whether_they_agree():
@@ -296,8 +327,12 @@ def test_what_cannot_be_rebuilt_is_named():
 
 
 def test_a_killed_fork_server_is_told_and_replaced():
-    zerolab.launch(int, 1)
-    killer = threading.Timer(0.3, lambda: os.kill(_forkclient.current_pid(), signal.SIGKILL))
+    def kill() -> None:
+        pid = _forkclient.current().pid
+        assert eventually(lambda: len(descendants(pid)) == 2)
+        os.kill(pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
     killer.start()
     with pytest.raises(RuntimeError, match="the process that starts ranks was killed"):
         zerolab.launch(time.sleep, 2, 1000)

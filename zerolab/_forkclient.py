@@ -62,7 +62,7 @@ class ForkServer:
         """
         path = os.fsencode(directory)
         request = REQUEST.pack(LAUNCH, number, world_size, len(path))
-        with self._lock:
+        with self._lock, contextlib.suppress(BrokenPipeError):  # the launch will see that it is gone
             socket.send_fds(self.socket, [request, path], fds)  # in one call: an interrupt cannot part them
 
     def signal(self, launch: int, rank: int, number: int) -> None:
