@@ -17,7 +17,8 @@ ZEROLAB_TORCH=default ./zero plan --help >/dev/null # sets up
 gpus=$("$python" -c 'import torch; print(torch.cuda.device_count())')
 if [ "$gpus" = 0 ]; then
     "$python" -c 'import torch; print("torch", torch.__version__, "is built for CUDA", torch.version.cuda)' >&2
-    echo "It sees no GPU: the driver above is too old for that CUDA, or CUDA_VISIBLE_DEVICES hides the GPUs." >&2
+    echo "It sees no GPU: the driver above is too old for that CUDA, CUDA_VISIBLE_DEVICES hides the GPUs, or," >&2
+    echo "where it says None, pip was told to take a CPU build." >&2
     exit 1
 fi
 
