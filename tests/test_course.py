@@ -5,6 +5,7 @@ A check is worth what it says about wrong solutions, so each is fed every classi
 mistake.
 """
 
+import html
 import re
 import sys
 from pathlib import Path
@@ -157,16 +158,18 @@ def test_text_is_legible_on_every_rank_colour():
 
 def test_show_source_is_the_file_that_runs_without_its_docstring_if_asked(shown):
     show_source(ring.all_gather, docstring=False)
-    text = shown[0][0]["text/markdown"]
-    assert text.startswith("`zerolab/ring.py`, `all_gather`\n\n```python\ndef all_gather(")
+    text, page = shown[0][0]["text/plain"], shown[0][0]["text/html"]
+    assert text.startswith("`zerolab/ring.py`, `all_gather`\n\ndef all_gather(")
     assert "_exchange(" in text and '"""' not in text
+    on_page = html.unescape(re.sub("<[^>]*>", "", page))
+    assert "".join(on_page.split()) == "".join(text.replace("`", "").split())
 
 
 def test_show_diff_shows_both_stages_and_counts_the_lines(shown):
     show_diff(stage1, stage2)
-    text = shown[0][0]["text/markdown"]
+    text = shown[0][0]["text/plain"]
     assert "`zerolab/stages/stage1.py` → `zerolab/stages/stage2.py`" in text
-    body = text.split("```diff\n")[1]
+    body = text.split("\n\n", 1)[1]
     gone, come = (sum(line.startswith(sign) for line in body.splitlines()) for sign in "-+")
     assert f"{gone} lines go, {come} come" in text and gone and come
 

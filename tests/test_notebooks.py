@@ -141,7 +141,7 @@ TAMPERINGS = {
 
 @pytest.fixture(scope="module")
 def nbval_verdicts(tmp_path_factory):
-    """A notebook built as the lessons are, and copies of it with one output changed; what nbval says of each."""
+    """What nbval says of a notebook built as the lessons are, and of copies with one output changed."""
     cells = [
         "from zerolab.course import show",
         "print('2 + 2 =', 2 + 2)",
@@ -160,7 +160,7 @@ def nbval_verdicts(tmp_path_factory):
     command = [sys.executable, "-m", "pytest", "--nbval", folder, "--nbval-sanitize-with", SANITIZE]
     command += ["-p", "no:cacheprovider", "-q", "-rA", "--color=no", "--rootdir", folder, "-c", "/dev/null"]
     environ = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=folder, env=environ)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environ)
     return re.findall(r"^(PASSED|FAILED) (\w+)\.ipynb::Cell (\d)", done.stdout, flags=re.MULTILINE)
 
 

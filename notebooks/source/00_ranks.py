@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 import zerolab
-from zerolab.course import predict, quiz, show
+from zerolab.course import predict, show
 from zerolab.course.checks.ranks import check_average
 from zerolab.course.figures.ranks import drift, separate_memories
 
@@ -226,7 +226,9 @@ print("same weights at the end:", torch.equal(on_their_own[0][-1], on_their_own[
 
 # %%
 # Exercise
-def average(own): ...  # your code, with dist.get_rank(), dist.get_world_size(), dist.send and dist.recv
+def average(own):
+    # your code, with dist.get_rank(), dist.get_world_size(), dist.send and dist.recv
+    return None
 
 
 check_average(average)
@@ -311,24 +313,21 @@ predict(my_guess, received + sent, "MB", mistakes)
 # ## Quiz
 #
 # Four ranks train with averaged gradients, each on batches of 8. Which single-process run is the same?
+# Open the answer that you would give.
 #
-# a) batch 8, as each rank has 8 · b) batch 32 · c) batch 8 at four times the learning rate
-
-# %%
-my_answer = ...
-quiz(
-    my_answer,
-    "b",
-    a="the mean over four ranks is over 4 × 8 samples, not over 8.",
-    b="the mean of four mean gradients of 8 samples each is the mean gradient of all 32.",
-    c="that would be the sum of the gradients, and of one batch's noise four times over.",
-)
-
-# %% [markdown]
-# <details><summary>Answer</summary>
+# <details><summary><b>a)</b> batch size 8, since each rank has 8</summary>
 #
-# **b.** The mean of four mean gradients of 8 samples each is the mean gradient of all 32. (It is c if
-# you forget to divide the sum by the world size, and if the four batches were one.)
+# No. The mean over four ranks is taken over 4 × 8 samples.
+# </details>
+#
+# <details><summary><b>b)</b> batch size 32</summary>
+#
+# Right. The mean of four mean gradients of 8 samples each is the mean gradient of all 32.
+# </details>
+#
+# <details><summary><b>c)</b> batch size 8, at four times the learning rate</summary>
+#
+# No. That would be a *sum* of four gradients, if the four batches were one and the same.
 # </details>
 #
 # ## Summary

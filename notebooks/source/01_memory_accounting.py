@@ -21,7 +21,7 @@ import torch
 
 import zerolab
 from zerolab import memory
-from zerolab.course import choice, explore, predict, quiz, show, show_source
+from zerolab.course import choice, explore, predict, show, show_source
 from zerolab.course.checks.memory import check_bytes_per_gpu
 from zerolab.course.figures import memory as figures
 from zerolab.measure import storage_bytes
@@ -191,7 +191,8 @@ predict(my_guess, answer, "GB", mistakes)
 # %%
 # Exercise
 def bytes_per_gpu(psi, world_size, stage):
-    return None  # your code
+    # your code
+    return None
 
 
 check_bytes_per_gpu(bytes_per_gpu)
@@ -227,7 +228,8 @@ show(figures.stage_bars, height=2.8, model=7.5e9, gpus=64)
 
 # %%
 sizes = {"7.5B": 7.5e9, "128B": 128e9, "1T": 1e12}
-print("GPUs" + "".join(f"{name:>27}" for name in sizes))
+print("    " + "".join(f"{name + ':':>10} {'':16}" for name in sizes))
+print("GPUs" + "".join(f"{f'stage {stage}':>9}" for _ in sizes for stage in (1, 2, 3)))
 for gpus in (1, 4, 16, 64, 256, 1024):
     cells = [
         memory.model_states(s, gpus, stage).total_bytes / 1e9 for s in sizes.values() for stage in (1, 2, 3)
@@ -307,26 +309,22 @@ explore(
 # ## Quiz
 #
 # A colleague plans 13B parameters on 16 GPUs of 32 GB at stage 2, and computes 2Ψ + 14Ψ/16 = 37.4 GB.
-# "It fits if we use SGD with momentum instead of Adam." Right?
+# "It will fit with SGD and momentum instead of Adam." Will it? Open the answer that you would give.
 #
-# a) yes: K drops from 12 to 8 · b) no: 2Ψ alone is 26 GB, and activations need the rest · c) no: K is
-# the same
-
-# %%
-my_answer = ...
-quiz(
-    my_answer,
-    "b",
-    a="K does drop to 8 (master and one moment): 2Ψ + 10Ψ/16 is 34.1 GB, still above 32.",
-    b="even 2Ψ + 10Ψ/16 is 34.1 GB. What stage 2 leaves whole, 26 GB of parameters, is the problem: stage 3.",
-    c="momentum keeps one number where Adam keeps two, so K is 4 + 4 = 8.",
-)
-
-# %% [markdown]
-# <details><summary>Answer</summary>
+# <details><summary><b>a)</b> yes: K drops from 12 to 8</summary>
 #
-# **b.** With K = 8 it is 2Ψ + 10Ψ/16 = 34.1 GB, still above 32. What stage 2 leaves whole, 26 GB of
-# parameters, is the problem; stage 3 shards it.
+# No. K does drop to 8 (the master copy and one moment), but 2Ψ + 10Ψ/16 is 34.1 GB, still above 32.
+# </details>
+#
+# <details><summary><b>b)</b> no: what stage 2 leaves whole is the problem</summary>
+#
+# Right. The parameters alone are 2Ψ = 26 GB on every GPU; with K = 8 the sum is 34.1 GB. Stage 3 shards
+# them too.
+# </details>
+#
+# <details><summary><b>c)</b> no: K stays the same</summary>
+#
+# No. Momentum keeps one number where Adam keeps two, so K is 4 + 4 = 8. It still does not fit.
 # </details>
 #
 # ## Summary

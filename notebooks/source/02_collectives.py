@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 import zerolab
 from zerolab import cost, ring
-from zerolab.course import choice, explore, predict, quiz, show_source, slider
+from zerolab.course import choice, explore, predict, show_source, slider
 from zerolab.course.checks.collectives import check_reduce_scatter
 from zerolab.course.figures.ring import ring_step
 
@@ -219,7 +219,9 @@ show_source(ring.chunks, docstring=False)
 
 # %%
 # Exercise
-def my_reduce_scatter(tensor): ...  # your code, with dist.get_rank(), dist.get_world_size() and ring.chunks
+def my_reduce_scatter(tensor):
+    # your code, with dist.get_rank(), dist.get_world_size() and ring.chunks
+    return None
 
 
 check_reduce_scatter(my_reduce_scatter)
@@ -256,24 +258,21 @@ check_reduce_scatter(my_reduce_scatter)
 # ## Quiz
 #
 # A library offers `reduce_scatter`, and inside it does an all-reduce and keeps its own slice. The
-# values are right. What does it cost?
+# values are right. What does that cost? Open the answer that you would give.
 #
-# a) nothing, as the result is the same · b) the same bytes, but more memory · c) twice the bytes
-
-# %%
-my_answer = ...
-quiz(
-    my_answer,
-    "c",
-    a="the values are the same, the messages are not.",
-    b="more memory too, but not the same bytes: the second half of the all-reduce is sent for nothing.",
-    c="an all-reduce is a reduce-scatter and an all-gather, and the gathered chunks are thrown away.",
-)
-
-# %% [markdown]
-# <details><summary>Answer</summary>
+# <details><summary><b>a)</b> nothing, as the result is the same</summary>
 #
-# **c.** An all-reduce is a reduce-scatter *and* an all-gather, and the gathered chunks are thrown away.
+# No. The values are the same, the messages are not.
+# </details>
+#
+# <details><summary><b>b)</b> the same bytes, but more memory</summary>
+#
+# No. It takes more memory too, and the second half of the all-reduce is sent for nothing.
+# </details>
+#
+# <details><summary><b>c)</b> twice the bytes</summary>
+#
+# Right. An all-reduce is a reduce-scatter *and* an all-gather, and the gathered chunks are thrown away.
 # This is not made up: torch's own reduce-scatter on gloo, the CPU backend, works this way. So zerolab
 # builds its own there.
 # </details>

@@ -20,7 +20,8 @@ What a lesson uses
     How far off the reader was, and which mistake a known wrong number comes from. ``my_guess = ...``
     stays unanswered in the committed notebook, which then prints the answer and the known mistakes.
 ``quiz(my_answer, "b", a="why not a", b="why b", c="why not c")``
-    The same for a question with letters.
+    The same for a question with letters. Where the reasons would give the answer away, write it as markdown
+    instead: the question, then one ``<details>`` per option, which needs no kernel either.
 ``show(draw, height=3, **values)`` and ``explore(draw, height=3, **controls)``
     ``draw(figure, **values)`` paints on an empty matplotlib figure and returns its alt text. ``show``
     displays it once; ``explore`` puts controls above it (``slider(low, high, value)`` or

@@ -22,6 +22,7 @@ CATEGORY_COLOURS = {
 _RANK_COLOURS = ("#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377", "#BBBBBB", "#994F00")
 INK, PALE = "#222222", "#EEEEEE"
 WIDTH_INCHES, DPI = 7.6, 144
+WIDTH_PIXELS = 684  # on the page; the PNG has more of them, so that it is sharp on a dense screen
 STYLE = {
     "font.family": "DejaVu Sans",
     "font.size": 10,
@@ -79,10 +80,9 @@ def _png(canvas) -> bytes:
 
 
 def image_html(png: bytes, alt: str) -> str:
-    """An <img> with its alt text, at half the pixels' size so that it is sharp on a dense screen."""
+    """An <img> with its alt text, no wider than the page."""
     source = base64.b64encode(png).decode()
-    width = int(WIDTH_INCHES * DPI / 2)
-    size = f'width="{width}" style="max-width: 100%"'
+    size = f'width="{WIDTH_PIXELS}" style="max-width: 100%"'
     return f'<img alt="{html.escape(alt)}" {size} src="data:image/png;base64,{source}">'
 
 
@@ -99,7 +99,7 @@ def bundle(png: bytes, alt: str) -> dict:
             "image/png": base64.b64encode(png).decode(),
             "text/plain": alt,
         },
-        "metadata": {"image/png": {"alt": alt, "width": int(WIDTH_INCHES * DPI / 2)}},
+        "metadata": {"image/png": {"alt": alt, "width": WIDTH_PIXELS}},
     }
 
 

@@ -1,16 +1,24 @@
 """The package's own source, live: what a notebook shows is the file that runs, never a copy of it."""
 
 import difflib
+import html
 import inspect
+import re
 import textwrap
 from pathlib import Path
 from types import ModuleType
 
 from IPython.display import display
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import get_lexer_by_name
 
 import zerolab
 
 _PACKAGE = Path(zerolab.__file__).resolve().parent
+# Both colours are set, so that the code is legible on a dark page too.
+_PAPER = "background: #f7f7f7; color: #222222; padding: 0.4em 0.8em"
+_LETTERS = "font-family: monospace; line-height: 1.35; margin: 0; background: transparent; color: inherit"
 
 
 def show_source(thing, docstring: bool = True) -> None:
@@ -60,5 +68,11 @@ def _without_docstring(text: str, docstring: str | None) -> str:
 
 
 def _display(title: str, language: str, text: str) -> None:
-    markdown = f"{title}\n\n```{language}\n{text}\n```"
-    display({"text/markdown": markdown, "text/plain": f"{title.replace('`', '')}\n\n{text}"}, raw=True)
+    """As HTML with its colours inline: nbconvert sets a Markdown output's code in a proportional font."""
+    style = HtmlFormatter(noclasses=True, nobackground=True, cssstyles=_PAPER, prestyles=_LETTERS)
+    code = highlight(text, get_lexer_by_name(language), style)
+    display({"text/html": f"<p>{_as_html(title)}</p>{code}", "text/plain": f"{title}\n\n{text}"}, raw=True)
+
+
+def _as_html(title: str) -> str:
+    return re.sub("`([^`]*)`", r"<code>\1</code>", html.escape(title))
