@@ -1,0 +1,229 @@
+"""Promise: the same traffic. 2Ψ, 2Ψ, 2Ψ, 3Ψ, counted from messages that were really sent."""
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from contextlib import nullcontext
+from pathlib import Path
+
+import cloudpickle
+import pytest
+import replicas
+import torch
+import torch.distributed as dist
+
+import zerolab
+from zerolab import cost
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares the ranks the import of pytest
+
+WORLD_SIZES = (1, 2, 3, 4)
+STEPS = 3
+MODELS = ("gpt", "ladder", "patchwork")
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+class Wire:
+    """Counts what is handed to torch.distributed, beside the trace: a wrapper around each function it has."""
+
+    def __init__(self):
+        self.sent_bytes, self.received_bytes, self.calls = 0, 0, Counter()
+        for name in (
+            "isend",
+            "irecv",
+            "broadcast",
+            "all_reduce",
+            "all_gather_into_tensor",
+            "all_to_all_single",
+        ):
+            setattr(dist, name, self._counted(name, getattr(dist, name)))
+
+    def _counted(self, name: str, function):
+        @functools.wraps(function)
+        def counted(tensor, *args, **kwargs):
+            self.calls[name] += 1
+            self.sent_bytes += tensor.nbytes * (name == "isend")
+            self.received_bytes += tensor.nbytes * (name == "irecv")
+            return function(tensor, *args, **kwargs)
+
+        return counted
+
+    def read(self) -> tuple[int, int, Counter]:
+        """What came together since the last reading."""
+        found = self.sent_bytes, self.received_bytes, self.calls
+        self.sent_bytes, self.received_bytes, self.calls = 0, 0, Counter()
+        return found
+
+
+def count_steps(cases: list) -> list[tuple]:
+    """For each case the trace's traffic of the last step, what the wire saw of it, and the units' sizes."""
+    wire, results = Wire(), []
+    for subject, stage in cases:
+        build, inputs = replicas.SUBJECTS[subject]
+        model = build()
+        optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=stage, lr=0.1)
+        for step in range(STEPS):
+            wire.read()
+            optimizer.zero_grad()
+            model(*inputs(step, optimizer.rank)).backward()
+            optimizer.step()
+        units = [(unit.name, unit.trainable, unit.numel, unit.padded_numel) for unit in optimizer.units]
+        results.append((optimizer.trace.traffic(STEPS - 1), *wire.read(), units))
+    return results
+
+
+CASES = [(subject, stage) for subject in MODELS for stage in range(4)]
+
+
+@functools.cache
+def counted(world_size: int) -> list[list[tuple]]:
+    """By case, then by rank."""
+    return list(zip(*zerolab.launch(count_steps, world_size, CASES), strict=True))
+
+
+def passes(stage: int, name: str, trainable: bool) -> int:
+    """How often a unit's parameters or gradients cross the wire in a step, spelled out."""
+    if stage == 3:
+        gathers = 1 if name.startswith("root") else 2
+        return gathers + 1 if trainable else gathers
+    return 2 if trainable else 0
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("subject, stage", CASES)
+def test_the_payload_is_2_2_2_and_3_psi(subject: str, stage: int, world_size: int):
+    for traffic, *_, units in counted(world_size)[CASES.index((subject, stage))]:
+        volumes = [numel * passes(stage, name, trainable) for name, trainable, numel, _ in units]
+        assert traffic.logical_bytes == 4 * sum(volumes)
+        psi = sum(numel for _, _, numel, _ in units)
+        root = sum(numel for name, _, numel, _ in units if name == "root")
+        if subject != "patchwork":  # which has frozen parameters: they are only gathered
+            kept = root if stage == 3 else 0
+            assert traffic.logical_bytes == 4 * (cost.communication_volume(psi, stage) - kept)
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("subject, stage", CASES)
+def test_the_wire_carries_all_but_a_ranks_own_share(subject: str, stage: int, world_size: int):
+    """(N-1)/N of the payload with its padding, sent and received alike, and nothing goes another way."""
+    ranks = counted(world_size)[CASES.index((subject, stage))]
+    for traffic, sent_bytes, received_bytes, calls, units in ranks:
+        volumes = [padded * passes(stage, name, trainable) for name, trainable, _, padded in units]
+        assert traffic.wire_bytes * world_size == 4 * sum(volumes) * (world_size - 1)
+        assert sent_bytes == received_bytes == traffic.wire_bytes
+        assert calls.keys() <= {"isend", "irecv"}
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_what_each_operation_moves(stage: int):
+    for traffic, *_, units in counted(3)[CASES.index(("gpt", stage))]:
+        payload = 4 * sum(numel for _, _, numel, _ in units)
+        root = 4 * sum(numel for name, _, numel, _ in units if name == "root")
+        expected = {
+            0: {"all_reduce": 2 * payload},
+            1: {"reduce_scatter": payload, "all_gather": payload},
+            2: {"reduce_scatter": payload, "all_gather": payload},
+            3: {"reduce_scatter": payload, "all_gather": 2 * payload - root},
+        }
+        assert {op: part.logical_bytes for op, part in traffic.by_op.items()} == expected[stage]
+        assert sum(part.wire_bytes for part in traffic.by_op.values()) == traffic.wire_bytes
+
+
+def test_control_messages_are_small_and_counted_apart():
+    for traffic, *_ in counted(4)[CASES.index(("gpt", 2))]:
+        assert 0 < traffic.control_bytes < 1000
+        assert "exchange" not in traffic.by_op
+    for traffic, *_ in counted(1)[CASES.index(("gpt", 2))]:
+        assert traffic.control_bytes == 0
+
+
+@pytest.mark.parametrize("reduce_each, psis", [(True, (4, 3, 3, 6)), (False, (2, 2, 2, 5))])
+def test_two_micro_batches_are_reduced_each_or_under_no_sync_once(reduce_each: bool, psis: tuple):
+    """So stage 2 moves (M+1)Ψ and stage 3 3MΨ; once alone they keep a whole gradient and save Ψ a pass."""
+
+    def accumulate(stage: int) -> tuple[int, int]:
+        build, inputs = replicas.SUBJECTS["ladder"]
+        model = build()
+        optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=stage, lr=0.1, prefetch=0)
+        with nullcontext() if reduce_each else optimizer.no_sync():
+            model(*inputs(0, optimizer.rank)).backward()
+        model(*inputs(1, optimizer.rank)).backward()
+        optimizer.step()
+        return optimizer.trace.traffic(0).logical_bytes, sum(unit.numel for unit in optimizer.units)
+
+    for ranks in zerolab.launch(lambda: [accumulate(stage) for stage in range(4)], 2):
+        assert [logical_bytes / (4 * psi) for logical_bytes, psi in ranks] == list(psis)
+        assert list(psis) == [cost.communication_volume(1, stage, 2, reduce_each) for stage in range(4)]
+
+
+# The kernel's own count.
+
+NETWORK_PROGRAM = """
+import fcntl, json, socket, struct
+import torch, torch.distributed as dist
+import zerolab
+
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:  # bring lo up: SIOCSIFFLAGS, IFF_UP
+    fcntl.ioctl(any_socket, 0x8914, struct.pack("16sh14x", b"lo", 1))
+
+def lo_bytes():
+    line = next(line for line in open("/proc/net/dev") if line.strip().startswith("lo:"))
+    return int(line.split(":")[1].split()[0])
+
+def work():
+    return [one(stage) for stage in range(4)]
+
+def one(stage):
+    model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(4)))
+    optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=stage, lr=0.1)
+    wire_bytes = 0
+    x = torch.randn(2, 512)
+    for step in range(3):
+        dist.barrier()
+        if step == 1:
+            before_bytes = lo_bytes()
+        dist.barrier()
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+        wire_bytes += optimizer.trace.traffic(step).wire_bytes * (step > 0)
+    dist.barrier()
+    return lo_bytes() - before_bytes, wire_bytes
+
+ranks = zerolab.launch(work, 3, timeout=60)
+print(json.dumps([(first[0], sum(sent for _, sent in [first, *others])) for first, *others in zip(*ranks)]))
+"""
+
+
+def private_network() -> list[str] | None:
+    """A command prefix that gives a program a network of its own, or None where that is not permitted."""
+    for prefix in (["unshare", "--net"], ["unshare", "--map-root-user", "--net"]):
+        if shutil.which("unshare") and Path("/proc/net/dev").exists():
+            tried = subprocess.run([*prefix, "true"], capture_output=True, timeout=10)
+            if tried.returncode == 0:
+                return prefix
+    return None
+
+
+def test_the_network_interface_counts_the_same_bytes(tmp_path: Path):
+    """Within 5 %: the interface also counts headers and acknowledgements, and what control messages weigh."""
+    prefix = private_network()
+    if prefix is None:
+        pytest.skip("needs `unshare --net`, to have a loopback interface that nobody else uses")
+    program = tmp_path / "program.py"
+    program.write_text(NETWORK_PROGRAM)
+    environment = os.environ | {"PYTHONPATH": str(Path(zerolab.__file__).parents[1])}
+    done = subprocess.run(
+        [*prefix, sys.executable, str(program)], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    for interface_bytes, trace_bytes in json.loads(done.stdout):
+        assert trace_bytes <= interface_bytes <= 1.05 * trace_bytes
