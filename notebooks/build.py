@@ -102,7 +102,7 @@ def _cell_ids(cells: list[NotebookNode]) -> list[str]:
 def execute(book: NotebookNode, name: str) -> NotebookNode:
     """Run a notebook with this checkout's zerolab; the same content gives the same outputs.
 
-    Raises: RuntimeError for an output that has no place in a committed notebook; nbclient's CellExecutionError.
+    Raises: RuntimeError for an output that should not be committed; nbclient's CellExecutionError.
     """
     python_path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     client = nbclient.NotebookClient(
