@@ -1,0 +1,408 @@
+# %% [markdown]
+# # 04 · ZeRO stage 1: update your share, and only that
+#
+# > **40 minutes.** *You need:* the two halves of an all-reduce (lesson 02) and data parallelism (lesson
+# > 03).
+# >
+# > *Afterwards you can* shard an optimizer's state over ranks without a parameter lost or a byte more on
+# > the wire, say what that saves and what it never will, and read the trace of a sharded step.
+# >
+# > *Paper:* ZeRO, §5.1 and §7.2.1, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
+
+# %% [markdown]
+# ## The question
+#
+# Lesson 03 ended with an odd picture: after the all-reduce, every rank computes the same update, from the
+# same gradients, with the same m and v. N times the work, on N copies of the largest thing in memory. Can
+# the ranks divide that work among them?
+
+# %%
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import zerolab
+from zerolab import cost, data, memory, models, ring
+from zerolab.course import choice, explore, predict, show, show_diff, show_source
+from zerolab.course.checks.zero_stage_1 import check_zero1
+from zerolab.course.figures import zero_stage_1 as figures
+from zerolab.course.figures.data_parallel import held_by_rank
+from zerolab.course.figures.losses import both_losses
+from zerolab.launcher import threads_per_rank
+from zerolab.stages import stage0, stage1
+
+# %% [markdown]
+# First, is it really the same work? Four ranks take three steps at stage 0, each on its own text, and hand
+# in their Adam's m and v.
+
+# %%
+text = data.NextByte(data.text(), context=32, batch_size=8)
+
+
+def build():
+    torch.manual_seed(0)
+    return models.GPT(width=64, depth=2, heads=2, context=32)
+
+
+# %%
+def adams_memory():
+    model = build()
+    optimizer = zerolab.ZeroOptimizer(model, torch.optim.Adam, stage=0, lr=3e-3)
+    for step in range(3):
+        model(*text.batch(step, optimizer.rank)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [state[name].clone() for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
+
+
+by_rank = zerolab.launch(adams_memory, 4)
+same = all(torch.equal(a, b) for others in by_rank[1:] for a, b in zip(by_rank[0], others, strict=True))
+print(f"{len(by_rank[0])} tensors of m and v, the same bits on all 4 ranks: {same}")
+
+# %% [markdown]
+# Four different streams of text went in; one and the same state came out, four times over.
+#
+# ## Predict: what would sharding it save?
+#
+# If each of N ranks updates 1/N of the parameters, it needs 1/N of the optimizer's state; parameters and
+# gradients stay whole. A model of 7B parameters trains on 8 GPUs in mixed precision: 2 bytes for a bf16
+# parameter, 2 for its gradient, K = 12 for the optimizer. **How many GB of model states does each GPU hold
+# at stage 1?**
+
+# %%
+my_guess = ...
+
+# %%
+states = memory.model_states(7e9, world_size=8, stage=1)
+mistakes = {
+    "only m and v were sharded, 8 of the 12 bytes; the fp32 master weights are optimizer state too": 63,
+    "that is 63 GB in GiB, and the master weights were forgotten as well": 58.7,
+    "the gradients were sharded too, which is stage 2": 26.25,
+    "stage 0, where nothing is sharded": 112,
+}
+predict(my_guess, states.total_bytes / 1e9, "GB", mistakes)
+for category in ("params", "grads", "optimizer"):
+    print(f"{category:<10} {getattr(states, category + '_bytes') / 1e9:5.1f} GB")
+
+# %% [markdown]
+# The *master weights* are what the optimizer really updates in mixed precision: an fp32 copy of the
+# parameters, because an update is often too small to change a bf16 number. They are 4 of the 12 bytes,
+# nobody but the optimizer ever reads them, and they are easy to forget.
+#
+# ## A sharded optimizer that is wrong
+#
+# Here is a sketch of the idea as one may find it. Each rank takes an equal part of the parameter *list* and
+# gives it to its own Adam. It runs, the loss falls, memory is saved. **It has three bugs. Find them before
+# you go on.**
+
+
+# %%
+def a_sketch():
+    model, rank, world_size = build(), dist.get_rank(), dist.get_world_size()
+    before, parameters = build(), list(model.parameters())
+    share = len(parameters) // world_size
+    adam = torch.optim.Adam(parameters[share * rank : share * (rank + 1)], lr=3e-3)
+    for step in range(3):
+        model(*text.batch(step, rank)).backward()
+        for parameter in parameters:
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= world_size
+        adam.step()
+        adam.zero_grad()
+    moved = [not torch.equal(new, old) for new, old in zip(parameters, before.parameters(), strict=True)]
+    return moved, [parameter.grad is None for parameter in parameters]
+
+
+# %%
+moved, cleared = zip(*zerolab.launch(a_sketch, 4), strict=True)
+names = [name for name, _ in build().named_parameters()]
+for rank in range(4):
+    print(f"rank {rank}: {sum(moved[rank])} of 29 tensors moved, {sum(cleared[rank])} gradients cleared")
+nobody = [name for place, name in enumerate(names) if not any(row[place] for row in moved)]
+lost = sum(build().get_parameter(name).numel() for name in nobody)
+print(f"moved by nobody: {', '.join(nobody)}, {lost:,} parameters")
+
+# %% [markdown]
+# 1. `len(parameters) // world_size` drops the remainder. 29 tensors make four shares of 7, and the last
+# tensor,  the whole output head, is never trained. 2. `step()` never communicates. Each rank moves its own
+# 7 tensors and never hears of the other 22: four models,  none of which is right. 3. `zero_grad()` clears
+# only what its own Adam knows. All other gradients pile up, step after step.
+#
+# And one weakness: 7 tensors can be large or small, so the shares are unequal in bytes. Then the largest
+# share decides whether the job fits.
+
+# %%
+sizes = [parameter.numel() for parameter in build().parameters()]
+print("parameters per rank:", [sum(sizes[7 * rank : 7 * rank + 7]) for rank in range(4)])
+print("an even share:      ", sum(sizes) / 4)
+
+# %% [markdown]
+# ## Cut the buffer, not the list
+#
+# So do not divide the list. Lay all parameters of a unit end to end in one flat buffer and cut *that* into
+# N equal shards, through the middle of a tensor if need be. A little padding makes the shards equal. Here
+# is a real `FlatUnit` of two small layers. **Move the slider: which rank count splits the first weight over
+# most ranks? Does any element ever have two owners, or none?**
+
+# %%
+layer = nn.Sequential(nn.Linear(6, 20), nn.Linear(20, 4))
+explore(partial(figures.partition_map, layer=layer), height=3.4, ranks=choice(range(1, 9), 3))
+
+# %% [markdown]
+# The padding inside starts each parameter on a 64-byte boundary, as PyTorch's own allocations do, and the
+# padding at the end makes the shards equal. In a model of real size both are negligible.
+#
+# Cutting through a tensor is allowed because Adam's update is *elementwise*: each parameter's new value
+# depends on its own gradient, m and v, and on nothing else. (An optimizer that looks at a whole matrix,
+# such as Muon, can't be cut like this; zerolab refuses it.)
+#
+# ## How much has to travel?
+#
+# Before its update, a rank needs the summed gradient of *its own* shard. After it, it needs everybody's
+# updated parameters. The all-reduce of stage 0 moves 2Ψ elements per rank and step, in the paper's
+# counting. **How many Ψ does stage 1 move?**
+
+# %%
+my_guess = ...
+
+# %%
+mistakes = {
+    "an all-reduce of the gradients, then an all-gather of the parameters: it works, and wastes a third": 3,
+    "the reduce-scatter alone; but then nobody learns the others' new parameters": 1,
+}
+predict(my_guess, cost.communication_volume(1, stage=1), "Ψ", mistakes)
+show(figures.seam, height=2.4)
+
+# %% [markdown]
+# You know the trick from lesson 02, where an all-reduce turned out to be two halves:
+
+# %%
+show_source(ring.all_reduce, docstring=False)
+
+# %% [markdown]
+# After the first half, each rank has the complete sum of its own shard, which is all that its update needs.
+# So update there, *between the halves*, and let the second half carry new parameters instead of gradients.
+# The same two passes; one of them just has better freight.
+#
+# And that is the whole difference between the two stages:
+
+# %%
+show_diff(stage0, stage1)
+
+# %% [markdown]
+# Three verbs changed. `setup`: own your shard, not everything. `reduce_grads`: the first half. `update`:
+# step, then the second half. Everything else in the package is shared by all stages.
+#
+# ## Measure it
+#
+# One training step at each stage, on four ranks, in mixed precision so that the master weights are there to
+# be counted. `optimizer.memory()` is a census of real storages; the formula knows only Ψ, N and the stage.
+
+
+# %%
+def measure(stage):
+    model = build()
+    options = {"stage": stage, "precision": "mixed"}
+    optimizer = zerolab.ZeroOptimizer(model, torch.optim.Adam, **options)
+    model(*text.batch(0, optimizer.rank)).backward()
+    optimizer.step()
+    return optimizer.memory(), optimizer.trace.traffic(0)
+
+
+measured = {stage: zerolab.launch(measure, 4, stage) for stage in (0, 1)}
+psi = sum(sizes)
+show(held_by_rank, height=2.8, memories=[held for held, _ in measured[1]], psi=psi)
+
+# %% [markdown]
+# Each rank holds a quarter of the green, and each a different one; the grey field is as wide as stage 0.
+# Category by category:
+
+# %%
+for stage in (0, 1):
+    held, _ = measured[stage][0]
+    formula = memory.model_states(psi, 4, stage, "mixed")
+    for name in ("params_bytes", "grads_bytes", "optimizer_bytes"):
+        got, want = getattr(held, name), getattr(formula, name)
+        print(f"stage {stage}  {name:<16} {got:>11,.0f}   equals the formula: {got == want}")
+
+# %% [markdown]
+# And on the wire? `logical_bytes` counts as the paper does, `wire_bytes` is what the rank really sent:
+# (N−1)/N of it, and of a little padding. In mixed precision an element has 2 bytes.
+
+# %%
+for stage in (0, 1):
+    _, traffic = measured[stage][0]
+    expected = 2 * cost.communication_volume(psi, stage)
+    print(f"stage {stage}: {traffic.logical_bytes:,} bytes, formula 2Ψ: {expected:,}")
+    for op, part in traffic.by_op.items():
+        print(f"         {op:<15}{part.logical_bytes:>8,}, really sent {part.wire_bytes:>8,}")
+
+# %% [markdown]
+# The same bytes. Stage 1 is free: a quarter of the state, and not a byte more on the wire.
+#
+# ## One step, line by line
+#
+# Now follow one step with the smallest model there is: softmax regression, a `weight` of 10 × 784 numbers
+# and a `bias` of 10, on two ranks, with SGD and momentum.
+
+
+# %%
+def one_step():
+    model = models.make("logistic")
+    options = {"stage": 1, "lr": 0.1, "momentum": 0.9}
+    optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, **options)
+    model(*data.NextKind(data.text()).batch(0, optimizer.rank)).backward()
+    optimizer.step()
+    return [event for event in optimizer.trace.step(0) if event.phase != "control"]
+
+
+# %%
+for rank, events in enumerate(zerolab.launch(one_step, 2)):
+    print(f"rank {rank}")
+    for event in events:
+        file, _, line = event.where.partition(":")  # the trace knows the line, too
+        print(f"  {event.phase:<9}{event.op:<15}{event.wire_bytes:>7,} bytes sent   {file}")
+        print(f"  {'':<9}{', '.join(event.slices)}")
+
+# %% [markdown]
+# - **backward, reduce-scatter.** Each rank gives away half of its gradient, 3,936 numbers of 4 bytes, and
+#   is left with the sum of the slices named here. This is the first half of the all-reduce.
+# - **step, update.** Here the ranks part. Rank 0 updates weights 0–3935. Rank 1 updates the rest of the
+#   weights and all of the bias. Their momentum buffers are of these slices, and that is the memory saved.
+# - **step, all-gather.** The second half: each rank sends its updated half, and both have the whole model
+#   again.
+#
+# `print(optimizer.trace.text())` shows the same with line numbers and times, and so does `python -m zerolab
+# train --model logistic --stage 1 --world-size 2 --trace trace.txt`.
+#
+# ## Exercise: your own stage 1
+#
+# > **Difficulty 3 of 5 · 15 minutes.** Write `MyZero1` for a model that is already one flat tensor.
+# >
+# > - `flat` holds all parameters, the same on every rank; its length need not divide by N.
+# > - `step(gradient)` gets this rank's own gradient, of the same length. When it returns, `flat` holds the
+# >   parameters of a process that stepped on the **mean** gradient, on every rank.
+# > - Each rank keeps 1/N of the optimizer's state and sends no more than 2Ψ.
+# >
+# > `zerolab.ring` has `chunks(numel, world_size)`, `reduce_scatter(tensor)`, which returns your chunk of
+# > the sum, and `all_gather(tensor)`, in place. The check looks at values, at your optimizer's state, and
+# > at every byte you send. Plain AdamW on everything, with an all-reduce, gets the values right and fails.
+
+
+# %%
+# Exercise
+class MyZero1:
+    def __init__(
+        self, flat, optimizer_class, lr
+    ): ...  # which part of flat is yours? Build optimizer_class([your part], lr=lr) once
+
+    def step(self, gradient): ...  # reduce-scatter, update, all-gather
+
+
+check_zero1(MyZero1)
+
+# %% [markdown]
+# <details><summary>A solution</summary>
+#
+# ```python
+# class MyZero1:
+#     def __init__(self, flat, optimizer_class, lr):
+#         self.flat, self.world_size = flat, dist.get_world_size()
+#         mine = ring.chunks(flat.numel(), self.world_size)[dist.get_rank()]
+#         self.shard = flat[mine]  # a view: what is updated here is updated in flat
+#         self.optimizer = optimizer_class([self.shard], lr=lr)
+#
+#     def step(self, gradient):
+#         self.shard.grad = ring.reduce_scatter(gradient) / self.world_size
+#         self.optimizer.step()
+#         ring.all_gather(self.flat)
+# ```
+# </details>
+#
+# ## What stage 1 cannot save
+#
+# Back to the paper's model: 7.5B parameters in mixed precision, 120 GB on each GPU at stage 0 and 31.4 GB
+# at stage 1 on 64 GPUs. **How many GB remain on each GPU at stage 1, however many GPUs you add?**
+
+# %%
+my_guess = ...
+
+# %%
+mistakes = {
+    "only the bf16 parameters; the gradients are whole at stage 1, too": 15,
+    "with enough GPUs nothing remains: that will be stage 3": 0,
+    "that is the optimizer's share, 12 bytes per parameter, and just this part shrinks": 90,
+}
+replicated, sharded = memory.bytes_per_parameter(stage=1)
+predict(my_guess, replicated * 7.5, "GB", mistakes)
+for gpus in (1, 4, 64, 1024):
+    print(f"{gpus:>5} GPUs: {memory.model_states(7.5e9, gpus, 1).total_bytes / 1e9:6.1f} GB each")
+
+# %% [markdown]
+# ## The same bits
+#
+# Last, the promise that each stage of this package has to keep. Thirty steps of Adam at stage 1, on four
+# ranks:
+
+# %%
+RANKS, STEPS = 4, 30
+
+
+def train():
+    model = build()
+    optimizer = zerolab.ZeroOptimizer(model, torch.optim.Adam, stage=1, lr=3e-3)
+    losses = []
+    for step in range(STEPS):
+        loss = model(*text.batch(step, optimizer.rank))
+        loss.backward()
+        losses.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses, [weight.detach().clone() for weight in model.parameters()], optimizer.trace.traffic()
+
+
+# %% [markdown]
+# And one process with plain Adam, which adds up the ranks' gradients in the order of the ranks and divides
+# once:
+
+# %%
+torch.set_num_threads(threads_per_rank(RANKS))
+single, single_losses = build(), []
+adam = torch.optim.Adam(single.parameters(), lr=3e-3)
+for step in range(STEPS):
+    losses = [single(*text.batch(step, rank)) for rank in range(RANKS)]
+    for loss in losses:
+        loss.backward()
+    for parameter in single.parameters():
+        parameter.grad /= RANKS
+    adam.step()
+    adam.zero_grad()
+    single_losses.append(sum(loss.item() for loss in losses) / RANKS)
+
+# %%
+by_rank, weights, traffic = zip(*zerolab.launch(train, RANKS), strict=True)
+same = all(torch.equal(a, b) for mine in weights for a, b in zip(mine, single.parameters(), strict=True))
+print("bit-identical:", same)
+wanted = 4 * cost.communication_volume(psi, stage=1)
+print(f"bytes per rank and step: {traffic[0].logical_bytes:,}, formula 2Ψ: {wanted:,}")
+sharded_losses = [sum(losses) / RANKS for losses in zip(*by_rank, strict=True)]
+show(both_losses, height=2.6, sharded=sharded_losses, single=single_losses, stage=1)
+
+# %% [markdown]
+# `bit-identical` compares every parameter on *every* rank with the single process. Rank 0 alone wouldn't
+# do: with a forgotten all-gather, each rank has a part of the model right.
+#
+# ## Summary
+#
+# - After the all-reduce, all ranks compute the same update on the same state. Stage 1 divides that work:
+#   each rank updates, and remembers, 1/N.
+# - Cut the flat buffer, not the parameter list: equal shards, no remainder, one owner for every element.
+# - The update goes between the halves of the all-reduce. 2Ψ as before; 3Ψ is a mistake.
+# - The optimizer's state is K = 12 bytes per parameter in mixed precision, *master weights included*: 4Ψ +
+#   12Ψ/N.
+# - What remains is 4Ψ on every rank, half of it gradients. After the reduce-scatter, most of those are dead
+#   weight.
+#
+# **Next:** [05 · ZeRO stage 2](05_zero_stage_2.ipynb), which lets the gradients go.
