@@ -8,7 +8,7 @@
 collective is waited for where it is issued; the numbers are the same.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -25,17 +25,40 @@ from zerolab.trace import Trace
 from zerolab.unit import FlatUnit
 
 
+class Hook:
+    """A module hook that stays behind when its module is copied or pickled: the copy is plain again."""
+
+    def __init__(self, call: Callable | None = None):
+        self.call = call
+
+    def __call__(self, *args):
+        return None if self.call is None else self.call(*args)
+
+    def __deepcopy__(self, memo) -> "Hook":
+        return Hook()
+
+    def __reduce__(self):
+        return (Hook, ())
+
+
 class Engine:
     """The hooks of one model: they tell the gatherer what is needed now, and the reducer what has come.
 
     Args:
-        scopes: the model's scopes with their units; the root scope, if there is one, is the last.
+        model: the module whose call begins a forward pass.
+        scopes: its scopes with their units; the root scope, if there is one, is the last.
         prefetch: how many scopes ahead of the one at work to gather.
         reduces_in_flight: how many reductions may be under way while the next unit's gradients are collected.
     """
 
     def __init__(
-        self, scopes: list[Scope], stage: Stage, trace: Trace, prefetch: int, reduces_in_flight: int
+        self,
+        model: nn.Module,
+        scopes: list[Scope],
+        stage: Stage,
+        trace: Trace,
+        prefetch: int,
+        reduces_in_flight: int,
     ):
         self.scopes, self.trace = scopes, trace
         units = [unit for scope in scopes for unit in scope.units]
@@ -46,18 +69,31 @@ class Engine:
         self.in_backward = False
         for scope in scopes:
             self._install(scope)
+        model.register_forward_pre_hook(Hook(self._begin_forward), prepend=True)  # the last: to run first
 
     def _install(self, scope: Scope) -> None:
-        """Hang the hooks of one scope: at its doors, and at its parameters' gradients."""
-        for door in scope.doors:
-            door.register_forward_pre_hook(partial(self._enter, scope), prepend=True, with_kwargs=True)
-            door.register_forward_hook(partial(self._leave, scope), always_call=True)
+        """Hang the hooks of one scope: at its parameters' gradients, and at its doors if its parameters come
+        and go.
+        """
+        if not all(unit.whole for unit in scope.units):
+            for door in scope.doors:
+                door.register_forward_pre_hook(
+                    Hook(partial(self._enter, scope)), prepend=True, with_kwargs=True
+                )
+                door.register_forward_hook(Hook(partial(self._leave, scope)), always_call=True)
         for unit in (unit for unit in scope.units if unit.trainable):
             for span in unit.spans:
                 span.parameter.register_hook(lambda gradient: self._open_backward())
                 span.parameter.register_post_accumulate_grad_hook(partial(self._collect, scope, unit, span))
 
     # Forward.
+
+    def _begin_forward(self, model: nn.Module, args: tuple) -> None:
+        """The model is called. A backward pass that is still open then was broken off by an exception."""
+        if not _inside_backward():
+            if self.in_backward:
+                self._abandon_backward()
+            self.gatherer.rewind()
 
     def _enter(self, scope: Scope, module: nn.Module, args: tuple, kwargs: dict) -> None:
         """Before a module of the scope runs. A checkpoint's recomputation, inside backward, only needs
@@ -69,36 +105,39 @@ class Engine:
         if _inside_backward():
             self.gatherer.unshard(scope)
             return
-        if self.in_backward:
-            self._abandon_backward()
         self.gatherer.note_entry(scope)
-        self._await_inputs(scope, (args, kwargs))
         self.gatherer.unshard(scope)
+        self._watch_inputs(scope, (args, kwargs))
         self.gatherer.start_next()
 
     def _leave(self, scope: Scope, module: nn.Module, args: tuple, output) -> None:
         """After a module of the scope ran, also when it raised. The root stays whole if a backward pass may
         follow.
+
+        Every door's output is watched, the inner ones' too: a backward pass can begin inside a scope, at a
+        loss that one of its modules put aside.
         """
         scope.depth -= 1
-        if scope.depth > 0 or _inside_backward():
-            return
         differentiable = [t for t in tensors_in(output) if t.requires_grad and not t.is_leaf]
         for tensor in differentiable:
             tensor.register_hook(lambda gradient: self._before_backward(scope))
+        if scope.depth > 0 or _inside_backward():
+            return
         if scope.is_root:
             self.gatherer.discard_unused()
         if not (scope.is_root and differentiable):
             self.gatherer.reshard(scope.units)
 
-    def _await_inputs(self, scope: Scope, inputs: tuple) -> None:
-        """A frozen unit has no gradients of its own to tell when it was needed last: its inputs' gradients
+    def _watch_inputs(self, scope: Scope, inputs: tuple) -> None:
+        """Where parameters are frozen, no gradient of their own tells when they were needed last: the inputs'
         do.
         """
-        if torch.is_grad_enabled() and not all(unit.trainable for unit in scope.units):
+        if scope.inputs_done:
+            scope.inputs_watched = scope.inputs_done = 0
+        if torch.is_grad_enabled() and not all(unit.owes_all for unit in scope.units):
             for tensor in tensors_in(inputs):
                 if tensor.requires_grad:
-                    scope.awaited_inputs += 1
+                    scope.inputs_watched += 1
                     tensor.register_hook(lambda gradient: self._input_done(scope))
 
     # Backward.
@@ -109,6 +148,8 @@ class Engine:
             self.in_backward = True
             self.trace.phase = "backward"
             self.reducer.expect()
+            for scope in self.scopes:
+                scope.inputs_done = 0
             torch.autograd.Variable._execution_engine.queue_callback(self._close_backward)
 
     def _before_backward(self, scope: Scope) -> None:
@@ -122,19 +163,22 @@ class Engine:
         reduced.
         """
         if self.reducer.collect(unit, span):
-            self.gatherer.reshard([unit])
+            if unit.owes_all:
+                self.gatherer.reshard([unit])
             self._close_frozen(scope)
             self.reducer.reduce_complete()
 
     def _input_done(self, scope: Scope) -> None:
-        scope.awaited_inputs -= 1
+        scope.inputs_done += 1
         self._close_frozen(scope)
 
     def _close_frozen(self, scope: Scope) -> None:
-        """Reshard frozen units once neither an input nor a trainable neighbour can still ask for them."""
-        pending = scope.awaited_inputs > 0 or any(self.reducer.missing.get(unit) for unit in scope.units)
-        if self.in_backward and not pending and not scope.is_root:
-            self.gatherer.reshard([unit for unit in scope.units if not unit.trainable])
+        """Reshard what is frozen, in whole or in part, once no input and no trainable neighbour can ask for
+        it.
+        """
+        owed = any(self.reducer.missing.get(unit) for unit in scope.units)
+        if self.in_backward and not owed and scope.inputs_done >= scope.inputs_watched and not scope.is_root:
+            self.gatherer.reshard([unit for unit in scope.units if not unit.owes_all])
 
     def _close_backward(self) -> None:
         """The end of a backward pass. Ranks that used different parameters all come here, so all reduce
@@ -153,7 +197,6 @@ class Engine:
     def _close_scopes(self) -> None:
         self.gatherer.discard_unused()
         for scope in self.scopes:
-            scope.awaited_inputs = 0
             self.gatherer.reshard(scope.units)
         self.in_backward = False
         self.trace.phase = "forward"
@@ -161,9 +204,19 @@ class Engine:
     # What the optimizer asks for.
 
     def finish_grads(self) -> None:
-        """See that every gradient is reduced, before anything looks at one."""
+        """See that every gradient is reduced, before anything looks at one.
+
+        Scopes are closed, because a forward without a backward leaves the root whole, and an update would
+        pass it by.
+        Raises: RuntimeError inside full_params(), whose whole parameters an update would pass by too.
+        """
+        if self.gatherer.held:
+            raise RuntimeError(
+                "gradients are asked for inside full_params(): leave the with block before that"
+            )
         if self.in_backward:
             self._abandon_backward()
+        self._close_scopes()
         self.reducer.finish_unreduced()
 
     @contextmanager
@@ -180,15 +233,14 @@ class Engine:
         """Every unit whole, for as long as it is open. Collective: every rank enters."""
         for scope in self.scopes:
             self.gatherer.unshard(scope)
-            scope.depth += 1
+        self.gatherer.held += 1
         try:
             yield
         finally:
-            for scope in self.scopes:
-                scope.depth -= 1
-                for unit in scope.units:
-                    unit.write_back()
-                self.gatherer.reshard(scope.units)
+            self.gatherer.held -= 1
+            for unit in (unit for scope in self.scopes for unit in scope.units):
+                unit.write_back()
+                self.gatherer.reshard([unit])
 
 
 def _inside_backward() -> bool:

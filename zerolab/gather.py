@@ -14,21 +14,29 @@ class Gatherer:
     The order in which a forward pass enters the scopes is learned as it goes; the next pass prefetches by it,
     and the backward pass by its reverse.
 
+    Attributes: held: how many full_params() are open; while any is, nothing is let go.
     Memory: at most ``prefetch`` + 1 scopes are whole at a time, and the root.
     """
 
     def __init__(self, stage: Stage, gauge: Gauge, trace: Trace, prefetch: int):
         self.stage, self.gauge, self.trace, self.prefetch = stage, gauge, trace, prefetch
+        self.held = 0
         self._order: list[Scope] = []
         self._cursor = 0
         self._under_way: dict[FlatUnit, Work] = {}
 
+    def rewind(self) -> None:
+        """A new forward pass begins."""
+        self._cursor = 0
+
     def note_entry(self, scope: Scope) -> None:
-        """A forward pass enters ``scope``: remember that it came here. A new path overwrites the old one's
-        rest.
+        """A forward pass enters ``scope``: remember that it came here. A new path overwrites the rest of the
+        old.
+
+        To come by the first scope again unexpectedly is a new pass too: submodules may be called one by one.
         """
-        if scope.is_root:
-            self._cursor = 0
+        if self._order[self._cursor : self._cursor + 1] != [scope] and self._order[:1] == [scope]:
+            self.rewind()
         if self._order[self._cursor : self._cursor + 1] != [scope]:
             self._order[self._cursor :] = [scope]
         self._cursor += 1
@@ -50,9 +58,9 @@ class Gatherer:
                 self._under_way.pop(unit).wait()
 
     def reshard(self, units: list[FlatUnit]) -> None:
-        """Let the units' parameters go, those that are whole."""
+        """Let the units' parameters go, those that are whole, unless they are held for a user."""
         for unit in units:
-            if unit.whole:
+            if unit.whole and not self.held:
                 self.stage.reshard(unit)
                 self.gauge.note(unit, self.trace.phase)
 

@@ -116,8 +116,15 @@ class FlatGrads:
 
     def notice_cleared(self) -> None:
         """Where a marker is gone the user cleared that gradient, as model.zero_grad() does: forget it too."""
-        for span in [span for span in self.used if span.parameter.grad is None]:
-            self._forget(span)
+        for span in self.spans:
+            gradient = span.parameter.grad
+            if gradient is None and span in self.used:
+                self._forget(span)
+            elif gradient is not None and gradient is not self._markers.get(span):
+                raise RuntimeError(
+                    f"{span.name}.grad was set by hand, and gradients live in the optimizer's flat buffers: "
+                    "change the loss, or register a hook on the parameter, which may replace its gradient"
+                )
 
     def lift_markers(self) -> None:
         """Take the markers away before a backward pass, so that autograd can put gradients there."""

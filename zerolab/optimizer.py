@@ -18,12 +18,13 @@ from torch import nn
 from zerolab.agreement import agree_on, agree_on_used
 from zerolab.clip import global_norm
 from zerolab.collectives import connect
-from zerolab.engine import Engine
+from zerolab.engine import Engine, Hook
 from zerolab.local import LocalUpdate, options_of
 from zerolab.measure import MeasuredStates, census, storage_bytes
 from zerolab.precision import PRECISIONS
 from zerolab.probe import state_bytes_per_parameter
 from zerolab.scopes import Scope, find_scopes
+from zerolab.seats import check_seats, take_seats
 from zerolab.settings import check_settings, choose, engaged, parameter_groups, signature
 from zerolab.slices import Slice, disjoint_grads
 from zerolab.span import Span
@@ -86,12 +87,13 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self.units: list[FlatUnit] = []
         for scope in scopes:
             self._lay_out(scope)
+        self._seats = take_seats(model, self.units)
         self.local = LocalUpdate(optimizer_class, defaults)
         super().__init__(groups, {})
         self.defaults, self.state = self.local.optimizer.defaults, self.local.optimizer.state
-        self.engine = Engine(scopes, self.stage, self.trace, prefetch, reduces_in_flight)
+        self.engine = Engine(model, scopes, self.stage, self.trace, prefetch, reduces_in_flight)
         if self.precision.has_masters:
-            model.register_forward_pre_hook(self._cast_inputs, prepend=True, with_kwargs=True)
+            model.register_forward_pre_hook(Hook(self._cast_inputs), prepend=True, with_kwargs=True)
         engaged.add(model)
         self.trace.next_step()
 
@@ -161,6 +163,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     def _average_grads(self) -> set[Span]:
         """See that every gradient is reduced and divided by N, once; the spans that any rank used."""
+        check_seats(self._seats)
         self.engine.finish_grads()
         used = agree_on_used(self.comm, self.engine.trainable)
         for unit in self.engine.trainable:

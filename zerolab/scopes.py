@@ -13,7 +13,7 @@ from torch import nn
 
 from zerolab.unit import FlatUnit
 
-_WITHOUT_FORWARD = (nn.ModuleList, nn.ModuleDict)
+_WITHOUT_FORWARD = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 
 @dataclass(eq=False)
@@ -21,7 +21,8 @@ class Scope:
     """One module, the parameters only it uses, and where the forward and backward pass stand in it.
 
     ``doors`` are the modules through which a forward can enter: the scope's own, and any inside it that hold
-    parameters, because users call those directly too. ``depth`` counts how many doors are open.
+    parameters, because users call those directly too. ``depth`` counts the doors that are open;
+    of the inputs of the last forward, ``inputs_done`` of ``inputs_watched`` have their gradient.
     """
 
     name: str
@@ -31,7 +32,8 @@ class Scope:
     is_root: bool = False
     units: list[FlatUnit] = field(default_factory=list)
     depth: int = 0
-    awaited_inputs: int = 0
+    inputs_watched: int = 0
+    inputs_done: int = 0
 
 
 def find_scopes(model: nn.Module, modules: list[nn.Module] | None = None) -> list[Scope]:

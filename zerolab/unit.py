@@ -90,6 +90,13 @@ class FlatUnit:
         self.flat = self._adopt()
         self.shard = self.flat[owned]
 
+    @property
+    def owes_all(self) -> bool:
+        """Whether every parameter requires a gradient now, so that the last gradient tells that all are done
+        with.
+        """
+        return all(span.parameter.requires_grad for span in self.spans)
+
     # Parameters: whole, or away.
 
     def detach_shard(self) -> None:

@@ -14,6 +14,11 @@ from zerolab.collectives.names import all_gather_single
 from zerolab.trace import CONTROL, Event, Trace
 
 
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as bytes: what is only carried may be of any dtype, also one gloo does not know."""
+    return tensor.view(torch.uint8)
+
+
 class Subject(Protocol):
     """What a message is about, for its tag and for the trace; a FlatUnit is one."""
 
@@ -103,7 +108,7 @@ class Comm(ABC):
         event = self._begin("broadcast", tensor, unit, passes=1)
         if self.world_size > 1 and tensor.numel():
             event.wire_bytes = tensor.nbytes * (self.rank == 0)
-            dist.broadcast(tensor, group=self.group, group_src=0)
+            dist.broadcast(as_bytes(tensor), group=self.group, group_src=0)
         self.trace.finish(event)
 
     def exchange(self, message: torch.Tensor) -> torch.Tensor:

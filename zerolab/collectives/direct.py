@@ -7,7 +7,7 @@ from typing import final
 import torch
 import torch.distributed as dist
 
-from zerolab.collectives.base import Comm, Subject, Work
+from zerolab.collectives.base import Comm, Subject, Work, as_bytes
 from zerolab.precision import reduces_to_mean
 from zerolab.trace import Event
 
@@ -88,8 +88,8 @@ class DirectComm(Comm):
             return []
         event.wire_bytes += outgoing.nbytes
         return [
-            dist.irecv(incoming, group=self.group, group_src=source, tag=tag),
-            dist.isend(outgoing, group=self.group, group_dst=to, tag=tag),
+            dist.irecv(as_bytes(incoming), group=self.group, group_src=source, tag=tag),
+            dist.isend(as_bytes(outgoing), group=self.group, group_dst=to, tag=tag),
         ]
 
 
