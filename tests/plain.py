@@ -1,244 +1,134 @@
-"""What the engine is held against: odd little models, and their training in one process without zerolab.
+"""Plain training: what data parallelism promises to equal, in one process and in torch alone.
 
-This is a second reference beside zerolab.parity's, written another way, so that neither can hide a mistake of
-the other: here every rank is a whole replica of the model with buffers of its own, gradients are added up by
-hand in rank order, and only the first replica has an optimizer.
+Every rank is a copy of the model here. Each micro-batch's gradients are added up over the copies in rank
+order, micro-batch by micro-batch, and divided once by N before one step of the stock optimizer. The copies
+keep their own buffers, as ranks do.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import itertools
+import traceback
+from collections.abc import Callable, Iterator
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from zerolab import models
+import zerolab
 
-Tensors = dict[str, torch.Tensor]
+WIDTH, BATCH, STEPS = 8, 4, 3
+DEFAULTS = {"lr": 0.05, "weight_decay": 0.1}  # decay moves a parameter that should have been left alone
 
-
-class Patchwork(nn.Module):
-    """A conv net with whatever a sharded optimizer could trip over: uneven sizes, a frozen layer, a parameter
-    nobody uses, one that some ranks use, one without elements, buffers that differ by rank, and dropout.
-    """
-
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.Conv2d(1, 3, 3, bias=False),
-            nn.BatchNorm2d(3),
-            nn.ReLU(),
-            nn.Conv2d(3, 5, 2),
-            nn.Flatten(),
-            nn.Dropout(0.25),
-            nn.Linear(45, 7),
-            nn.Linear(7, 7),
-        )
-        self.layers[-1].requires_grad_(False)
-        self.head = nn.Linear(7, 3)
-        self.detour = nn.Linear(3, 3)
-        self.unused = nn.Parameter(torch.ones(7))
-        self.nothing = nn.Parameter(torch.empty(0, 4))
-
-    def forward(self, images: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
-        logits = self.head(self.layers(images))
-        if len(images) == 3:  # on odd ranks
-            logits = logits + self.detour(logits)
-        return nn.functional.cross_entropy(logits, classes) + self.nothing.sum()
+Gradients = dict[str, torch.Tensor]
+Losses = Callable[[nn.Module, torch.Tensor, int], Iterator[torch.Tensor | Callable[[], None]]]
+"""A generator over what one rank takes backward in one step: losses, or functions that do it themselves."""
 
 
-class Tiny(nn.Linear):
-    """Two parameters of one element each: at three ranks somebody owns nothing."""
-
-    def __init__(self):
-        super().__init__(1, 1)
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return nn.functional.mse_loss(super().forward(x), y)
+def micro_batch(step: int, rank: int) -> torch.Tensor:
+    return torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(1000 * step + rank))
 
 
-class Ladder(nn.Module):
-    """Equal layers in one container and no root unit: every unit is as large as the next, without padding."""
-
-    def __init__(self, depth: int = 5, width: int = 16):
-        super().__init__()
-        self.layers = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(depth)))
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return nn.functional.mse_loss(self.layers(x), y)
-
-
-def gpt(tied: bool = False, depth: int = 2) -> nn.Module:
-    return models.GPT(vocab=23, width=12, depth=depth, heads=2, context=6, tied=tied)
+def passes(losses: Losses, model: nn.Module, step: int, rank: int) -> Iterator[None]:
+    """Do one rank's forward and backward passes of one step, stopping after each backward."""
+    generator = losses(model, micro_batch(step, rank), step)
+    for index in itertools.count():
+        torch.manual_seed(7919 * step + 101 * index + rank)
+        loss = next(generator, None)
+        if loss is None:
+            return
+        loss.backward() if isinstance(loss, torch.Tensor) else loss()
+        yield
 
 
-def tied_gpt() -> nn.Module:
-    return gpt(tied=True)
+def train_plain(build: Callable[[], nn.Module], losses: Losses, world_size: int, steps: int = STEPS):
+    """The parameters by name after training in this process alone, for ``world_size`` ranks."""
+    copies = [_built(build) for _ in range(world_size)]
+    model = copies[0]
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], **DEFAULTS)
+    for step in range(steps):
+        ranks = [_fresh_gradients(losses, each, step, rank) for rank, each in enumerate(copies)]
+        total: Gradients = {}
+        for micro in zip(*ranks, strict=True):
+            total = _sum([total, _sum(micro)])
+        for name, parameter in model.named_parameters():
+            parameter.grad = total[name] / world_size if name in total else None
+        optimizer.step()
+        for each in copies:
+            each.zero_grad()
+            with torch.no_grad():
+                for mine, first in zip(each.parameters(), model.parameters(), strict=True):
+                    mine.copy_(first)
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
-def _generator(step: int, rank: int) -> torch.Generator:
-    return torch.Generator().manual_seed(1 + 97 * step + rank)
-
-
-def tokens(step: int, rank: int) -> tuple:
-    drawn = torch.randint(23, (2, 7), generator=_generator(step, rank))
-    return drawn[:, :-1], drawn[:, 1:]
-
-
-def images(step: int, rank: int) -> tuple:
-    """Odd ranks hold a batch of another size."""
-    batch, generator = 2 + rank % 2, _generator(step, rank)
-    return torch.randn(batch, 1, 6, 6, generator=generator), torch.randint(3, (batch,), generator=generator)
-
-
-def numbers(step: int, rank: int) -> tuple:
-    x = torch.randn(4, 1, generator=_generator(step, rank))
-    return x, 3 * x - 1
-
-
-def vectors(step: int, rank: int) -> tuple:
-    drawn = torch.randn(2, 3, 16, generator=_generator(step, rank))
-    return drawn[0], drawn[1]
-
-
-SUBJECTS: dict[str, tuple[Callable[[], nn.Module], Callable[[int, int], tuple]]] = {
-    "gpt": (gpt, tokens),
-    "tied": (tied_gpt, tokens),
-    "patchwork": (Patchwork, images),
-    "tiny": (Tiny, numbers),
-    "ladder": (Ladder, vectors),
-}
-
-
-@dataclass
-class Run:
-    """What a training left: parameters and state by parameter name; losses and buffers of one rank or all."""
-
-    parameters: Tensors
-    losses: list[float] = field(default_factory=list)
-    buffers: Tensors = field(default_factory=dict)
-    state: dict[str, dict] = field(default_factory=dict)
-
-
-def _loss(model: nn.Module, inputs: Callable, step: int, rank: int) -> torch.Tensor:
-    arguments = inputs(step, rank)
-    torch.manual_seed(10_000 + 97 * step + rank)  # dropout's numbers belong to the micro-batch
-    return model(*arguments)
-
-
-def copies(tensors) -> Tensors:
-    return {name: tensor.detach().clone() for name, tensor in tensors}
-
-
-# In one process.
-
-
-def train_replicas(
-    subject: str,
-    world_size: int,
-    optimizer_class: type[torch.optim.Optimizer],
-    steps: int,
-    groups: Callable[[nn.Module], list] | None = None,
-    schedule: Callable[[torch.optim.Optimizer], object] | None = None,
-    **defaults,
-) -> list[Run]:
-    """Train as many replicas as there are ranks, here, one after the other; what each would hold."""
-    build, inputs = SUBJECTS[subject]
+def _built(build: Callable[[], nn.Module]) -> nn.Module:
     torch.manual_seed(0)
-    first = build()
-    replicas = [first, *(build() for _ in range(world_size - 1))]
-    runs = [Run({}) for _ in replicas]
-    trained = groups(first) if groups else [p for p in first.parameters() if p.requires_grad]
-    optimizer = optimizer_class(trained, **defaults)
-    scheduler = schedule(optimizer) if schedule else None
+    return build()
+
+
+def _fresh_gradients(losses: Losses, model: nn.Module, step: int, rank: int) -> Iterator[Gradients]:
+    """What each backward pass of one rank adds; nothing is left in the model."""
+    for _ in passes(losses, model, step, rank):
+        yield {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        model.zero_grad()
+
+
+def _sum(parts) -> Gradients:
+    total: Gradients = {}
+    for gradients in parts:
+        for name, gradient in gradients.items():
+            total[name] = total[name] + gradient if name in total else gradient
+    return total
+
+
+def train_sharded(build: Callable[[], nn.Module], losses: Losses, stage: int, steps: int = STEPS, **settings):
+    """The parameters by name after training as one rank of the process group."""
+    model = _built(build)
+    optimizer = zerolab.ZeroOptimizer(model, torch.optim.AdamW, stage=stage, **settings, **DEFAULTS)
     for step in range(steps):
-        for rank, replica in enumerate(replicas):
-            _copy_parameters(first, replica)
-            loss = _loss(replica, inputs, step, rank)
-            loss.backward()
-            runs[rank].losses.append(loss.item())
-        for ours, *theirs in zip(*(replica.parameters() for replica in replicas), strict=True):
-            _average([ours, *theirs], world_size)
+        for _ in passes(losses, model, step, dist.get_rank()):
+            pass
         optimizer.step()
-        if scheduler:
-            scheduler.step()
-        for replica in replicas:
-            replica.zero_grad()
-    for run, replica in zip(runs, replicas, strict=True):
-        run.parameters, run.buffers = copies(first.named_parameters()), copies(replica.named_buffers())
-        run.state = {name: dict(optimizer.state.get(p, {})) for name, p in first.named_parameters()}
-    return runs
-
-
-def _copy_parameters(source: nn.Module, target: nn.Module) -> None:
-    with torch.no_grad():
-        for theirs, ours in zip(source.parameters(), target.parameters(), strict=True):
-            ours.copy_(theirs)
-
-
-def _average(parameters: list[nn.Parameter], world_size: int) -> None:
-    """Leave the mean of the replicas' gradients on the first; a missing one is zero, unless all are."""
-    gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters]
-    if any(p.grad is not None for p in parameters):
-        total = gradients[0].clone()
-        for gradient in gradients[1:]:
-            total = total + gradient
-        parameters[0].grad = total / world_size
-
-
-# On one rank of many.
-
-
-def train_sharded(
-    subject: str,
-    stage: int,
-    optimizer_class: type[torch.optim.Optimizer],
-    steps: int,
-    groups: Callable[[nn.Module], list] | None = None,
-    schedule: Callable[[torch.optim.Optimizer], object] | None = None,
-    **keywords,
-) -> tuple[Run, object]:
-    """The same training with the engine, each rank from another seed; and the optimizer, to look into."""
-    import zerolab
-
-    build, inputs = SUBJECTS[subject]
-    rank = torch.distributed.get_rank()
-    torch.manual_seed(rank)
-    model, run = build(), Run({})
-    params = groups(model) if groups else None
-    optimizer = zerolab.ZeroOptimizer(model, optimizer_class, stage=stage, params=params, **keywords)
-    scheduler = schedule(optimizer) if schedule else None
-    for step in range(steps):
         optimizer.zero_grad()
-        loss = _loss(model, inputs, step, rank)
-        loss.backward()
-        run.losses.append(loss.item())
-        optimizer.step()
-        if scheduler:
-            scheduler.step()
-    run.state, run.buffers = own_state(optimizer), copies(model.named_buffers())
+    return whole(model, optimizer)
+
+
+def whole(model: nn.Module, optimizer: zerolab.ZeroOptimizer) -> dict[str, torch.Tensor]:
     with optimizer.full_params():
-        run.parameters = copies(model.named_parameters())
-    return run, optimizer
+        return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
-def own_state(optimizer) -> dict[str, dict]:
-    """What this rank's optimizer remembers of each parameter, and from which element on."""
-    return {
-        each.span.name: {
-            "start": each.unit.owned.start + each.part.start - each.span.offset,
-            **optimizer.state.get(each.tensor, {}),
-        }
-        for each in optimizer.slices
-    }
+def differing(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> list[str]:
+    """The parameters in which two runs differ, by name; NaN differs from everything."""
+    assert ours.keys() == theirs.keys()
+    return [name for name in theirs if not torch.equal(ours[name], theirs[name])]
 
 
-def joined_state(runs: list[Run], name: str, key: str) -> torch.Tensor:
-    """One parameter's state, put together from the ranks' slices; each element must be on one rank only."""
-    pieces = [(run.state[name]["start"], run.state[name][key]) for run in runs]
-    stop = 0
-    for start, piece in (pair for pair in pieces if pair[1].numel()):
-        assert start == stop, (
-            f"{key} of {name}: a slice starts at {start} where the one before ended at {stop}"
-        )
-        stop += piece.numel()
-    return torch.cat([piece for _, piece in pieces])
+def compare(make: Callable[[], tuple], stages: tuple[int, ...], **settings) -> dict[int, list[str] | str]:
+    """On a rank: train the case plainly once and sharded at each stage; what differs or failed, by stage.
+
+    ``make`` gives a function that builds the model, and the losses of one step.
+    """
+    build, losses = make()
+    expected = train_plain(build, losses, dist.get_world_size())
+    found: dict[int, list[str] | str] = {}
+    for stage in stages:
+        try:
+            found[stage] = differing(train_sharded(build, losses, stage, **settings), expected)
+        except Exception:
+            found[stage] = traceback.format_exc()
+    return found
+
+
+def compare_all(cases: dict[str, Callable], stages: tuple[int, ...], **settings) -> dict[str, dict]:
+    """On a rank: every case in turn. Its name is printed first, so that a hang can be laid at its door."""
+    found = {}
+    for name, make in cases.items():
+        print(name, flush=True)
+        found[name] = compare(make, stages, **settings)
+    return found
+
+
+def assert_same_bits(make, world_size: int = 2, stages: tuple[int, ...] = (0, 1, 2, 3), **settings) -> None:
+    """Every stage on ``world_size`` ranks leaves the bits of plain training, on every rank."""
+    for found in zerolab.launch(compare, world_size, make, stages, timeout=60, **settings):
+        assert found == {stage: [] for stage in stages}
