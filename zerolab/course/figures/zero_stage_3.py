@@ -2,12 +2,13 @@
 
 from typing import NamedTuple
 
+from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
 from zerolab.course.look import CATEGORY_COLOURS, INK
 
 AWAY, ARRIVING, WHOLE = range(3)
+_COLOURS = ListedColormap(["#F0F0F0", "#BFDBEE", CATEGORY_COLOURS["params"]])
 
 
 class Moment(NamedTuple):
@@ -22,9 +23,8 @@ def residency(figure: Figure, measured: dict[int, list[Moment]], names: list[str
     """A row for each unit, a column for each look: whole, being gathered, or away; below, the bytes."""
     moments = measured[prefetch]
     grid = figure.add_axes((0.11, 0.42, 0.87, 0.46))
-    for column, moment in enumerate(moments):
-        for row, state in enumerate(moment.states):
-            grid.add_patch(_box(column, row, state))
+    states = [list(row) for row in zip(*(moment.states for moment in moments), strict=True)]
+    grid.pcolormesh(states, cmap=_COLOURS, vmin=AWAY, vmax=WHOLE, edgecolors="white", linewidth=3)
     grid.set(xlim=(0, len(moments)), ylim=(len(names), 0), xticks=[])
     grid.set_yticks([row + 0.5 for row in range(len(names))], names)
     grid.tick_params(length=0)
@@ -38,12 +38,6 @@ def residency(figure: Figure, measured: dict[int, list[Moment]], names: list[str
         f"prefetch={prefetch}. At most {highest} of the blocks are whole or arriving at once, beside the "
         f"root; at most {max(totals):.2f} MB of whole parameters."
     )
-
-
-def _box(column: int, row: int, state: int) -> Rectangle:
-    blue = CATEGORY_COLOURS["params"]
-    face = {AWAY: "#F3F3F3", ARRIVING: "#CFE3F1", WHOLE: blue}[state]
-    return Rectangle((column + 0.05, row + 0.08), 0.9, 0.84, facecolor=face, edgecolor=face, linewidth=0)
 
 
 def _draw_bytes(figure: Figure, moments: list[Moment], totals: list[float], tallest: float) -> None:
