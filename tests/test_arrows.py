@@ -17,9 +17,9 @@ PACKAGE = Path(zerolab.__file__).parent
 HOUSE = {
     "ground": ("memory cost presets trace", ""),
     "plan": ("plan", "ground"),
-    "wire": ("ring collectives", "ground wire"),
+    "wire": ("precision ring collectives", "ground wire"),
     "unit": ("span sharded grads unit probe", "ground wire unit"),
-    "around": ("scopes measure agreement settings slices clip", "ground wire unit around"),
+    "around": ("scopes measure agreement settings slices local clip seats", "ground wire unit around"),
     "base": ("stages stages.base", "wire unit"),
     "stages": ("stages.stage0 stages.stage1 stages.stage2 stages.stage3", "wire unit base"),
     "engine": ("gather reduction engine", "ground wire unit around base engine"),
@@ -29,16 +29,19 @@ HOUSE = {
     ),
     "optimizer": ("optimizer", "ground wire unit around base stages engine"),
     "material": ("models data", ""),
+    "checkpoint": (
+        "checkpoint generations manifest pieces together torch_file",
+        "wire unit around optimizer checkpoint",
+    ),
     "programs": (
-        "checkpoint parity prediction table rehearsal bench train",
-        "ground plan wire unit around engine launch optimizer material programs",
+        "parity prediction reference table rehearsal bench progress train",
+        "ground plan wire unit around engine launch optimizer checkpoint material programs",
     ),
     "face": ("zerolab __main__", ""),  # both import by name, on first use
 }
 COURSE = "course"  # may import everything; nobody imports it
 
 CALCULATORS = {"memory", "cost", "plan"}  # their formulas are by stage
-LOOK_UP = ("settings", "look_up")  # the one function that turns a stage's number into a stage
 
 Import = tuple[str, int, str]  # importing module, line, imported module
 
@@ -74,7 +77,9 @@ def imports(module: str, tree: ast.Module, known: set[str], package: str) -> Ite
 
 
 def layer_of(module: str) -> str | None:
-    return next((layer for layer, (members, _) in HOUSE.items() if module in members.split()), None)
+    """A package other than stages/ lies in one layer, with all that is in it."""
+    place = module if module.startswith("stages.") else module.split(".")[0]
+    return next((layer for layer, (members, _) in HOUSE.items() if place in members.split()), None)
 
 
 def broken_arrows(package: Path) -> list[str]:
@@ -139,20 +144,14 @@ def stage_flags(trees: dict[str, ast.Module]) -> set[str]:
     return flags
 
 
-def look_up_lines(module: str, tree: ast.Module) -> set[int]:
-    home, name = LOOK_UP
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
-    return {line for f in functions if module == home for line in range(f.lineno, f.end_lineno + 1)}
-
-
 def stage_switches(package: Path) -> list[str]:
-    """Each place outside stages/ and the look-up that tells one stage from another."""
+    """Each place outside stages/ that tells one stage from another."""
     trees = modules(package)
     flags, found = stage_flags(trees), []
     for module, tree in sorted(trees.items()):
         if module.startswith("stages") or in_course(module) or module in CALCULATORS:
             continue
-        lines = set(stage_reads(tree)) - look_up_lines(module, tree)
+        lines = set(stage_reads(tree))
         lines |= {n.lineno for n in ast.walk(tree) if isinstance(n, ast.Attribute) and n.attr in flags}
         found += [f"{module}:{line} decides by a stage" for line in sorted(lines)]
     return found
@@ -162,13 +161,14 @@ def test_imports_run_down_the_house():
     assert broken_arrows(PACKAGE) == []
 
 
-def test_no_stage_is_told_apart_outside_the_stages_and_the_one_look_up():
+def test_no_stage_is_told_apart_outside_the_stages():
     assert stage_switches(PACKAGE) == []
 
 
-def test_the_one_look_up_is_where_this_test_says():
-    home, _ = LOOK_UP
-    assert look_up_lines(home, modules(PACKAGE)[home])
+def test_a_stage_is_looked_up_once():
+    """``STAGES`` turns a number into a class; elsewhere it only says which numbers there are."""
+    names = [node for node in ast.walk(modules(PACKAGE)["optimizer"]) if isinstance(node, ast.Name)]
+    assert [type(node.ctx) for node in names if node.id == "STAGES"] == [ast.Store, ast.Load]
 
 
 def test_no_module_bears_the_name_of_a_function_of_the_face():
