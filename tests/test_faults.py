@@ -21,7 +21,7 @@ import zerolab
 from zerolab import _forkclient, _stacks
 from zerolab._failures import Failure, first_cause
 
-DEADLINE_SECONDS = 0.7
+DEADLINE_SECONDS = 3.0  # by then all ranks are where they stay, on a busy machine too
 
 
 @pytest.fixture(autouse=True)
@@ -146,22 +146,27 @@ def stop() -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-@pytest.mark.parametrize("hang", [sleep, loop, loop_in_c, stop])
-def test_a_rank_that_hangs_is_named_at_the_deadline(hang):
+def test_ranks_that_hang_are_named_at_the_deadline():
+    """Asleep, in Python, in C, stopped: each is told from the ranks that wait for it."""
+    hangs = [sleep, loop, loop_in_c, stop]
+
     def work() -> None:
+        rank = dist.get_rank()
         dist.barrier()
-        if dist.get_rank() == 1:
-            hang()
+        if 0 < rank <= len(hangs):
+            hangs[rank - 1]()
         all_reduce_for_ever()
 
     with pytest.raises(zerolab.LaunchTimeout) as caught:
-        zerolab.launch(work, 3, timeout=DEADLINE_SECONDS)
+        zerolab.launch(work, 6, timeout=DEADLINE_SECONDS)
     assert no_rank_left()
     message = str(caught.value)
-    assert caught.value.ranks == (1,)
-    assert message.startswith("rank 1 still ran outside a collective after 0.7 s")
-    assert "waiting in a collective: ranks 0, 2" in message
-    assert f"in {hang.__name__}" in message or "does not answer" in message
+    assert caught.value.ranks == (1, 2, 3, 4), message
+    assert message.startswith("ranks 1, 2, 3, 4 still ran outside a collective after 3 s")
+    assert message.endswith("waiting in a collective: ranks 0, 5")
+    for hang in (sleep, loop, loop_in_c):
+        assert f"in {hang.__name__}" in message
+    assert "the process does not answer" in message
 
 
 def test_waiting_for_others_is_told_from_hanging():
@@ -341,10 +346,15 @@ def test_a_killed_fork_server_is_told_and_replaced():
 
 
 ORPHANING_PROGRAM = """
-    import time, zerolab
+    import os, time, zerolab
     def hang():
         print("working", flush=True)
         {hang}
+    zerolab.launch(int, 1, backend="gloo")
+    if (bystander := os.fork()) == 0:  # it holds a copy of all that the caller had open
+        os.closerange(0, 3)
+        time.sleep(1000)
+    print(bystander, flush=True)
     zerolab.launch(hang, 2, backend="gloo")
 """
 
@@ -361,13 +371,17 @@ def test_no_rank_outlives_its_caller(tmp_path: Path, number: signal.Signals, han
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     ) as caller:
+        bystander = int(caller.stdout.readline())
         assert caller.stdout.readline() == "working\n"
-        family = descendants(caller.pid)
+        family = descendants(caller.pid) - {bystander}
         assert len(family) == 3, "the fork server and two ranks"
-        caller.send_signal(number)
+        os.kill(caller.pid, number)
         _, complaint = caller.communicate(timeout=60)
-    assert eventually(lambda: not any(map(runs, family)))
+        gone = eventually(lambda: not any(map(runs, family)))
+        os.kill(bystander, signal.SIGKILL)
+    assert gone
     assert list(tmp_path.glob("zerolab-*")) == []
     assert caller.returncode == -number and ("KeyboardInterrupt" in complaint) == (number == signal.SIGINT)
 

@@ -99,6 +99,7 @@ MAIN_PROGRAM = """
 
     def work(point):
         assert not multiprocessing.get_start_method(allow_none=True)
+        assert not hasattr(sys.modules["__main__"], "REQUEST"), "the fork server is nobody's main module"
         return Point(point.double().x + OFFSET.x)
 
     def refuse():
@@ -295,7 +296,7 @@ KERNEL_PROGRAM = """
     print(run("zerolab.launch(hang, 2, backend='gloo')")[0])
     print(len(descendants(manager.provisioner.process.pid)))
 
-    run("import threading; threading.Thread(target=zerolab.launch, args=(time.sleep, 2, 100)).start()")
+    run("import threading; threading.Thread(target=zerolab.launch, args=(sum, 2, range(10**15))).start()")
     eventually(lambda: len(descendants(manager.provisioner.process.pid)) == 3)
     family = descendants(manager.provisioner.process.pid)
     client.stop_channels()

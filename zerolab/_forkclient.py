@@ -34,7 +34,7 @@ class ForkServer:
                 pass_fds=[theirs.fileno()],
                 env=environment,
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,  # the terminal's Ctrl-C is the caller's to handle
+                start_new_session=True,  # who kills the caller's process group must not kill the server first
             )
 
     @property

@@ -33,6 +33,11 @@ def parse(dump: str) -> list[list[Frame]]:
     return threads
 
 
+def complete(dump: str) -> bool:
+    """Whether a dump has come to its end: the main thread's outermost frame, or "..." where it is cut."""
+    return dump.endswith((" in <module>\n", "  ...\n"))
+
+
 def main_thread(threads: list[list[Frame]]) -> list[Frame]:
     """The stack that runs the user's function, without the frames of the launcher beneath it."""
     for frames in threads:

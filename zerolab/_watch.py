@@ -24,7 +24,7 @@ START_SECONDS = 60.0  # for the fork server to import torch; a launch's own time
 GRACE_SECONDS = 0.3  # after a failure, for one that happened before it and is told after it
 PEER_GRACE_SECONDS = 3.0  # while all that anyone reports is that its peer went away
 STOP_SECONDS = 1.0  # from asking a rank to end to killing it
-DUMP_SECONDS = 2.0  # for the ranks to write their stacks
+DUMP_SECONDS = 4.0  # for the ranks to write their stacks, however busy the machine
 LOOK_SECONDS = 0.1
 
 
@@ -39,7 +39,6 @@ class Launch:
         self.done: set[int] = set()
         self.failures: dict[int, Failure] = {}
         self.trouble = ""  # what is wrong with no rank in particular
-        self.stopping = False
         self.deadline = time.monotonic() + timeout + START_SECONDS if timeout else float("inf")
         self.relays: tuple[Relay, ...] = ()
         self.selector = selectors.DefaultSelector()
@@ -144,7 +143,7 @@ class Launch:
                 self.failures[event.rank] = Failure(event.rank, event.time, **pickle.load(file))
         elif event.kind == DIED:
             self.running.discard(event.rank)
-            if not self.stopping and event.rank not in self.done | self.failures.keys():
+            if event.rank not in self.done | self.failures.keys():
                 self.failures[event.rank] = Failure(event.rank, event.time, exitcode=event.value)
 
     def server_died(self) -> bool:
@@ -157,7 +156,7 @@ class Launch:
         everyone = lambda: len(self.failures) + len(self.done) == self.world_size
         self.listen(lambda: self.cause.severity == 0 or everyone(), GRACE_SECONDS)
         self.listen(lambda: self.cause.severity < 2 or everyone(), PEER_GRACE_SECONDS)
-        stack = _stacks.render(_stacks.main_thread(self.stack(self.cause.rank)))
+        stack = _stacks.render(_stacks.main_thread(_stacks.parse(self.dump(self.cause.rank))))
         return worker_error(self.cause, self.done, stack)
 
     @property
@@ -170,28 +169,17 @@ class Launch:
         waiting = sorted(self.running - self.done)
         for rank in waiting:
             self.server.signal(self.number, rank, _rank.DUMP_SIGNAL)
-        self.wait_for_stacks(waiting)
-        return _stacks.timeout_error(self.timeout, {rank: self.stack(rank) for rank in waiting}, self.done)
-
-    def wait_for_stacks(self, ranks: list[int]) -> None:
-        """Until each rank's stack is written and grows no more."""
-        sizes: list[int] = []
         end = time.monotonic() + DUMP_SECONDS
-        while time.monotonic() < end:
+        while time.monotonic() < end and not all(_stacks.complete(self.dump(rank)) for rank in waiting):
             self.listen(lambda: False, LOOK_SECONDS)
-            before, sizes = sizes, [self.size(f"stacks-{rank}") for rank in ranks]
-            if before == sizes and all(sizes):
-                return
+        stacks = {rank: _stacks.parse(self.dump(rank)) for rank in waiting}
+        return _stacks.timeout_error(self.timeout, stacks, self.done)
 
-    def size(self, name: str) -> int:
-        """How long a file of this launch is; 0 where it does not exist."""
-        return os.path.getsize(self.path(name)) if os.path.exists(self.path(name)) else 0
-
-    def stack(self, rank: int) -> list[list[_stacks.Frame]]:
-        """The stacks of a rank's threads, as it last wrote them."""
+    def dump(self, rank: int) -> str:
+        """What faulthandler wrote in a rank, on request or in a crash."""
         with contextlib.suppress(FileNotFoundError), open(self.path(f"stacks-{rank}")) as file:
-            return _stacks.parse(file.read())
-        return []
+            return file.read()
+        return ""
 
     def result(self, rank: int) -> Any:
         """What a rank returned, rebuilt here."""
@@ -203,7 +191,6 @@ class Launch:
 
     def stop(self, politely: bool) -> None:
         """End every rank: by a request where it is still at work, else by letting go of it; then by force."""
-        self.stopping = True
         gone = lambda: not self.running
         if politely and not self.trouble:
             self.signal_all(signal.SIGTERM)
