@@ -8,10 +8,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from zerolab.course import source
 from zerolab.course.checks.data_parallel import diagnose_average_gradients
 from zerolab.course.figures import data_parallel as figures
 from zerolab.course.look import paint
 from zerolab.measure import MeasuredStates
+from zerolab.unit import FlatUnit
 
 LESSON = Path(__file__).parents[1] / "notebooks" / "source" / "03_data_parallel.py"
 
@@ -160,3 +162,10 @@ def test_what_a_rank_holds_is_told_per_parameter():
     memory = MeasuredStates(**dict.fromkeys(MeasuredStates.__dataclass_fields__, 0) | {"params_bytes": 400})
     _, alt = paint(figures.held_by_rank, 2, {"memories": [memory], "psi": 100})
     assert "rank 0: parameters 4Ψ, gradients 0Ψ, optimizer state 0Ψ" in alt
+
+
+def test_the_source_of_a_decorated_function_bears_its_own_files_name(monkeypatch):
+    shown = []
+    monkeypatch.setattr(source, "display", lambda data, raw: shown.append(data["text/plain"]))
+    source.show_source(FlatUnit._adopt)
+    assert shown[0].startswith("zerolab/unit.py, FlatUnit._adopt")

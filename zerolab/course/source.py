@@ -53,7 +53,7 @@ def show_diff(before, after, context: int = 1) -> None:
 
 
 def _path(thing) -> str:
-    path = Path(inspect.getsourcefile(thing)).resolve()
+    path = Path(inspect.getsourcefile(inspect.unwrap(thing))).resolve()  # a decorator's own file says nothing
     if not path.is_relative_to(_PACKAGE):
         return path.name
     return path.relative_to(_PACKAGE.parent).as_posix()
