@@ -15,6 +15,7 @@ _HOMES = {
     "LaunchTimeout": "launcher",
     "ZeroOptimizer": "optimizer",
     "verify": "parity",
+    "rehearse": "rehearsal",
     "Trace": "trace",
     "Event": "trace",
 }

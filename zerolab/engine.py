@@ -105,6 +105,7 @@ class Engine:
         if _inside_backward():
             self.gatherer.unshard(scope)
             return
+        scope.expects_backward = False
         self.gatherer.note_entry(scope)
         self.gatherer.unshard(scope)
         self._watch_inputs(scope, (args, kwargs))
@@ -121,6 +122,7 @@ class Engine:
         differentiable = [t for t in tensors_in(output) if t.requires_grad and not t.is_leaf]
         for tensor in differentiable:
             tensor.register_hook(lambda gradient: self._before_backward(scope))
+        scope.expects_backward |= bool(differentiable)
         if scope.depth > 0 or _inside_backward():
             return
         if scope.is_root:

@@ -46,9 +46,10 @@ class Gatherer:
         self._start(self._order[self._cursor : self._cursor + self.prefetch])
 
     def start_before(self, scope: Scope) -> None:
-        """In backward: start on the scopes that were entered before ``scope``, the nearest first."""
+        """In backward: start on the scopes entered before ``scope``, nearest first, that it will come to."""
         last = max((index for index, each in enumerate(self._order) if each is scope), default=0)
-        self._start(self._order[:last][::-1][: self.prefetch])
+        coming = [each for each in reversed(self._order[:last]) if each.expects_backward]
+        self._start(coming[: self.prefetch])
 
     def unshard(self, scope: Scope) -> None:
         """Make the scope's units whole, waiting for their gathers."""

@@ -70,6 +70,14 @@ class Gauge:
         held = _unit_bytes(unit)
         self._total += held - self._held[unit]
         self._held[unit] = held
+        self._mark(phase, scratch_bytes)
+
+    def note_optimizer(self, optimizer_bytes: int, phase: str) -> None:
+        """Take down what the optimizer's state has grown to."""
+        self.optimizer_bytes = optimizer_bytes
+        self._mark(phase)
+
+    def _mark(self, phase: str, scratch_bytes: int = 0) -> None:
         now = self._total + self.optimizer_bytes + scratch_bytes
         self.peak_bytes = max(self.peak_bytes, now)
         self.peak_by_phase[phase] = max(self.peak_by_phase.get(phase, 0), now)

@@ -183,7 +183,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         """Tell autograd that the parameters changed, and take the measure of the optimizer's state."""
         for unit in self.engine.trainable:
             unit.mark_updated()
-        self.engine.gauge.optimizer_bytes = storage_bytes(self.local.state_tensors())
+        self.engine.gauge.note_optimizer(storage_bytes(self.local.state_tensors()), self.trace.phase)
         self.trace.next_step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -32,6 +32,7 @@ class Scope:
     is_root: bool = False
     units: list[FlatUnit] = field(default_factory=list)
     depth: int = 0
+    expects_backward: bool = False
     inputs_watched: int = 0
     inputs_done: int = 0
 

@@ -38,9 +38,9 @@ def check_seats(seats: list[Seat]) -> None:
     for seat in seats:
         parameter = seat.parameters.get(seat.key)
         moved = parameter is not seat.span.parameter
-        if not moved and seat.unit.whole and seat.span.numel:
-            place = seat.unit.flat.data_ptr() + seat.span.offset * seat.unit.dtype.itemsize
-            moved = parameter.data_ptr() != place
+        if not moved and seat.unit.whole:
+            same_storage = parameter.untyped_storage()._cdata == seat.unit.flat.untyped_storage()._cdata
+            moved = not same_storage or parameter.storage_offset() != seat.span.offset
         if moved:
             raise RuntimeError(
                 f"{seat.span.name} was replaced after its ZeroOptimizer was built, as model.to(...), "
