@@ -1,5 +1,5 @@
-"""Promise: bad input ends in an error that says what was given, what is allowed and the way out. Every rank is
-told, before anything changed, and nothing hangs.
+"""Promise: bad input ends in an error that says what was given, what is allowed and the way out. Every rank
+is told, before anything changed, and nothing hangs.
 """
 
 import os
