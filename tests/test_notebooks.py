@@ -160,7 +160,7 @@ def nbval_verdicts(tmp_path_factory):
     command = [sys.executable, "-m", "pytest", "--nbval", folder, "--nbval-sanitize-with", SANITIZE]
     command += ["-p", "no:cacheprovider", "-q", "-rA", "--color=no", "--rootdir", folder, "-c", "/dev/null"]
     environ = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environ)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=folder, env=environ)
     return re.findall(r"^(PASSED|FAILED) (\w+)\.ipynb::Cell (\d)", done.stdout, flags=re.MULTILINE)
 
 

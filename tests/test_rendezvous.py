@@ -95,6 +95,7 @@ def test_processes_with_a_launchers_variables_meet(launcher: str):
 
     def join() -> tuple:
         rank = dist.get_rank()
+        dist.barrier()
         dist.destroy_process_group()
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
             del os.environ[name]

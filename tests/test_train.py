@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import zerolab
-from zerolab import data, models, train
+from zerolab import data, models, progress, train
 from zerolab.__main__ import main
 
 ROOT = Path(zerolab.__file__).parents[1]
@@ -187,6 +187,6 @@ def write_and_fail(path: Path) -> str:
 
     os.replace = replace
     try:
-        train.write_trace(path, "new")
+        progress.write_trace(path, "new")
     except OSError as error:
         return str(error)

@@ -23,7 +23,7 @@ from zerolab.rendezvous import use_loopback
 
 # Asks a rank for its stack. faulthandler answers even while C code holds the interpreter.
 DUMP_SIGNAL = getattr(signal, "SIGRTMAX", signal.SIGUSR2)
-LINGER_SECONDS = 1.0
+LINGER_SECONDS = 2.0  # for peers to read what this rank sent last
 FOREVER = datetime.timedelta(days=365)  # the launcher watches the ranks: no long step may time out
 
 current: int | None = None  # this process's rank, where a launch started it
@@ -118,6 +118,7 @@ def join_group(rank: int, job: dict, directory: str) -> None:
         timeout=FOREVER,
         device_id=device,
     )
+    dist.barrier()  # else a rank that returns at once hangs up on one that is still connecting
 
 
 def share_device(rank: int) -> None:

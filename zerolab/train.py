@@ -7,7 +7,6 @@ surrounds such a loop: its settings, what it reports, and how the ranks come to 
 import math
 import os
 import sys
-import time
 from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,13 +14,13 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, RMSprop
-from tqdm import tqdm
 
-from zerolab import data, models
+from zerolab import checkpoint, data, generations, models
 from zerolab.launcher import WorkerError, init_process_group, launch
 from zerolab.optimizer import STAGES, ZeroOptimizer
+from zerolab.progress import Progress, mean_over_ranks, write_trace
 from zerolab.rendezvous import find_place
 
 OPTIMIZERS = {kind.__name__.lower(): kind for kind in (Adam, AdamW, NAdam, RMSprop, Adagrad, SGD)}
@@ -42,6 +41,9 @@ class Config:
     seed: int = 0
     prefetch: int = 1
     trace: Path | None = None
+    save: Path | None = None
+    save_every: int = 100
+    resume: Path | None = None
 
 
 RECIPES = {
@@ -49,7 +51,7 @@ RECIPES = {
     "gpt-tiny": Config("gpt-tiny", "adamw", lr=2e-3, epochs=1, steps=600, batch=16, clip=1.0),
     "gpt-11m": Config("gpt-11m", "adamw", lr=6e-4, epochs=1, steps=100, batch=4, clip=1.0),
 }
-TRACED_STEPS = 2
+NUMBERS_DEPEND_ON = ("model", "optimizer", "lr", "steps", "batch", "clip", "seed")
 EVALUATION_BATCHES = 8
 PROMPT, SAMPLE_NUMEL = b"\n    def ", 240
 
@@ -66,28 +68,50 @@ def train(config: Config) -> list[float]:
     optimizer = ZeroOptimizer(
         model, optimizer_class, stage=config.stage, prefetch=config.prefetch, lr=config.lr, **extra
     )
-    progress = Progress(config, optimizer)
-    for _ in range(config.epochs):
-        for step in range(config.steps):
-            inputs, targets = (part.to(device) for part in training.batch(step, rank))
-            loss = model(inputs, targets)
-            loss.backward()
-            if config.clip:
-                optimizer.clip_grad_norm_(config.clip)
-            optimizer.step()
-            progress.step(loss.detach(), targets.numel())
-            optimizer.zero_grad()
-        progress.epoch()
+    done = resume(config, optimizer) if config.resume else []
+    progress = Progress(config.epochs, config.steps, optimizer, done)
+    for step in range(len(done), progress.total):
+        inputs, targets = (part.to(device) for part in training.batch(step % config.steps, rank))
+        loss = model(inputs, targets)
+        loss.backward()
+        if config.clip:
+            optimizer.clip_grad_norm_(config.clip)
+        optimizer.step()
+        progress.step(loss.detach(), targets.numel())
+        optimizer.zero_grad()
+        if (step + 1) % config.steps == 0:
+            progress.epoch()
+        if config.save and ((step + 1) % config.save_every == 0 or step + 1 == progress.total):
+            save(config, optimizer, progress.means())
     # Every rank evaluates and samples: a sharded model needs all of them for each of its forwards.
     progress.finish(evaluate(model, held_out, device), held_out.entropy(), sample(model, config.seed, device))
+    if config.trace:
+        write_trace(config.trace, progress.trace)
     return progress.losses
 
 
-def mean_over_ranks(losses: list[Tensor]) -> list[float]:
-    """Each loss averaged over the ranks, in fp64, so that all ranks print the very same number."""
-    means = torch.stack(losses).double()
-    dist.all_reduce(means)
-    return (means / dist.get_world_size()).tolist()
+def save(config: Config, optimizer: ZeroOptimizer, losses: list[float]) -> None:
+    """Store all that `resume` needs. The losses tell the place in the data, as a batch follows from its step."""
+    settings = {name: getattr(config, name) for name in NUMBERS_DEPEND_ON}
+    extra = {"settings": settings, "losses": losses, "random": torch.get_rng_state()}
+    checkpoint.save(optimizer, config.save, extra)
+
+
+def resume(config: Config, optimizer: ZeroOptimizer) -> list[float]:
+    """Take up a saved run, at whatever stage and world size; the losses of the steps that it took.
+
+    Raises: ValueError where its settings would lead to other numbers, or where nothing is left to do.
+    """
+    extra = checkpoint.load(optimizer, config.resume)
+    for name, before in extra["settings"].items():
+        now = getattr(config, name)
+        if before != now:
+            raise ValueError(f"--{name} is {now}, but the run in {config.resume} was saved with {before}")
+    done, total = len(extra["losses"]), config.epochs * config.steps
+    if done >= total:
+        raise ValueError(f"{config.resume} has {done} steps done of {total}: train it for more --epochs")
+    torch.set_rng_state(extra["random"])
+    return extra["losses"]
 
 
 @torch.no_grad()
@@ -106,76 +130,6 @@ def sample(model: nn.Module, seed: int, device: torch.device) -> str:
     prompt = torch.tensor([list(PROMPT)], device=device)
     tokens = model.generate(prompt, SAMPLE_NUMEL, temperature=0.8, generator=generator)
     return bytes(tokens[0].tolist()).decode(errors="replace").strip("\n")
-
-
-class Progress:
-    """What a run reports while it goes: a bar on rank 0, a line per epoch on every rank."""
-
-    def __init__(self, config: Config, optimizer: ZeroOptimizer):
-        self.config, self.optimizer = config, optimizer
-        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-        self.total = config.epochs * config.steps
-        self.bar = tqdm(total=self.total, disable=self.rank != 0, unit="step", leave=False)
-        self.pending: list[Tensor] = []  # this rank's losses in the epoch under way
-        self.losses: list[float] = []  # the ranks' means in the epochs done
-        self.tokens = 0
-        self.started = time.perf_counter()
-
-    def step(self, loss: Tensor, tokens: int) -> None:
-        """Count one step. Called before zero_grad(), while gradients too are in memory."""
-        self.pending.append(loss)
-        self.tokens += tokens * self.world_size
-        self.tokens_per_second = self.tokens / (time.perf_counter() - self.started)
-        done = len(self.losses) + len(self.pending)
-        if done == min(TRACED_STEPS, self.total):
-            self.memory = self.optimizer.memory()
-            self.traffic = self.optimizer.trace.traffic()
-            self.trace = self.optimizer.trace.text()
-        if done % 10 == 0:
-            self.bar.set_postfix_str(f"loss {loss:.3f}, {self.tokens_per_second:,.0f} tokens/s", False)
-        self.bar.update()
-
-    def epoch(self) -> None:
-        """Print the epoch's loss on every rank."""
-        means = mean_over_ranks(self.pending)
-        self.losses, self.pending = self.losses + means, []
-        epoch = len(self.losses) // self.config.steps
-        self.bar.write(f"rank {self.rank}  epoch {epoch:2}  loss {sum(means) / len(means):.4f}")
-
-    def finish(self, held_out_loss: float, entropy: float, sample: str) -> None:
-        """Print how it went, on rank 0, and write the trace if one was asked for."""
-        self.bar.close()
-        if self.config.trace:
-            write_trace(self.config.trace, self.trace)
-        if self.rank != 0:
-            return
-        categories = ("params", "grads", "optimizer", "padding", "counters", "total")
-        memory = ", ".join(f"{name} {getattr(self.memory, f'{name}_bytes'):,.0f}" for name in categories)
-        by_op = ", ".join(f"{op} {part.wire_bytes:,}" for op, part in self.traffic.by_op.items())
-        verdict = "below" if held_out_loss < entropy else "not below"
-        if sample:
-            print(f"sample:\n{sample}\n")
-        print(f"memory of rank 0, bytes: {memory}")
-        print(
-            f"traffic of rank 0, bytes a step: {self.traffic.logical_bytes:,} in the paper's count, "
-            f"{self.traffic.wire_bytes:,} sent ({by_op}), {self.traffic.control_bytes:,} of control"
-        )
-        print(f"speed: {self.tokens_per_second:,.0f} tokens/s over all ranks")
-        print(f"held-out loss {held_out_loss:.4f}, {verdict} the unigram entropy {entropy:.4f}", flush=True)
-
-
-def write_trace(path: Path, text: str) -> None:
-    """Write the traces of all ranks, which only together show the partition, to one file: all or nothing."""
-    texts = [None] * dist.get_world_size()
-    dist.all_gather_object(texts, text)
-    if dist.get_rank() != 0:
-        return
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        partial.write_text("\n".join(f"rank {rank}\n{part}" for rank, part in enumerate(texts)))
-        os.replace(partial, path)  # atomic: a reader finds the old file or the new one, never half of one
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def at_least(least: int, kind: type = int) -> Callable[[str], float]:
@@ -202,6 +156,24 @@ def writable(text: str) -> Path:
     return path
 
 
+def folder(text: str) -> Path:
+    """A flag's type: a folder that can be written, or made in one that exists."""
+    path = Path(text).resolve()
+    nearest = path if path.exists() else path.parent
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise ArgumentTypeError(f"{text!r} must be a folder that can be written, or made where one exists")
+    return path
+
+
+def saved(text: str) -> Path:
+    """A flag's type: a folder with a checkpoint in it."""
+    try:
+        generations.find(Path(text).resolve())
+    except OSError as error:
+        raise ArgumentTypeError(str(error)) from None
+    return Path(text).resolve()
+
+
 def add_arguments(parser: ArgumentParser) -> None:
     """The flags of `python -m zerolab train`; one that is left out keeps the value of the model's recipe."""
 
@@ -220,6 +192,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--seed", at_least(0), "of the weights, the batches and the sample")
     add("--prefetch", at_least(0), "units gathered ahead where parameters are sharded")
     add("--trace", writable, "write what the first steps did into this file")
+    add("--save", folder, "keep checkpoints in this folder, the last two")
+    add("--save-every", at_least(1), "steps between checkpoints, default 100; one is made at the end too")
+    add("--resume", saved, "go on from the checkpoint in this folder; other flags as they were, but for "
+        "--epochs, --stage and --world-size")  # fmt: skip
 
 
 def launched_world_size() -> int | None:

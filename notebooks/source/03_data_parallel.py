@@ -346,7 +346,8 @@ for hook in ("register_hook", "register_post_accumulate_grad_hook"):
 # `average` the *weights*, so the weights were averaged, a step late, and the gradients never. The losses
 # fall nicely in all four runs; only a comparison of ranks tells.
 #
-# zerolab uses the second hook: with several backward passes per step it sees the sum, not the parts.
+# zerolab uses the second hook: it comes with the parameter, when its gradient is complete, so the gradient
+# can move into the flat buffer at once.
 #
 # ## Stage 0
 #

@@ -77,8 +77,8 @@ my_guess = ...
 # %%
 states = memory.model_states(7e9, world_size=8, stage=1)
 mistakes = {
-    "only m and v were sharded, 8 of the 12 bytes; the fp32 master weights are optimizer state too": 63,
-    "that is 63 GB in GiB, and the master weights were forgotten as well": 58.7,
+    "only m and v were sharded, and each rank kept all fp32 master weights": 63,
+    "as before, and in GiB instead of GB": 58.7,
     "the gradients were sharded too, which is stage 2": 26.25,
     "stage 0, where nothing is sharded": 112,
 }
@@ -125,10 +125,11 @@ lost = sum(build().get_parameter(name).numel() for name in nobody)
 print(f"moved by nobody: {', '.join(nobody)}, {lost:,} parameters")
 
 # %% [markdown]
-# 1. `len(parameters) // world_size` drops the remainder. 29 tensors make four shares of 7, and the last
-# tensor,  the whole output head, is never trained. 2. `step()` never communicates. Each rank moves its own
-# 7 tensors and never hears of the other 22: four models,  none of which is right. 3. `zero_grad()` clears
-# only what its own Adam knows. All other gradients pile up, step after step.
+# - **The remainder.** `len(parameters) // world_size` rounds down. 29 tensors make four shares of 7, and
+#   the last tensor, the whole output head, is never trained.
+# - **No communication.** Each rank moves its own 7 tensors and never hears of the other 22. These are four
+#   different models now, and none of them is right.
+# - **`zero_grad()` clears only what its own Adam knows.** All other gradients pile up, step after step.
 #
 # And one weakness: 7 tensors can be large or small, so the shares are unequal in bytes. Then the largest
 # share decides whether the job fits.
@@ -148,7 +149,7 @@ print("an even share:      ", sum(sizes) / 4)
 
 # %%
 layer = nn.Sequential(nn.Linear(6, 20), nn.Linear(20, 4))
-explore(partial(figures.partition_map, layer=layer), height=3.4, ranks=choice(range(1, 9), 3))
+explore(partial(figures.partition_map, layer=layer), height=3.4, ranks=choice(range(1, 9), 4))
 
 # %% [markdown]
 # The padding inside starts each parameter on a 64-byte boundary, as PyTorch's own allocations do, and the
@@ -169,8 +170,8 @@ my_guess = ...
 
 # %%
 mistakes = {
-    "an all-reduce of the gradients, then an all-gather of the parameters: it works, and wastes a third": 3,
-    "the reduce-scatter alone; but then nobody learns the others' new parameters": 1,
+    "an all-reduce, then an all-gather: it works, and wastes a third": 3,
+    "the reduce-scatter alone, and nobody learns the others' parameters": 1,
 }
 predict(my_guess, cost.communication_volume(1, stage=1), "Ψ", mistakes)
 show(figures.seam, height=2.4)
@@ -294,11 +295,11 @@ for rank, events in enumerate(zerolab.launch(one_step, 2)):
 # %%
 # Exercise
 class MyZero1:
-    def __init__(
-        self, flat, optimizer_class, lr
-    ): ...  # which part of flat is yours? Build optimizer_class([your part], lr=lr) once
+    def __init__(self, flat, optimizer_class, lr):
+        self.flat = flat  # which part of it is yours? Build optimizer_class([your part], lr=lr) once
 
-    def step(self, gradient): ...  # reduce-scatter, update, all-gather
+    def step(self, gradient):
+        """Reduce-scatter, update, all-gather."""
 
 
 check_zero1(MyZero1)

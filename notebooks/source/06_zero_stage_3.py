@@ -128,6 +128,7 @@ def life():
     return seen
 
 
+# %%
 for when, whole, nbytes in zerolab.launch(life, 2)[0]:
     print(f"{when:<17} layer 1's weight is {'whole' if whole else 'away'}, {nbytes} bytes")
 
@@ -248,6 +249,7 @@ def one_step(prefetch=1):
     return optimizer.trace.step(1), optimizer.trace.traffic(1)
 
 
+# %%
 events, traffic = zerolab.launch(one_step, 4)[0]
 known = {
     "root is gathered once, not twice: 3Ψ − Ψ_root": 12 * psi / 1e6,

@@ -1,0 +1,100 @@
+"""Generations: a folder of checkpoints in which writing the next can never harm the last.
+
+    path/LATEST               the name of the newest complete generation
+    path/generation-000007/   one checkpoint; torch.distributed.checkpoint writes its .metadata last
+
+A new generation is written beside the old ones and then committed by replacing LATEST, which a file system
+does at once or not at all. Whenever a process is killed, LATEST names a generation that is whole and on disk.
+"""
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+LATEST = "LATEST"
+METADATA = ".metadata"
+_NAME = re.compile(r"generation-(\d{6,})")
+
+
+def begin(path: Path) -> Path:
+    """An empty folder for the next generation; what interrupted saves have left behind is removed."""
+    path.mkdir(parents=True, exist_ok=True)
+    found = _generations(path)
+    for folder in found:
+        if not (folder / METADATA).exists():
+            _remove(folder)
+    newest = max((_number(folder) for folder in found), default=0)
+    folder = path / f"generation-{newest + 1:06d}"
+    folder.mkdir()
+    return folder
+
+
+def commit(folder: Path, keep: int) -> None:
+    """Make ``folder``, now complete, the generation to load; of the older ones keep so many that there are
+    ``keep``.
+    """
+    path, partial = folder.parent, folder.parent / f".{LATEST}.partial"
+    _sync(folder)
+    try:
+        with open(partial, "w") as file:
+            file.write(folder.name)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path / LATEST)
+    finally:
+        partial.unlink(missing_ok=True)
+    _sync(path)
+    for old in _generations(path)[:-keep]:
+        _remove(old)
+
+
+def discard(folder: Path) -> None:
+    """Remove a generation whose save failed, unless it failed after all was done."""
+    latest = folder.parent / LATEST
+    if not latest.exists() or latest.read_text() != folder.name:
+        _remove(folder)
+
+
+def find(path: Path) -> Path:
+    """The generation to load: the latest in ``path``, or ``path`` itself if it is one.
+
+    Raises: FileNotFoundError where there is none.
+    """
+    if (path / METADATA).exists():
+        return path
+    try:
+        folder = path / (path / LATEST).read_text()
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileNotFoundError(f"no checkpoint in {path}: nothing was saved there to the end") from None
+    if not (folder / METADATA).exists():
+        others = [each.name for each in _generations(path) if (each / METADATA).exists()]
+        raise FileNotFoundError(
+            f"{path / LATEST} names {folder.name}, which is not there or incomplete; complete are: "
+            f"{', '.join(others) or 'none'}. Load one of those by its own path"
+        )
+    return folder
+
+
+def _generations(path: Path) -> list[Path]:
+    """The folders of generations, complete or not, oldest first. Whatever else lies in ``path`` is let be."""
+    return sorted((each for each in path.iterdir() if _NAME.fullmatch(each.name)), key=_number)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a generation, its .metadata first: what an interruption leaves of it is not taken for whole."""
+    (folder / METADATA).unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _number(folder: Path) -> int:
+    return int(_NAME.fullmatch(folder.name)[1])
+
+
+def _sync(folder: Path) -> None:
+    """Have the file system put the folder's list of files on disk, as fsync does for a file's contents."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,44 @@
+"""Steps that all ranks take or none: what one rank does for all, and where all have to stand."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch.distributed as dist
+
+from zerolab.collectives import Comm
+from zerolab.optimizer import ZeroOptimizer
+
+Answer = TypeVar("Answer")
+
+
+def from_rank_0(comm: Comm, action: Callable[[], Answer]) -> Answer:
+    """What ``action`` returns on rank 0, where alone it runs, on every rank; its error, if it fails, too.
+
+    An error that stayed with rank 0 would leave the others waiting for it. Comm: the answer, pickled.
+    """
+    message = [None, None]
+    if comm.rank == 0:
+        try:
+            message[0] = action()
+        except Exception as error:
+            message[1] = error
+    dist.broadcast_object_list(message, group=comm.control, group_src=0)
+    answer, error = message
+    if error is not None:
+        raise error
+    return answer
+
+
+def require_between_steps(optimizer: ZeroOptimizer, action: str) -> None:
+    """See that no pass over the model and no full_params() is open: the shards are not all there is then.
+
+    Raises: RuntimeError.
+    """
+    engine = optimizer.engine
+    if engine.gatherer.held:
+        raise RuntimeError(f"{action} inside full_params(): leave the with block before that")
+    if engine.in_backward or any(scope.depth for scope in engine.scopes):
+        raise RuntimeError(
+            f"{action} in the middle of a forward or backward pass: call it between steps. If an exception "
+            "broke a backward pass off, the next forward pass closes it"
+        )

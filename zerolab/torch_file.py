@@ -1,0 +1,162 @@
+"""A model's state dict as a file that torch.load reads, written without ever having the model in memory.
+
+torch.save wants all tensors at once. But its file is a zip archive: a pickle in which each tensor only refers
+to a record, and the records. So the pickle can be written from shapes alone, and the records one by one as
+the parameters are gathered. What the pickle says of a tensor is taken from what torch itself pickles of an
+empty one, by a layout that torch 2.11 to 2.13 share; this module alone relies on it.
+"""
+
+import io
+import os
+import pickle
+import struct
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from zipfile import ZipFile, ZipInfo
+
+import torch
+
+from zerolab.optimizer import ZeroOptimizer
+from zerolab.together import from_rank_0, require_between_steps
+from zerolab.unit import FlatUnit
+
+ALIGNMENT_BYTES = 64
+"""Where records begin, as torch.save has it, so that torch.load(mmap=True) gets tensors that are aligned."""
+
+
+@torch.no_grad()
+def export(optimizer: ZeroOptimizer, path: str | Path) -> None:
+    """Write ``model.state_dict()`` into a file that ``torch.load(path)`` reads, with no zerolab around.
+
+    Parameters have the precision they are optimized in: fp32 also where the model keeps 16 bits. Buffers are
+    rank 0's. All or nothing: an old file stays until the new one is complete. Collective, between two steps.
+
+    Memory: one unit whole, and on rank 0 a copy of one parameter. Comm: Ψ.
+    Raises: OSError on every rank if rank 0 cannot write; RuntimeError inside full_params().
+    """
+    require_between_steps(optimizer, "export")
+    archive, trace = Archive(Path(path).resolve()), optimizer.trace
+    before, trace.phase = trace.phase, "export"
+    try:
+        from_rank_0(optimizer.comm, lambda: archive.begin(optimizer))
+        for unit in optimizer.units:
+            _write_unit(optimizer, unit, archive)
+        from_rank_0(optimizer.comm, archive.commit)
+    finally:
+        trace.phase = before
+        archive.discard()
+
+
+def _write_unit(optimizer: ZeroOptimizer, unit: FlatUnit, archive: "Archive") -> None:
+    """Gather the unit's parameters, as they are optimized, and have rank 0 write them."""
+    values = _optimized(unit)
+    flat = torch.zeros(unit.padded_numel, dtype=values.dtype, device=unit.device)
+    flat[unit.owned] = values
+    optimizer.comm.all_gather(flat, unit).wait()
+
+    def write() -> None:
+        for span in unit.spans:
+            archive.write(span.parameter, flat[span.offset : span.stop])
+
+    from_rank_0(optimizer.comm, write)
+
+
+def _optimized(unit: FlatUnit) -> torch.Tensor:
+    return unit.shard if unit.master is None else unit.master
+
+
+class Archive:
+    """The file under way, on rank 0. Until `commit` it has another name; `discard` removes what is left."""
+
+    def __init__(self, path: Path):
+        self.path, self.partial = path, path.with_name(f".{path.name}.{os.getpid()}")
+        self.file: io.BufferedWriter | None = None
+
+    def begin(self, optimizer: ZeroOptimizer) -> None:
+        """Open the file and write the pickle, and all the tensors that are not the optimizer's: buffers."""
+        ours = {span.parameter: _optimized(unit).dtype for unit in optimizer.units for span in unit.spans}
+        # Parameters themselves, where state_dict would detach them: those that are away let nobody do that.
+        state_dict = optimizer.model.state_dict(keep_vars=True)
+        pickled, self.records = _pickle_by_reference(state_dict, lambda t: ours.get(t, t.dtype))
+        self.file = open(self.partial, "wb")  # noqa: SIM115 (closed by commit or discard)
+        self.zip = ZipFile(self.file, "w", allowZip64=True)
+        self._record("data.pkl", pickled)
+        self._record("version", b"3\n")
+        self._record("byteorder", sys.byteorder.encode())
+        for tensor in [tensor for tensor in self.records if tensor not in ours]:
+            self.write(tensor, tensor.detach())
+
+    def write(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
+        """Write what ``tensor`` holds, if the state dict has it."""
+        if tensor in self.records:
+            content = values.cpu().contiguous().view(-1).view(torch.uint8).numpy()
+            self._record(f"data/{self.records[tensor]}", content.data)
+
+    def _record(self, name: str, content: bytes | memoryview) -> None:
+        entry = ZipInfo(f"archive/{name}")
+        with_zip64 = 30 + len(entry.filename) + 20  # the header of an entry, and its sizes in 64 bits
+        gap = -(self.file.tell() + with_zip64 + 4) % ALIGNMENT_BYTES
+        entry.extra = struct.pack("<2sH", b"FB", gap) + b"\0" * gap
+        with self.zip.open(entry, "w", force_zip64=True) as record:
+            record.write(content)
+
+    def commit(self) -> None:
+        """Finish the file, see it on disk, and give it its name."""
+        self.zip.close()
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        os.replace(self.partial, self.path)
+
+    def discard(self) -> None:
+        """Close the file, and remove it if it did not get its name."""
+        if self.file is not None:
+            with suppress(OSError, ValueError):  # on a full disk closing it fails as writing did
+                self.zip.close()
+            with suppress(OSError):
+                self.file.close()
+            self.partial.unlink(missing_ok=True)
+
+
+def _pickle_by_reference(
+    tree, dtype_of: Callable[[torch.Tensor], torch.dtype]
+) -> tuple[bytes, dict[torch.Tensor, int]]:
+    """The pickle torch.save would make of ``tree``, and the number of the record each tensor refers to.
+
+    One tensor under two names, as a tied weight is, is one record, and one tensor again when loaded.
+    """
+    records: dict[torch.Tensor, int] = {}
+
+    class Pickler(pickle.Pickler):
+        def reducer_override(self, found):
+            if not isinstance(found, torch.Tensor):
+                return NotImplemented
+            records[found] = len(records)
+            return _rebuild(found.shape, dtype_of(found), records[found])
+
+        def persistent_id(self, found):
+            return found.identity if isinstance(found, _Record) else None
+
+    buffer = io.BytesIO()
+    Pickler(buffer, protocol=2).dump(tree)
+    return buffer.getvalue(), records
+
+
+class _Record:
+    """Stands for a storage in the pickle. ``identity`` is what torch.load finds it by."""
+
+    def __init__(self, identity: tuple):
+        self.identity = identity
+
+
+def _rebuild(shape: torch.Size, dtype: torch.dtype, number: int) -> tuple[Callable, tuple]:
+    """How a loader rebuilds a tensor of that kind from a record: as torch says it of an empty one."""
+    function, (storage, offset, _, _, *rest) = torch.empty(0, dtype=dtype).__reduce_ex__(2)
+    if isinstance(storage, torch.storage.TypedStorage):
+        kind, length = getattr(torch, storage._pickle_storage_type()), shape.numel()
+    else:  # dtypes younger than typed storages: a length in bytes
+        kind, length = torch.UntypedStorage, shape.numel() * dtype.itemsize
+    stride = torch.empty(shape, device="meta").stride()
+    record = _Record(("storage", kind, str(number), "cpu", length))
+    return function, (record, offset, tuple(shape), stride, *rest)
