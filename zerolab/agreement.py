@@ -44,6 +44,16 @@ def agree_on_used(comm: Comm, units: list[FlatUnit]) -> set[Span]:
     return {span for (_, span), flag in zip(spans, used, strict=True) if flag}
 
 
+def agree_on_order(comm: Comm, units: list[FlatUnit], completed: list[FlatUnit]) -> list[FlatUnit]:
+    """Rank 0's ``completed``, on every rank: the order in which its units had all their gradients.
+
+    Comm: eight bytes for each unit.
+    """
+    order = [units.index(unit) for unit in completed]
+    message = torch.tensor(order + [-1] * (len(units) - len(order)), dtype=torch.int64)
+    return [units[index] for index in comm.exchange(message)[0].tolist() if index >= 0]
+
+
 def _digest(lines: list[str]) -> torch.Tensor:
     """Sixteen bytes that differ where the lines do."""
     digest = hashlib.blake2b("\n".join(lines).encode(), digest_size=16).digest()

@@ -66,6 +66,8 @@ class Engine:
         self.gauge = Gauge(units)
         self.gatherer = Gatherer(stage, self.gauge, trace, prefetch)
         self.reducer = Reducer(self.trainable, stage, self.gauge, trace, reduces_in_flight)
+        roots = {unit for scope in scopes if scope.is_root for unit in scope.units}
+        self.reducer.order = sorted(reversed(self.trainable), key=roots.__contains__)
         self.in_backward = False
         for scope in scopes:
             self._install(scope)
@@ -83,7 +85,7 @@ class Engine:
                 door.register_forward_hook(Hook(partial(self._leave, scope)), always_call=True)
         for unit in (unit for unit in scope.units if unit.trainable):
             for span in unit.spans:
-                span.parameter.register_hook(lambda gradient: self._open_backward())
+                span.parameter.register_hook(partial(self._make_room, unit, span))
                 span.parameter.register_post_accumulate_grad_hook(partial(self._collect, scope, unit, span))
 
     # Forward.
@@ -160,6 +162,10 @@ class Engine:
         self.gatherer.unshard(scope)
         self.gatherer.start_before(scope)
 
+    def _make_room(self, unit: FlatUnit, span: Span, gradient: torch.Tensor) -> None:
+        self._open_backward()
+        self.reducer.make_room(unit, span)
+
     def _collect(self, scope: Scope, unit: FlatUnit, span: Span, parameter: nn.Parameter) -> None:
         """A parameter's gradient is complete. With the last of its unit the unit is closed and may be
         reduced.
@@ -221,6 +227,12 @@ class Engine:
         self._close_scopes()
         self.reducer.finish_unreduced()
 
+    def clear_grads(self, set_to_none: bool) -> None:
+        """Forget the gradients, those of a backward pass that was broken off too."""
+        if self.in_backward:
+            self._abandon_backward()
+        self.reducer.clear(set_to_none)
+
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backward passes inside collect gradients locally; the first one outside reduces them all."""
@@ -242,7 +254,9 @@ class Engine:
             self.gatherer.held -= 1
             for unit in (unit for scope in self.scopes for unit in scope.units):
                 unit.write_back()
-                self.gatherer.reshard([unit])
+                if not self.gatherer.held:
+                    unit.leave_storage()
+                    self.gatherer.reshard([unit])
 
 
 def _inside_backward() -> bool:

@@ -36,14 +36,22 @@ class FlatGrads:
         self.used: set[Span] = set()
         self._markers: dict[Span, ReducedGradient] = {}
 
+    def make_room(self, span: Span) -> None:
+        """Before autograd stores a gradient: take away the marker of the one before, which is in ``reduced``
+        or ``local``.
+        """
+        if span in self.used and span.parameter.grad is self._markers[span]:
+            span.parameter.grad = None
+
     def collect(self, span: Span) -> None:
-        """Move one parameter's fresh gradient into ``local``, adding to what no_sync left there.
+        """Move one parameter's fresh gradient into ``local``, adding to what no_sync left there, and mark its
+        place.
 
         Memory: P elements from the first gradient on; the parameter's own gradient tensor is let go at once.
         """
         if not self.filled:
             self._open_local()
-        gradient, span.parameter.grad = span.parameter.grad, None
+        gradient = span.parameter.grad
         if gradient.layout != torch.strided:
             raise RuntimeError(f"{span.name} has a sparse gradient: build its module with sparse=False")
         place = self.local[span.offset : span.stop].view(span.shape)
@@ -53,6 +61,9 @@ class FlatGrads:
             place.copy_(gradient)
             self.filled.add(span)
         self.used.add(span)
+        if span not in self._markers:
+            self._markers[span] = ReducedGradient(span.parameter)
+        span.parameter.grad = self._markers[span]
 
     def _open_local(self) -> None:
         """A buffer for this rank's gradients: a new one, or the last one, whose sum moves out first."""
@@ -86,6 +97,10 @@ class FlatGrads:
             self.reduced /= self.world_size
             self.averaged = True
 
+    def mean(self) -> torch.Tensor:
+        """The averaged gradients of the owned range, to look at: the sum itself stays as it is."""
+        return self.reduced if self.averaged else self.reduced / self.world_size
+
     def free_local(self) -> None:
         """Let this rank's unreduced gradients go."""
         self.local = None
@@ -105,15 +120,6 @@ class FlatGrads:
         if self.reduced is not None:
             self.reduced.zero_()
 
-    # The markers in parameter.grad, by which the user's own zero_grad is noticed.
-
-    def place_markers(self) -> None:
-        """Leave a `ReducedGradient` in the place of every gradient this unit holds."""
-        for span in self.used:
-            if span not in self._markers:
-                self._markers[span] = ReducedGradient(span.parameter)
-            span.parameter.grad = self._markers[span]
-
     def notice_cleared(self) -> None:
         """Where a marker is gone the user cleared that gradient, as model.zero_grad() does: forget it too."""
         for span in self.spans:
@@ -125,12 +131,6 @@ class FlatGrads:
                     f"{span.name}.grad was set by hand, and gradients live in the optimizer's flat buffers: "
                     "change the loss, or register a hook on the parameter, which may replace its gradient"
                 )
-
-    def lift_markers(self) -> None:
-        """Take the markers away before a backward pass, so that autograd can put gradients there."""
-        self.notice_cleared()
-        for span in self.used:
-            span.parameter.grad = None
 
     def _forget(self, span: Span) -> None:
         self.used.discard(span)

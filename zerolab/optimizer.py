@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch import nn
 
-from zerolab.agreement import agree_on, agree_on_used
+from zerolab.agreement import agree_on, agree_on_order, agree_on_used
 from zerolab.clip import global_norm
 from zerolab.collectives import connect
 from zerolab.engine import Engine, Hook
@@ -25,7 +25,7 @@ from zerolab.precision import PRECISIONS
 from zerolab.probe import state_bytes_per_parameter
 from zerolab.scopes import Scope, find_scopes
 from zerolab.seats import check_seats, take_seats
-from zerolab.settings import check_settings, choose, engaged, parameter_groups, signature
+from zerolab.settings import check_settings, choose, engaged, group_signature, parameter_groups, signature
 from zerolab.slices import Slice, disjoint_grads
 from zerolab.span import Span
 from zerolab.stages.stage0 import Stage0
@@ -83,6 +83,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self.stage = stage_class(self.comm)
         scopes = find_scopes(model, units)
         described = signature(scopes, stage_class, precision, optimizer_class, defaults)
+        described += group_signature(model, groups)
         agree_on(self.comm, "the model and its optimizer", described)
         self.units: list[FlatUnit] = []
         for scope in scopes:
@@ -134,7 +135,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         """Optimize more of the model's parameters, as torch's own; each gets its slices of the units it lies
         in.
         """
-        (group,) = parameter_groups(self.model, [param_group])
+        (group,) = parameter_groups(self.model, [param_group], may_be_empty=True)
         listed = {id(p) for known in self.param_groups for p in known["params"]}
         if repeated := [p for p in group["params"] if id(p) in listed]:
             raise ValueError(f"{len(repeated)} of the parameters are in a group already: list each once")
@@ -163,12 +164,19 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     def _average_grads(self) -> set[Span]:
         """See that every gradient is reduced and divided by N, once; the spans that any rank used."""
-        check_seats(self._seats)
-        self.engine.finish_grads()
-        used = agree_on_used(self.comm, self.engine.trainable)
+        used = self._finish_grads()
         for unit in self.engine.trainable:
             unit.grads.average()
         return used
+
+    def _finish_grads(self) -> set[Span]:
+        """See that every gradient is reduced; the spans that any rank used."""
+        check_seats(self._seats)
+        self.engine.finish_grads()
+        reducer = self.engine.reducer
+        if not reducer.order_is_agreed:
+            reducer.adopt(agree_on_order(self.comm, reducer.units, reducer.completed))
+        return agree_on_used(self.comm, self.engine.trainable)
 
     def _update(self, used: set[Span]) -> None:
         """The local optimizer's step, written into the trace unit by unit."""
@@ -188,7 +196,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients of all parameters, on this rank and so on every rank that calls it."""
-        self.engine.reducer.clear(set_to_none)
+        self.engine.clear_grads(set_to_none)
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
@@ -239,7 +247,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
         Collective: every rank calls it. Memory: 4Ψ for the copies. Comm: Ψ.
         """
-        used = self._average_grads()
+        used = self._finish_grads()
         return {
             span.name: flat[span.offset : span.stop].view(span.shape)
             for unit in self.engine.trainable
@@ -250,7 +258,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     def _whole_grads(self, unit: FlatUnit) -> torch.Tensor:
         flat = torch.zeros(unit.padded_numel, dtype=unit.grads.dtype, device=unit.device)
-        flat[unit.owned] = unit.grads.reduced
+        flat[unit.owned] = unit.grads.mean()
         self.comm.all_gather(flat, unit).wait()
         return flat
 

@@ -194,6 +194,8 @@ def run(args: Namespace) -> int:
     optimizer_class = getattr(torch.optim, args.optimizer, None)
     if optimizer_class is None:
         raise ValueError(f"--optimizer is {args.optimizer!r}: name a torch.optim class, as Adam or SGD")
+    for stage in args.stage:
+        choose("stage", stage, STAGES)
     cases = [(stage, world_size) for world_size in args.world_size for stage in args.stage]
     settings = {"optimizer_class": optimizer_class, "steps": args.steps, "precision": args.precision}
     return print_reports(verify(stage, world_size, **settings) for stage, world_size in cases)

@@ -29,7 +29,7 @@ def state_bytes_per_parameter(optimizer_class: type[torch.optim.Optimizer], defa
     start = torch.linspace(-1.0, 1.0, _ROWS * _COLUMNS)
     whole = start.view(_ROWS, _COLUMNS).clone().requires_grad_()
     optimizer = optimizer_class([whole], **plain)
-    reason = _run(optimizer, [whole])
+    reason = _run(optimizer, whole, 0, whole.numel())
     pieces = [piece.clone().requires_grad_() for piece in start.tensor_split(_CUTS)]
     reason = reason or _run_pieces(optimizer_class, plain, pieces)
     if reason is None and not torch.equal(whole.detach().view(-1), torch.cat(pieces).detach()):
@@ -44,20 +44,27 @@ def state_bytes_per_parameter(optimizer_class: type[torch.optim.Optimizer], defa
 
 
 def _run_pieces(optimizer_class, plain: dict, pieces: list[torch.Tensor]) -> str | None:
-    try:
-        optimizer = optimizer_class(pieces, **plain)
-    except Exception as error:
-        return f"it does not take a parameter that was cut ({error})"
-    return _run(optimizer, pieces)
+    """Each piece under an optimizer of its own, as on ranks that know nothing of one another."""
+    numel = sum(piece.numel() for piece in pieces)
+    offset = 0
+    for piece in pieces:
+        try:
+            optimizer = optimizer_class([piece], **plain)
+        except Exception as error:
+            return f"it does not take a parameter that was cut ({error})"
+        if reason := _run(optimizer, piece, offset, numel):
+            return reason
+        offset += piece.numel()
+    return None
 
 
-def _run(optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor]) -> str | None:
-    """A few steps on known gradients; what went wrong, if something did."""
-    numel = sum(p.numel() for p in parameters)
+def _run(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, offset: int, numel: int) -> str | None:
+    """A few steps on known gradients, ``parameter`` being elements ``offset`` and on of ``numel``; what went
+    wrong.
+    """
     for step in range(_STEPS):
         gradient = torch.cos(torch.linspace(step, step + 5.0, numel)) * (step + 1)
-        for p, piece in zip(parameters, gradient.split([p.numel() for p in parameters]), strict=True):
-            p.grad = piece.clone().view(p.shape)
+        parameter.grad = gradient[offset : offset + parameter.numel()].clone().view(parameter.shape)
         try:
             optimizer.step()
         except Exception as error:

@@ -23,32 +23,50 @@ class Reducer:
 
     def __init__(self, units: list[FlatUnit], stage: Stage, gauge: Gauge, trace: Trace, in_flight: int):
         self.units, self.stage, self.gauge, self.trace, self.in_flight = units, stage, gauge, trace, in_flight
+        self.order = units
+        self.order_is_agreed = False
+        self.completed: list[FlatUnit] = []
         self.syncing = True
         self.unreduced = True
         self.missing: dict[FlatUnit, set[Span]] = {}
         self._waiting: deque[FlatUnit] = deque()
         self._under_way: deque[tuple[FlatUnit, Work]] = deque()
 
+    def adopt(self, first: list[FlatUnit]) -> None:
+        """Reduce in this order from now on, the same on every rank; units it leaves out follow in the old
+        one.
+        """
+        self.order = first + [unit for unit in self.order if unit not in first]
+        self.order_is_agreed = True
+
     def expect(self) -> None:
         """A backward pass begins: note which gradients it owes."""
+        self.completed = []
         for unit in self.units:
-            unit.grads.lift_markers()
+            unit.grads.notice_cleared()
             self.missing[unit] = {span for span in unit.spans if span.parameter.requires_grad}
-        self._waiting = deque(reversed(self.units))
+        self._waiting = deque(self.order)
 
-    def collect(self, unit: FlatUnit, span: Span) -> bool:
-        """Take one parameter's gradient; whether it was the last of its unit.
+    def make_room(self, unit: FlatUnit, span: Span) -> None:
+        """A gradient is about to be stored.
 
-        Raises: RuntimeError where a gradient comes twice, because the first was on its way already.
+        Raises: RuntimeError where it is the second in one backward pass, because the first may be on its way
+        already.
         """
         if span not in self.missing[unit]:
             raise RuntimeError(
-                f"{span.name} received a second gradient in one backward pass, after its unit was closed. "
-                "Reentrant activation checkpointing does that: pass use_reentrant=False to checkpoint()"
+                f"{span.name} receives a second gradient in one backward pass, after its unit may have been "
+                "reduced. Reentrant checkpointing does that: pass use_reentrant=False to checkpoint()"
             )
+        unit.grads.make_room(span)
+
+    def collect(self, unit: FlatUnit, span: Span) -> bool:
+        """Take one parameter's gradient; whether it was the last of its unit."""
         unit.grads.collect(span)
         self.gauge.note(unit, self.trace.phase)
         self.missing[unit].discard(span)
+        if not self.missing[unit]:
+            self.completed.append(unit)
         return not self.missing[unit]
 
     def reduce_complete(self) -> None:
@@ -73,18 +91,17 @@ class Reducer:
         for unit in self.units:
             unit.grads.notice_cleared()
         if self.unreduced:
-            self._reduce_all(deque(reversed(self.units)))
+            self._reduce_all(deque(self.order))
             self.settle()
 
     def settle(self) -> None:
-        """Wait for the reductions under way, and leave markers where the gradients were."""
+        """Wait for the reductions under way."""
         while self._under_way:
             self._keep_oldest()
-        for unit in self.units:
-            unit.grads.place_markers()
 
     def clear(self, set_to_none: bool) -> None:
-        """Forget every gradient, or set it to zero."""
+        """Forget every gradient, or set it to zero, once none is under way."""
+        self.settle()
         for unit in self.units:
             unit.grads.clear() if set_to_none else unit.grads.zero()
             self.gauge.note(unit, self.trace.phase)

@@ -45,7 +45,7 @@ def choose(name: str, value, choices: dict):
     return choices[value]
 
 
-def parameter_groups(model: nn.Module, params: Iterable | None) -> list[dict]:
+def parameter_groups(model: nn.Module, params: Iterable | None, may_be_empty: bool = False) -> list[dict]:
     """The parameter groups in one form: dicts with a list of the model's parameters.
 
     Accepts what torch's optimizers accept: parameters, (name, parameter) pairs, or dicts of either with their
@@ -68,7 +68,7 @@ def parameter_groups(model: nn.Module, params: Iterable | None) -> list[dict]:
                 f"params holds a tensor of shape {tuple(parameter.shape)} that is not a parameter of the "
                 f"{type(model).__name__} given: take them from model.parameters() of that very model"
             )
-    if not any(group["params"] for group in groups):
+    if not may_be_empty and not any(group["params"] for group in groups):
         raise ValueError(
             "params is empty: pass some of model.parameters(), or leave it out to train all of them"
         )
@@ -95,10 +95,26 @@ def signature(
         for scope in scopes
         for name, p in scope.parameters
     ]
-    keywords = [
-        f"{key}={value}" for key, value in sorted(defaults.items()) if not isinstance(value, torch.Tensor)
-    ]
     return [
-        f"{stage.__name__} in {precision} with {optimizer_class.__name__}({', '.join(keywords)})",
+        f"{stage.__name__} in {precision} with {optimizer_class.__name__}({_keywords(defaults)})",
         *parameters,
     ]
+
+
+def group_signature(model: nn.Module, groups: list[dict]) -> list[str]:
+    """The parameter groups, a line each, to be held against the other ranks'."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return [
+        f"group {index} with {_keywords(group)} of {', '.join(names[id(p)] for p in group['params'])}"
+        for index, group in enumerate(groups)
+    ]
+
+
+def _keywords(keywords: dict) -> str:
+    """Hyperparameters as text; tensors and the parameters themselves are left out."""
+    plain = {
+        key: value
+        for key, value in keywords.items()
+        if key != "params" and not isinstance(value, torch.Tensor)
+    }
+    return ", ".join(f"{key}={value}" for key, value in sorted(plain.items())) or "no options"

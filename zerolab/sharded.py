@@ -14,12 +14,12 @@ import torch
 from torch import nn
 
 _ATTRIBUTES = {
-    "shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_leaf", "grad", "grad_fn", "is_cuda",
-    "is_meta", "is_sparse", "_version", "_backward_hooks", "_post_accumulate_grad_hooks",
+    "shape", "dtype", "device", "layout", "ndim", "nbytes", "itemsize", "requires_grad", "is_leaf", "is_cuda",
+    "is_meta", "is_sparse", "grad", "grad_fn", "_version", "_backward_hooks", "_post_accumulate_grad_hooks",
 }  # fmt: skip
 _METHODS = {
-    "size", "numel", "nelement", "dim", "stride", "is_floating_point", "is_complex", "element_size",
-    "requires_grad_", "register_hook", "register_post_accumulate_grad_hook",
+    "size", "numel", "nelement", "dim", "element_size", "is_floating_point", "is_complex", "__len__",
+    "__format__", "requires_grad_", "register_hook", "register_post_accumulate_grad_hook",
 }  # fmt: skip
 
 

@@ -57,6 +57,8 @@ class FlatUnit:
         self.padded_numel = self.shard_numel * world_size
         self.world_size = world_size
         self.owned = slice(0, self.padded_numel)
+        absent = math.nan if self._lowered_dtype.is_floating_point else 0
+        self._absent = torch.full((), absent, dtype=self._lowered_dtype, device=self.device)
         self._versions: tuple[int, ...] = ()
         self._described: dict[tuple[int, int], tuple[str, ...]] = {}
         self.whole = True
@@ -74,6 +76,9 @@ class FlatUnit:
             view.copy_(span.parameter)
             span.parameter.data = view
         return flat
+
+    def _view(self, span: Span) -> torch.Tensor:
+        return self.flat[span.offset : span.stop].view(span.shape)
 
     def own(self, owned: slice) -> None:
         """Choose the range this rank updates; until it is detached, ``shard`` is a view of ``flat``.
@@ -109,14 +114,15 @@ class FlatUnit:
     def free(self) -> None:
         """Let the flat storage go and put `Sharded` in the parameters' place.
 
-        The version counters move on, so that a backward pass that would read the freed storage, because
-        nothing told the engine to refill it, ends in autograd's error and not in a crash. Memory: 4P bytes
-        less in fp32.
+        What goes around `Sharded`, in C++, reads NaN. The version counters move on, so that a backward pass
+        that would read the freed storage, because nothing told the engine to refill it, ends in autograd's
+        error and not in a crash. Memory: 4P bytes less in fp32.
         """
         parameters = [span.parameter for span in self.spans]
         self._versions = tuple(parameter._version for parameter in parameters)
         torch.autograd.graph.increment_version(parameters)
         for parameter in parameters:
+            parameter.data = self._absent.expand(parameter.shape)
             parameter.__class__ = Sharded
         self.flat.untyped_storage().resize_(0)
         self.whole = False
@@ -130,11 +136,21 @@ class FlatUnit:
         """After refill and gather: let the model use its parameters again, saved activations' references
         included.
         """
+        for span in self.spans:
+            span.parameter.__class__ = nn.Parameter
+            span.parameter.data = self._view(span)
         parameters = tuple(span.parameter for span in self.spans)
-        for parameter in parameters:
-            parameter.__class__ = nn.Parameter
         torch._C._autograd._unsafe_set_version_counter(parameters, self._versions)
         self.whole = True
+
+    def leave_storage(self) -> None:
+        """Where the flat storage is about to be freed, leave it to whoever took views of it, and go on with a
+        new one.
+        """
+        if self.whole and self.shard.untyped_storage()._cdata != self.flat.untyped_storage()._cdata:
+            self.flat = torch.empty_like(self.flat)
+            for span in self.spans:
+                span.parameter.data = self._view(span)
 
     def publish(self) -> None:
         """After the update: round the master's new values into the shard, where they are two."""
