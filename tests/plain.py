@@ -41,7 +41,7 @@ def passes(losses: Losses, model: nn.Module, step: int, rank: int) -> Iterator[N
 
 def train_plain(build: Callable[[], nn.Module], losses: Losses, world_size: int, steps: int = STEPS):
     """The parameters by name after training in this process alone, for ``world_size`` ranks."""
-    copies = [_built(build) for _ in range(world_size)]
+    copies = [built(build) for _ in range(world_size)]
     model = copies[0]
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], **DEFAULTS)
     for step in range(steps):
@@ -60,7 +60,7 @@ def train_plain(build: Callable[[], nn.Module], losses: Losses, world_size: int,
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
-def _built(build: Callable[[], nn.Module]) -> nn.Module:
+def built(build: Callable[[], nn.Module]) -> nn.Module:
     torch.manual_seed(0)
     return build()
 
@@ -82,7 +82,7 @@ def _sum(parts) -> Gradients:
 
 def train_sharded(build: Callable[[], nn.Module], losses: Losses, stage: int, steps: int = STEPS, **settings):
     """The parameters by name after training as one rank of the process group."""
-    model = _built(build)
+    model = built(build)
     optimizer = zerolab.ZeroOptimizer(model, torch.optim.AdamW, stage=stage, **settings, **DEFAULTS)
     for step in range(steps):
         for _ in passes(losses, model, step, dist.get_rank()):

@@ -47,9 +47,16 @@ def launch(
     check_arguments(fn, world_size, timeout)
     payload = pickle_payload(fn, args, kwargs)
     server = _forkclient.current()  # imports torch while this process does
-    job = {
+    job = make_job(world_size, choose_backend(backend, world_size))
+    with Launch(server, job, payload, timeout) as running:
+        return running.results()
+
+
+def make_job(world_size: int, backend: str) -> dict[str, Any]:
+    """What every rank has to know besides the call: its world, and the caller's as it is now."""
+    return {
         "world_size": int(world_size),
-        "backend": choose_backend(backend, world_size),
+        "backend": backend,
         "threads": threads_per_rank(world_size),
         "sys_path": list(sys.path),
         "argv": list(sys.argv),
@@ -57,8 +64,6 @@ def launch(
         "environ": dict(os.environ),
         "sources": cell_sources(),
     }
-    with Launch(server, job, payload, timeout) as running:
-        return running.results()
 
 
 def check_arguments(fn: Any, world_size: Any, timeout: Any) -> None:

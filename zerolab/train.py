@@ -91,7 +91,7 @@ def train(config: Config) -> list[float]:
 
 
 def save(config: Config, optimizer: ZeroOptimizer, losses: list[float]) -> None:
-    """Store all that `resume` needs. The losses tell the place in the data, as a batch follows from its step."""
+    """Store what `resume` needs. The losses tell the place in the data: a batch follows from its step."""
     settings = {name: getattr(config, name) for name in NUMBERS_DEPEND_ON}
     extra = {"settings": settings, "losses": losses, "random": torch.get_rng_state()}
     checkpoint.save(optimizer, config.save, extra)

@@ -149,7 +149,8 @@ print("an even share:      ", sum(sizes) / 4)
 
 # %%
 layer = nn.Sequential(nn.Linear(6, 20), nn.Linear(20, 4))
-explore(partial(figures.partition_map, layer=layer), height=3.4, ranks=choice(range(1, 9), 4))
+ranks = choice(range(1, 9), 4)
+explore(partial(figures.partition_map, layer=layer), height=3.4, ranks=ranks)
 
 # %% [markdown]
 # The padding inside starts each parameter on a 64-byte boundary, as PyTorch's own allocations do, and the
