@@ -10,6 +10,7 @@ import torch
 from zerolab.precision import reduces_to_mean
 from zerolab.sharded import ReducedGradient
 from zerolab.span import Span
+from zerolab.storages import storage_bytes
 
 
 class FlatGrads:
@@ -19,6 +20,7 @@ class FlatGrads:
         local: [P] this rank's own gradients on their way to the reduction, or None.
         reduced: [S] the gradients of the owned range, summed over micro-batches and ranks, or None.
         averaged: whether ``reduced`` is divided by N: later in fp32, from the start in 16 bits.
+        crest_bytes: what gradients took while the last sum was taken over, its old and new buffers together.
         filled: the spans with a gradient in ``local``.
         used: the spans with a gradient anywhere since they were last cleared.
     """
@@ -32,6 +34,7 @@ class FlatGrads:
         self.local: torch.Tensor | None = None
         self.reduced: torch.Tensor | None = None
         self.averaged = False
+        self.crest_bytes = 0
         self.filled: set[Span] = set()
         self.used: set[Span] = set()
         self._markers: dict[Span, ReducedGradient] = {}
@@ -86,6 +89,7 @@ class FlatGrads:
     def keep(self, reduced: torch.Tensor) -> None:
         """Take the reduced gradients of ``owned``, on top of those of earlier micro-batches."""
         mean = reduces_to_mean(self.dtype)
+        self.crest_bytes = storage_bytes((self.local, reduced, self.reduced))
         if self.reduced is not None:
             reduced += self.reduced * self.world_size if self.averaged and not mean else self.reduced
         self.reduced, self.averaged = reduced, mean

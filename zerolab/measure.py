@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from zerolab.storages import storage_bytes
 from zerolab.unit import FlatUnit
 
 
@@ -43,16 +44,6 @@ class MeasuredStates:
         return states + self.padding_bytes + self.uneven_bytes + self.counters_bytes
 
 
-def storage_bytes(tensors: Iterable[torch.Tensor | None]) -> int:
-    """The bytes of the distinct storages behind the tensors; views of one storage count once."""
-    sizes = {}
-    for tensor in tensors:
-        if tensor is not None:
-            storage = tensor.untyped_storage()
-            sizes[storage._cdata] = storage.nbytes()
-    return sum(sizes.values())
-
-
 class Gauge:
     """The high-water mark of what the units hold, kept up to date at each verb, so that peaks between two
     looks are seen.
@@ -60,25 +51,29 @@ class Gauge:
 
     def __init__(self, units: Iterable[FlatUnit]):
         self.optimizer_bytes = 0
+        self.scratch_bytes = 0
         self._held = {unit: _unit_bytes(unit) for unit in units}
         self._total = sum(self._held.values())
         self.peak_bytes = self._total
         self.peak_by_phase: dict[str, int] = {}
 
-    def note(self, unit: FlatUnit, phase: str, scratch_bytes: int = 0) -> None:
-        """Take down what ``unit`` holds now, with the scratch of the messages in flight on top."""
+    def note(self, unit: FlatUnit, phase: str, passing_bytes: int = 0) -> None:
+        """Take down what ``unit`` holds now, and ``passing_bytes`` more that it held for a moment just before.
+
+        The optimizer's state and the scratch of messages in flight, as last set, come on top.
+        """
         held = _unit_bytes(unit)
         self._total += held - self._held[unit]
         self._held[unit] = held
-        self._mark(phase, scratch_bytes)
+        self._mark(phase, passing_bytes)
 
     def note_optimizer(self, optimizer_bytes: int, phase: str) -> None:
         """Take down what the optimizer's state has grown to."""
         self.optimizer_bytes = optimizer_bytes
         self._mark(phase)
 
-    def _mark(self, phase: str, scratch_bytes: int = 0) -> None:
-        now = self._total + self.optimizer_bytes + scratch_bytes
+    def _mark(self, phase: str, passing_bytes: int = 0) -> None:
+        now = self._total + self.optimizer_bytes + self.scratch_bytes + passing_bytes
         self.peak_bytes = max(self.peak_bytes, now)
         self.peak_by_phase[phase] = max(self.peak_by_phase.get(phase, 0), now)
 

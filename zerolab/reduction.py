@@ -6,6 +6,7 @@ from zerolab.collectives import Work
 from zerolab.measure import Gauge
 from zerolab.span import Span
 from zerolab.stages.base import Stage
+from zerolab.storages import storage_bytes
 from zerolab.trace import Trace
 from zerolab.unit import FlatUnit
 
@@ -115,8 +116,7 @@ class Reducer:
     def _reduce(self, unit: FlatUnit) -> None:
         unit.grads.fill_gaps()
         self._under_way.append((unit, self.stage.reduce_grads(unit)))
-        scratch_bytes = sum(work.scratch_bytes for _, work in self._under_way)
-        self.gauge.note(unit, self.trace.phase, scratch_bytes)
+        self._note(unit)
         while len(self._under_way) > self.in_flight:
             self._keep_oldest()
 
@@ -124,4 +124,9 @@ class Reducer:
         unit, work = self._under_way.popleft()
         work.wait()
         self.stage.after_reduce(unit)
-        self.gauge.note(unit, self.trace.phase)
+        moved_bytes = unit.grads.crest_bytes - storage_bytes((unit.grads.local, unit.grads.reduced))
+        self._note(unit, moved_bytes)
+
+    def _note(self, unit: FlatUnit, passing_bytes: int = 0) -> None:
+        self.gauge.scratch_bytes = sum(work.scratch_bytes for _, work in self._under_way)
+        self.gauge.note(unit, self.trace.phase, passing_bytes)
