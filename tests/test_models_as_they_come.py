@@ -2,13 +2,20 @@
 
 import functools
 import importlib
+import sys
 
+import cloudpickle
 import plain
 import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+from unprepared import Net
 
 import zerolab
 
-GROUPS = ("outputs", "sharing", "containers", "stock", "frozen", "passes", "flow")
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares the ranks the import of pytest
+
+GROUPS = ("outputs", "sharing", "containers", "stock", "frozen", "passes", "flow", "odd")
 CASES = {group: importlib.import_module(f"unprepared.{group}").case.named for group in GROUPS}
 NAMES = [(group, name) for group in GROUPS for name in CASES[group]]
 SETTINGS = (
@@ -35,3 +42,89 @@ def one_thread(monkeypatch):
 def test_bits_of_plain_training(group: str, name: str, setting: int):
     for by_case in outcomes(group, setting):
         assert by_case[name] == {stage: [] for stage in SETTINGS[setting][1]}
+
+
+def train(stage: int, loop) -> dict[str, torch.Tensor] | str:
+    """The parameters after a loop of the user's own; or what was refused."""
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=stage, lr=0.1)
+    try:
+        for step in range(3):
+            loop(model, optimizer, plain.micro_batch(step, optimizer.rank))
+            optimizer.zero_grad()
+    except RuntimeError as error:
+        return str(error)
+    return plain.whole(model, optimizer)
+
+
+def step_with_a_closure(model, optimizer, x) -> None:
+    def closure():
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss
+
+    assert optimizer.step(closure) > 0
+
+
+def clamp_the_weights(model, optimizer, x) -> None:
+    model(x).square().mean().backward()
+    optimizer.step()
+    with torch.no_grad(), optimizer.full_params():
+        for p in model.parameters():
+            p.clamp_(-0.1, 0.1)
+
+
+def keep_the_graph_of_the_gradients(model, optimizer, x) -> None:
+    model(x).square().mean().backward(create_graph=True)
+    optimizer.step()
+
+
+def checkpoint_reentrantly(model, optimizer, x) -> None:
+    x = model.before(x)
+    for block in model.blocks:
+        x = checkpoint(block, x, use_reentrant=True)
+    model.after(x).square().mean().backward()
+    optimizer.step()
+
+
+def checkpoint_one_block_twice_reentrantly(model, optimizer, x) -> None:
+    x = model.before(x)
+    for block in [*model.blocks, *model.blocks]:
+        x = checkpoint(block, x, use_reentrant=True)
+    model.after(x).square().mean().backward()
+    optimizer.step()
+
+
+LOOPS = (
+    step_with_a_closure,
+    clamp_the_weights,
+    keep_the_graph_of_the_gradients,
+    checkpoint_reentrantly,
+    checkpoint_one_block_twice_reentrantly,
+)
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")
+@pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__.replace("_", " "))
+def test_loops_of_the_users_own_are_the_same_at_every_stage(loop):
+    for expected, *others in zerolab.launch(
+        lambda: [train(stage, loop) for stage in range(4)], 2, timeout=60
+    ):
+        for found in others:
+            if isinstance(expected, str):
+                assert "use_reentrant=False" in expected and "use_reentrant=False" in found
+            else:
+                assert plain.differing(found, expected) == []
+
+
+def test_weights_tied_through_their_data_are_refused_because_they_would_come_apart():
+    def build() -> None:
+        model = Net()
+        model.blocks[1].first.weight.data = model.blocks[0].first.weight.data
+        zerolab.ZeroOptimizer(model, torch.optim.SGD, lr=0.1)
+
+    with pytest.raises(zerolab.WorkerError, match=r"blocks\.[01]\.first\.weight") as caught:
+        zerolab.launch(build, 1, timeout=60)
+    assert isinstance(caught.value.__cause__, ValueError)

@@ -3,13 +3,13 @@
 import pytest
 import torch
 from torch import nn
-from unprepared import Block, Net, containers, flow, frozen, outputs, passes, sharing, stock
+from unprepared import Block, Net, containers, flow, frozen, odd, outputs, passes, sharing, stock
 
 from zerolab.scopes import find_scopes, tensors_in
 
 EVERY = {
     name: make
-    for module in (containers, flow, frozen, outputs, passes, sharing, stock)
+    for module in (containers, flow, frozen, odd, outputs, passes, sharing, stock)
     for name, make in module.case.named.items()
 }
 

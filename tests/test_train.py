@@ -79,9 +79,17 @@ def test_torchrun_runs_the_same_program():
 # --- the loop ---
 
 
-def run_short(config: train.Config) -> list[float]:
-    """On a rank: the loop, with less to do after it."""
+def run_short(config: train.Config, ends_at: int | None = None) -> list[float]:
+    """On a rank: the loop, with less to do after it, or no power after so many steps."""
     train.SAMPLE_NUMEL, train.EVALUATION_BATCHES = 4, 1
+    step = progress.Progress.step
+
+    def step_or_end(self, *arguments) -> None:
+        step(self, *arguments)
+        if len(self.losses) + len(self.pending) == ends_at:
+            raise RuntimeError("out of power")
+
+    progress.Progress.step = step_or_end
     return train.train(config)
 
 
@@ -117,6 +125,47 @@ def test_every_optimizer_offered_trains(name):
     assert len(losses) == 3
 
 
+# --- going on ---
+
+
+def test_a_run_resumed_prints_and_returns_what_one_that_never_stopped_does(tmp_path):
+    """Cut in the middle of an epoch, and gone on with at the same size and another stage."""
+    whole = replace(train.RECIPES["gpt-tiny"], stage=2, epochs=2, steps=4, batch=2)
+    expected, _ = zerolab.launch(run_short, 2, whole)
+    cut = replace(whole, save=tmp_path, save_every=3)
+    with pytest.raises(zerolab.WorkerError, match="out of power"):
+        zerolab.launch(run_short, 2, cut, 5)
+    resumed, _ = zerolab.launch(run_short, 2, replace(whole, stage=3, resume=tmp_path, save=tmp_path))
+    assert resumed == expected and len(expected) == 8
+    assert sorted(os.listdir(tmp_path)) == ["LATEST", "generation-000001", "generation-000002"]
+
+
+def test_a_run_resumed_at_another_size_has_its_own_batches_from_there_on(tmp_path):
+    config = replace(train.RECIPES["logistic"], epochs=2, steps=3, batch=8)
+    whole, _ = zerolab.launch(run_short, 2, config)
+    zerolab.launch(run_short, 2, replace(config, epochs=1, save=tmp_path))
+    resumed, *_ = zerolab.launch(run_short, 3, replace(config, resume=tmp_path))
+    assert resumed[:3] == whole[:3] and len(resumed) == 6
+    assert resumed[3] != whole[3]
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        ("--epochs 2 --batch 4", "--batch is 4, but the run in .* was saved with 8"),
+        ("--epochs 2 --lr 0.1", "--lr is 0.1, but the run in .* was saved with 0.05"),
+        ("--epochs 2 --optimizer adam", "the checkpoint is of SGD and the optimizer is Adam"),
+        ("--epochs 1", "has 3 steps done of 3: train it for more --epochs"),
+    ],
+)
+def test_a_run_that_would_not_be_the_same_is_not_resumed(flags, complaint, tmp_path, capsys):
+    config = replace(train.RECIPES["logistic"], epochs=1, steps=3, batch=8, save=tmp_path)
+    zerolab.launch(run_short, 1, config)
+    same = f"train --model logistic --world-size 1 --steps 3 --batch 8 --resume {tmp_path}"
+    assert main([*same.split(), *flags.split()]) == 1
+    assert re.search(complaint, capsys.readouterr().err)
+
+
 # --- bad input ---
 
 
@@ -143,6 +192,11 @@ def test_every_optimizer_offered_trains(name):
         (f"--trace {__file__}/trace.txt", r"--trace: .* must be a file in a directory that exists"),
         ("--trace /dev/null", r"--trace: '/dev/null' must be a file in a directory that exists"),
         ("--trace .", r"--trace: '.' must be a file in a directory that exists"),
+        ("--save no/such/folder", r"--save: 'no/such/folder' must be a folder that can be written"),
+        (f"--save {__file__}", r"--save: .* must be a folder that can be written"),
+        ("--save-every 0", r"--save-every: '0' must be of type int, from 1 to"),
+        ("--resume no/such/folder", r"--resume: no checkpoint in .*no/such/folder"),
+        (f"--resume {__file__}", r"--resume: no checkpoint in"),
     ],
 )
 def test_a_bad_flag_is_named_with_its_bound_before_anything_starts(flags, complaint, capsys, monkeypatch):
