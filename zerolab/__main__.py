@@ -1,7 +1,8 @@
 """The command line: ``python -m zerolab COMMAND``.
 
-Each command lives in the module that does the work, as ``add_arguments(parser)`` and ``run(args) -> exit code``;
-that module is imported only when its command is asked for, so ``plan`` answers without loading torch.
+Each command lives in the module that does the work, as ``add_arguments(parser)`` and ``run(args)``, which
+returns the exit code; that module is imported only when its command is asked for, so ``plan`` answers
+without loading torch.
 """
 
 import argparse

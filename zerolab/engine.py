@@ -74,15 +74,14 @@ class Engine:
         model.register_forward_pre_hook(Hook(self._begin_forward), prepend=True)  # the last: to run first
 
     def _install(self, scope: Scope) -> None:
-        """Hang the hooks of one scope: at its parameters' gradients, and at its doors if its parameters come
-        and go.
-        """
+        """Hang the hooks of one scope: at its doors, and at its parameters' gradients."""
         if not all(unit.whole for unit in scope.units):
+            enter, leave = Hook(partial(self._enter, scope)), Hook(partial(self._leave, scope))
             for door in scope.doors:
-                door.register_forward_pre_hook(
-                    Hook(partial(self._enter, scope)), prepend=True, with_kwargs=True
-                )
-                door.register_forward_hook(Hook(partial(self._leave, scope)), always_call=True)
+                door.register_forward_pre_hook(enter, prepend=True, with_kwargs=True)
+                door.register_forward_hook(leave, always_call=True)
+        for door in scope.doors:
+            door.register_forward_pre_hook(Hook(self._notice_broken_backward), prepend=True)
         for unit in (unit for unit in scope.units if unit.trainable):
             for span in unit.spans:
                 span.parameter.register_hook(partial(self._make_room, unit, span))
@@ -90,11 +89,14 @@ class Engine:
 
     # Forward.
 
+    def _notice_broken_backward(self, module: nn.Module, args: tuple) -> None:
+        """A module is called. A backward pass that is still open then was broken off by an exception."""
+        if self.in_backward and not _inside_backward():
+            self._abandon_backward()
+
     def _begin_forward(self, model: nn.Module, args: tuple) -> None:
-        """The model is called. A backward pass that is still open then was broken off by an exception."""
+        """The whole model is called: the order of its scopes begins anew."""
         if not _inside_backward():
-            if self.in_backward:
-                self._abandon_backward()
             self.gatherer.rewind()
 
     def _enter(self, scope: Scope, module: nn.Module, args: tuple, kwargs: dict) -> None:

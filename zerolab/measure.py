@@ -58,7 +58,8 @@ class Gauge:
         self.peak_by_phase: dict[str, int] = {}
 
     def note(self, unit: FlatUnit, phase: str, passing_bytes: int = 0) -> None:
-        """Take down what ``unit`` holds now, and ``passing_bytes`` more that it held for a moment just before.
+        """Take down what ``unit`` holds now, and ``passing_bytes`` more that it held for a moment just
+        before.
 
         The optimizer's state and the scratch of messages in flight, as last set, come on top.
         """

@@ -61,7 +61,8 @@ def rehearse(
             arguments = _tokens() if inputs is None else inputs()
         psi = sum(parameter.numel() for parameter in model.parameters())
         optimizer = ZeroOptimizer(model, optimizer_class, stage=stage, precision=precision, **defaults)
-        # The first step allocates the optimizer's state and learns the order to prefetch in; the second has both.
+        # The first step allocates the optimizer's state and learns the order to prefetch in; the second has
+        # both.
         for _ in range(2):
             optimizer.zero_grad()
             _loss(model, arguments).backward()

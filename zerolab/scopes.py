@@ -137,4 +137,10 @@ def _children(node) -> list:
         return list(node)
     if is_dataclass(node) and not isinstance(node, type):
         return [getattr(node, each.name) for each in fields(node)]
-    return list(vars(node).values()) if hasattr(node, "__dict__") and not callable(node) else []
+    if callable(node):
+        return []
+    slots = {name for kind in type(node).__mro__ for name in getattr(kind, "__slots__", ())}
+    held = {name: getattr(node, name) for name in slots if hasattr(node, name)} | getattr(
+        node, "__dict__", {}
+    )
+    return list(held.values())

@@ -2,6 +2,7 @@
 out.
 """
 
+import itertools
 import weakref
 from collections.abc import Iterable
 
@@ -25,6 +26,7 @@ def check_settings(model: nn.Module, prefetch: int, reduces_in_flight: int) -> N
             raise ValueError(
                 f"{name} is {value!r}: pass a whole number, 0 to wait for each collective or more to overlap"
             )
+    _refuse_shared_memory(model)
     trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     if not trainable:
         raise ValueError(
@@ -35,6 +37,21 @@ def check_settings(model: nn.Module, prefetch: int, reduces_in_flight: int) -> N
         if parameter.dtype != torch.float32:
             raise ValueError(
                 f"parameter {name} is {parameter.dtype} and precision is 'fp32': call model.float() first"
+            )
+
+
+def _refuse_shared_memory(model: nn.Module) -> None:
+    """Refuse two parameters on the same memory: each would get its own place, and the tie be lost."""
+    places = sorted(
+        (p.device.type, p.data_ptr(), p.data_ptr() + p.nbytes, name)
+        for name, p in model.named_parameters()
+        if p.numel() and not p.is_meta
+    )
+    for (device, _, stop, name), (next_device, start, _, next_name) in itertools.pairwise(places):
+        if device == next_device and start < stop:
+            raise ValueError(
+                f"parameters {name} and {next_name} share memory, as after {next_name}.data = {name}.data: tie "
+                "them by using one Parameter in both places"
             )
 
 

@@ -60,6 +60,7 @@ class FlatUnit:
         absent = math.nan if self._lowered_dtype.is_floating_point else 0
         self._absent = torch.full((), absent, dtype=self._lowered_dtype, device=self.device)
         self._versions: tuple[int, ...] = ()
+        self._classes: list[type[nn.Parameter]] = []
         self._described: dict[tuple[int, int], tuple[str, ...]] = {}
         self.whole = True
         self.flat = self._adopt()
@@ -120,6 +121,7 @@ class FlatUnit:
         """
         parameters = [span.parameter for span in self.spans]
         self._versions = tuple(parameter._version for parameter in parameters)
+        self._classes = [type(parameter) for parameter in parameters]
         torch.autograd.graph.increment_version(parameters)
         for parameter in parameters:
             parameter.data = self._absent.expand(parameter.shape)
@@ -136,8 +138,8 @@ class FlatUnit:
         """After refill and gather: let the model use its parameters again, saved activations' references
         included.
         """
-        for span in self.spans:
-            span.parameter.__class__ = nn.Parameter
+        for span, own_class in zip(self.spans, self._classes, strict=True):
+            span.parameter.__class__ = own_class
             span.parameter.data = self._view(span)
         parameters = tuple(span.parameter for span in self.spans)
         torch._C._autograd._unsafe_set_version_counter(parameters, self._versions)
