@@ -50,8 +50,8 @@ def _refuse_shared_memory(model: nn.Module) -> None:
     for (device, _, stop, name), (next_device, start, _, next_name) in itertools.pairwise(places):
         if device == next_device and start < stop:
             raise ValueError(
-                f"parameters {name} and {next_name} share memory, as after {next_name}.data = {name}.data: tie "
-                "them by using one Parameter in both places"
+                f"parameters {name} and {next_name} share memory, as after {next_name}.data = {name}.data: "
+                "tie them by using one Parameter in both places"
             )
 
 
