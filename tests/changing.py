@@ -45,7 +45,7 @@ class Part:
     world_size: int
     stage: int
     precision: str = "fp32"
-    joined_units: bool = False  # one unit for all blocks instead of one each
+    fewer_units: bool = False  # the middle block in the root unit
 
 
 def groups_of(model: nn.Module) -> list[dict]:
@@ -69,7 +69,7 @@ def optimizer_of(part: Part, name: str, defaults: dict, seed: int = 17) -> zerol
         getattr(torch.optim, name),
         part.stage,
         groups_of(model),
-        [model.blocks[0], model.blocks[1], model.blocks[2]][:: 2 if part.joined_units else 1],
+        list(model.blocks)[:: 2 if part.fewer_units else 1],
         part.precision,
         **defaults,
     )

@@ -9,7 +9,7 @@ its state. Each rank writes its 1/N of every unit, and reads whatever it owns at
 is never stored.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,15 +79,8 @@ def load(optimizer: ZeroOptimizer, path: str | Path) -> Any:
     optimizer.zero_grad()
     optimizer.engine.gatherer.reshard(optimizer.units)
     states = [_empty_state(each, manifest, optimizer) for each in optimizer.slices]
-    found = {}
-
-    def fill() -> None:
-        wanted = (piece for _, _, piece in _held(optimizer, states))
-        found.update(pieces.read(folder, wanted, [own_extra], comm.control))
-        for unit in optimizer.engine.trainable:
-            unit.publish()
-
-    _replace(optimizer, fill)
+    wanted = (piece for _, _, piece in _held(optimizer, states))
+    found = _replace(optimizer, lambda: pieces.read(folder, wanted, [own_extra], comm.control))
     _adopt(optimizer, manifest, states)
     return found[own_extra]
 
@@ -139,14 +132,21 @@ def _empty_state(each: Slice, manifest: dict, optimizer: ZeroOptimizer) -> dict:
 
 
 @torch.no_grad()
-def _replace(optimizer: ZeroOptimizer, fill) -> None:
-    """Write new parameters with ``fill``, and share them as the stage shares an update."""
-    trace = optimizer.trace
-    trace.phase = "load"
+def _replace(optimizer: ZeroOptimizer, read: Callable[[], dict]) -> dict:
+    """Overwrite what this rank owns by calling ``read``, and share it as the stage shares an update."""
+    found: dict = {}
+
+    def fill() -> None:
+        found.update(read())
+        for unit in optimizer.engine.trainable:
+            unit.publish()
+
+    optimizer.trace.phase = "load"
     optimizer.stage.update(optimizer.units, fill)
     for unit in optimizer.units:
         unit.mark_updated()
-    trace.next_step()
+    optimizer.trace.next_step()
+    return found
 
 
 def _adopt(optimizer: ZeroOptimizer, manifest: dict, states: list[dict]) -> None:

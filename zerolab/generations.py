@@ -7,6 +7,7 @@ A new generation is written beside the old ones and then committed by replacing 
 does at once or not at all. Whenever a process is killed, LATEST names a generation that is whole and on disk.
 """
 
+import errno
 import os
 import re
 import shutil
@@ -92,9 +93,15 @@ def _number(folder: Path) -> int:
 
 
 def _sync(folder: Path) -> None:
-    """Have the file system put the folder's list of files on disk, as fsync does for a file's contents."""
+    """Have the file system put the folder's list of files on disk, as fsync does for a file's contents.
+
+    Some network file systems know of no such thing.
+    """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
     finally:
         os.close(descriptor)

@@ -6,7 +6,7 @@ put together from the stored ones that overlap it: nobody ever holds the whole.
 
 A planner says which slices there are, a storage writer puts them on disk; both are torch's own points of
 extension, and its ordinary tools read the files. Beyond its documented interface this module, and no other,
-uses `_StorageInfo` and the ``prefix`` of a plan, as they are in torch 2.11 to 2.13.
+uses `_StorageInfo` and the ``prefix`` of a plan. Tried on torch 2.13.0.
 """
 
 import io

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, RMSprop
 
-from zerolab import checkpoint, data, generations, models
+from zerolab import data, generations, models
 from zerolab.launcher import WorkerError, init_process_group, launch
 from zerolab.optimizer import STAGES, ZeroOptimizer
 from zerolab.progress import Progress, mean_over_ranks, write_trace
@@ -63,11 +63,7 @@ def train(config: Config) -> list[float]:
     model = models.make(config.model).to(device)
     context = model.context if isinstance(model, models.GPT) else None
     training, held_out = data.training_and_held_out(context, config.batch, config.seed)
-    optimizer_class = OPTIMIZERS[config.optimizer]
-    extra = {"momentum": 0.9} if optimizer_class is SGD else {}
-    optimizer = ZeroOptimizer(
-        model, optimizer_class, stage=config.stage, prefetch=config.prefetch, lr=config.lr, **extra
-    )
+    optimizer = shard(model, config)
     done = resume(config, optimizer) if config.resume else []
     progress = Progress(config.epochs, config.steps, optimizer, done)
     for step in range(len(done), progress.total):
@@ -90,8 +86,17 @@ def train(config: Config) -> list[float]:
     return progress.losses
 
 
+def shard(model: nn.Module, config: Config) -> ZeroOptimizer:
+    """The optimizer of the settings, sharded by their stage."""
+    kind = OPTIMIZERS[config.optimizer]
+    extra = {"momentum": 0.9} if kind is SGD else {}
+    return ZeroOptimizer(model, kind, stage=config.stage, prefetch=config.prefetch, lr=config.lr, **extra)
+
+
 def save(config: Config, optimizer: ZeroOptimizer, losses: list[float]) -> None:
     """Store what `resume` needs. The losses tell the place in the data: a batch follows from its step."""
+    from zerolab import checkpoint  # not above: torch.distributed.checkpoint takes each rank a second
+
     settings = {name: getattr(config, name) for name in NUMBERS_DEPEND_ON}
     extra = {"settings": settings, "losses": losses, "random": torch.get_rng_state()}
     checkpoint.save(optimizer, config.save, extra)
@@ -102,6 +107,8 @@ def resume(config: Config, optimizer: ZeroOptimizer) -> list[float]:
 
     Raises: ValueError where its settings would lead to other numbers, or where nothing is left to do.
     """
+    from zerolab import checkpoint
+
     extra = checkpoint.load(optimizer, config.resume)
     for name, before in extra["settings"].items():
         now = getattr(config, name)
