@@ -40,13 +40,15 @@ def save_numbers(folder: Path, numbers: range, **options) -> None:
 
 
 def load_numbers(folders: list[Path]) -> list[tuple[int, set[float], list[str]]]:
-    """On a rank: what each folder loads, and what is in it after one save more."""
+    """On a rank: what each folder loads, and what is in it after one save more; all of that loads too."""
     optimizer, found = build(), []
     for folder in folders:
         extra = zerolab.load(optimizer, folder)
         values = filled_with(optimizer)
         zerolab.save(optimizer, folder)
         found.append((extra, values, sorted(os.listdir(folder))))
+        for generation in folder.glob("generation-*"):
+            zerolab.load(optimizer, generation)
     return found
 
 

@@ -169,6 +169,13 @@ def test_a_scheduler_goes_on_through_extra(tmp_path: Path):
     assert first + second == expected
 
 
+def break_off_backward(optimizer: zerolab.ZeroOptimizer) -> None:
+    handle = optimizer.model.first.weight.register_hook(lambda gradient: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        optimizer.model(changing.micro_batch(5, 0)).backward()
+    handle.remove()
+
+
 def roll_back(folder: Path) -> tuple[bool, bool]:
     """Load into a run that went on: with its state, its gradients and, at stage 3, a root that is whole."""
     optimizer = changing.optimizer_of(Part(2, 3), "Adam", {"lr": 0.01})
@@ -176,6 +183,10 @@ def roll_back(folder: Path) -> tuple[bool, bool]:
     zerolab.save(optimizer, folder)
     before = changing.held(optimizer)
     changing.train(optimizer, 5)
+    break_off_backward(optimizer)
+    with pytest.raises(RuntimeError, match=r"load in the middle of .* call optimizer.zero_grad\(\) first"):
+        zerolab.load(optimizer, folder)
+    optimizer.zero_grad()
     optimizer.model(changing.micro_batch(6, 0)).backward()
     optimizer.model(changing.micro_batch(7, 0))  # never taken backward
     zerolab.load(optimizer, folder)

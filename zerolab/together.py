@@ -39,6 +39,6 @@ def require_between_steps(optimizer: ZeroOptimizer, action: str) -> None:
         raise RuntimeError(f"{action} inside full_params(): leave the with block before that")
     if engine.in_backward or any(scope.depth for scope in engine.scopes):
         raise RuntimeError(
-            f"{action} in the middle of a forward or backward pass: call it between steps. If an exception "
-            "broke a backward pass off, the next forward pass closes it"
+            f"{action} in the middle of a forward or backward pass: call it between steps, and after an "
+            "exception that broke a backward pass off call optimizer.zero_grad() first"
         )
