@@ -8,7 +8,7 @@
 collective is waited for where it is issued; the numbers are the same.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from zerolab.gather import Gatherer
+from zerolab.hook import Hook
 from zerolab.measure import Gauge
 from zerolab.reduction import Reducer
 from zerolab.scopes import Scope, tensors_in
@@ -23,22 +24,6 @@ from zerolab.span import Span
 from zerolab.stages.base import Stage
 from zerolab.trace import Trace
 from zerolab.unit import FlatUnit
-
-
-class Hook:
-    """A module hook that stays behind when its module is copied or pickled: the copy is plain again."""
-
-    def __init__(self, call: Callable | None = None):
-        self.call = call
-
-    def __call__(self, *args):
-        return None if self.call is None else self.call(*args)
-
-    def __deepcopy__(self, memo) -> "Hook":
-        return Hook()
-
-    def __reduce__(self):
-        return (Hook, ())
 
 
 class Engine:
@@ -254,11 +239,24 @@ class Engine:
             yield
         finally:
             self.gatherer.held -= 1
-            for unit in (unit for scope in self.scopes for unit in scope.units):
-                unit.write_back()
-                if not self.gatherer.held:
-                    unit.leave_storage()
-                    self.gatherer.reshard([unit])
+            lost = self._take_back() if not self.gatherer.held else []
+        if lost:
+            raise RuntimeError(
+                f"parameter {lost[0]} was given another tensor inside full_params(), as p.data = ... does, "
+                "and that is lost: write into it, as in p.copy_(...)"
+            )
+
+    def _take_back(self) -> list[str]:
+        """Keep what was written to the whole parameters, and reshard; the names of those that lie elsewhere
+        now.
+        """
+        lost = []
+        for unit in (unit for scope in self.scopes for unit in scope.units):
+            lost += [span.name for span in unit.spans if unit.lost(span)]
+            unit.write_back()
+            unit.leave_storage()
+            self.gatherer.reshard([unit])
+        return lost
 
 
 def _inside_backward() -> bool:

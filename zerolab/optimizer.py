@@ -18,13 +18,14 @@ from torch import nn
 from zerolab.agreement import agree_on, agree_on_order, agree_on_used
 from zerolab.clip import global_norm
 from zerolab.collectives import connect
-from zerolab.engine import Engine, Hook
+from zerolab.engine import Engine
+from zerolab.hook import Hook
 from zerolab.local import LocalUpdate, options_of
 from zerolab.measure import MeasuredStates, census, storage_bytes
 from zerolab.precision import PRECISIONS
 from zerolab.probe import state_bytes_per_parameter
 from zerolab.scopes import Scope, find_scopes
-from zerolab.seats import check_seats, take_seats
+from zerolab.seats import check_seats, guard_loading, take_seats
 from zerolab.settings import check_settings, choose, engaged, group_signature, parameter_groups, signature
 from zerolab.slices import Slice, disjoint_grads
 from zerolab.span import Span
@@ -83,12 +84,13 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self.stage = stage_class(self.comm)
         scopes = find_scopes(model, units)
         described = signature(scopes, stage_class, precision, optimizer_class, defaults)
-        described += group_signature(model, groups)
         agree_on(self.comm, "the model and its optimizer", described)
+        agree_on(self.comm, "the parameter groups", group_signature(model, groups))
         self.units: list[FlatUnit] = []
         for scope in scopes:
             self._lay_out(scope)
         self._seats = take_seats(model, self.units)
+        guard_loading(model, self._seats)
         self.local = LocalUpdate(optimizer_class, defaults)
         super().__init__(groups, {})
         self.defaults, self.state = self.local.optimizer.defaults, self.local.optimizer.state

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from zerolab.launcher import launch
+from zerolab.launcher import check_arguments, launch
 from zerolab.measure import MeasuredStates
 from zerolab.memory import ModelStates
 from zerolab.models import GPT
@@ -196,6 +196,8 @@ def run(args: Namespace) -> int:
         raise ValueError(f"--optimizer is {args.optimizer!r}: name a torch.optim class, as Adam or SGD")
     for stage in args.stage:
         choose("stage", stage, STAGES)
+    for world_size in args.world_size:
+        check_arguments(verify, world_size, None)
     cases = [(stage, world_size) for world_size in args.world_size for stage in args.stage]
     settings = {"optimizer_class": optimizer_class, "steps": args.steps, "precision": args.precision}
     return print_reports(verify(stage, world_size, **settings) for stage, world_size in cases)

@@ -5,10 +5,12 @@ After construction the parameters are views of flat buffers. ``model.to(...)``, 
 again.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 from torch import nn
 
+from zerolab.hook import Hook
 from zerolab.span import Span
 from zerolab.unit import FlatUnit
 
@@ -36,14 +38,26 @@ def take_seats(model: nn.Module, units: list[FlatUnit]) -> list[Seat]:
 def check_seats(seats: list[Seat]) -> None:
     """Raises: RuntimeError, naming the parameter, where another tensor or storage sits in its place."""
     for seat in seats:
-        parameter = seat.parameters.get(seat.key)
-        moved = parameter is not seat.span.parameter
-        if not moved and seat.unit.whole:
-            same_storage = parameter.untyped_storage()._cdata == seat.unit.flat.untyped_storage()._cdata
-            moved = not same_storage or parameter.storage_offset() != seat.span.offset
-        if moved:
+        if seat.parameters.get(seat.key) is not seat.span.parameter or seat.unit.lost(seat.span):
             raise RuntimeError(
-                f"{seat.span.name} was replaced after its ZeroOptimizer was built, as model.to(...), "
+                f"parameter {seat.span.name} was replaced after its ZeroOptimizer was built, as model.to(), "
                 "parameter.data = ... and load_state_dict(assign=True) do, and would never be updated: move "
                 "the model before building the optimizer, and write into parameters inside full_params()"
+            )
+
+
+def guard_loading(model: nn.Module, seats: list[Seat]) -> None:
+    """Have load_state_dict into parameters that are sharded away refused before it changes anything."""
+    for module in model.modules():
+        mine = [seat for seat in seats if seat.parameters is module._parameters]
+        if mine:
+            module.register_load_state_dict_pre_hook(Hook(partial(_refuse_loading, mine)))
+
+
+def _refuse_loading(seats: list[Seat], *_) -> None:
+    for seat in seats:
+        if not seat.unit.whole:
+            raise RuntimeError(
+                f"load_state_dict: parameter {seat.span.name} is sharded: load inside full_params(), as in "
+                "`with optimizer.full_params(): model.load_state_dict(...)`, on every rank"
             )

@@ -22,12 +22,14 @@ _METHODS = {
     "__format__", "requires_grad_", "register_hook", "register_post_accumulate_grad_hook",
 }  # fmt: skip
 
+_LAYOUT = {"stride", "is_contiguous"}
+
 
 def _describes(func) -> bool:
     """Whether a torch function only reads or sets what a tensor is, and never what it holds."""
     if func.__name__ in ("__get__", "__set__", "__delete__"):
         return func.__self__.__name__ in _ATTRIBUTES
-    return func.__name__ in _METHODS
+    return func.__name__ in _METHODS | _LAYOUT
 
 
 class Sharded(nn.Parameter):
@@ -38,6 +40,8 @@ class Sharded(nn.Parameter):
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func.__name__ in _LAYOUT:  # as it will be when it is whole: contiguous
+            args = (torch.empty(args[0].shape, device="meta"), *args[1:])
         return _describe_or_refuse(_PARAMETER_AWAY, func, args, kwargs)
 
     def __repr__(self) -> str:

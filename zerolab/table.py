@@ -5,15 +5,17 @@ predicted.
 from collections.abc import Iterable
 
 _COLUMNS = ("stage", "ranks", "", "bit-identical", "parameters", "gradients", "optimizer", "payload", "wire")
+_HEADING = "Bytes on rank 0 after a step (padding and step counters apart), and bytes it sent in that step.\n"
 _WIDTHS = (5, 5, 9, 13, 12, 12, 12, 12, 12)
 
 
 def print_reports(reports: Iterable) -> int:
     """Print the reports as they come, and a closing line; 0 if all hold, 1 if any does not."""
-    print("Bytes on rank 0 after a step (padding and step counters apart), and bytes it sent in that step.\n")
-    print(_row(_COLUMNS))
     failed, count = [], 0
     for report in reports:
+        if count == 0:
+            print(_HEADING)
+            print(_row(_COLUMNS))
         count += 1
         verdict = "True" if report.bit_identical else f"off by {report.max_abs_diff:.1e}"
         measured = _numbers(report.memory, report.traffic)

@@ -150,9 +150,17 @@ class FlatUnit:
         new one.
         """
         if self.whole and self.shard.untyped_storage()._cdata != self.flat.untyped_storage()._cdata:
-            self.flat = torch.empty_like(self.flat)
-            for span in self.spans:
-                span.parameter.data = self._view(span)
+            with torch.inference_mode(False):
+                self.flat = torch.empty_like(self.flat)
+                for span in self.spans:
+                    span.parameter.data = self._view(span)
+
+    def lost(self, span: Span) -> bool:
+        """Whether a parameter that should be a view of the flat buffer lies somewhere else."""
+        if not self.whole:
+            return False
+        same_storage = span.parameter.untyped_storage()._cdata == self.flat.untyped_storage()._cdata
+        return not same_storage or span.parameter.storage_offset() != span.offset
 
     def publish(self) -> None:
         """After the update: round the master's new values into the shard, where they are two."""
