@@ -17,25 +17,29 @@ PACKAGE = Path(zerolab.__file__).parent
 HOUSE = {
     "ground": ("memory cost presets trace", ""),
     "plan": ("plan", "ground"),
-    "wire": ("precision ring collectives", "ground wire"),
-    "unit": ("span sharded grads unit probe", "ground wire unit"),
-    "around": ("scopes measure agreement settings slices local clip seats", "ground wire unit around"),
-    "base": ("stages stages.base", "wire unit"),
-    "stages": ("stages.stage0 stages.stage1 stages.stage2 stages.stage3", "wire unit base"),
-    "engine": ("gather reduction engine", "ground wire unit around base engine"),
+    "tensors": ("precision storages", ""),
+    "wire": ("ring collectives", "ground tensors wire"),
+    "unit": ("span sharded grads unit probe", "ground tensors wire unit"),
+    "around": (
+        "scopes measure agreement settings slices local clip seats",
+        "ground tensors wire unit around",
+    ),
+    "base": ("stages stages.base", "tensors wire unit"),
+    "stages": ("stages.stage0 stages.stage1 stages.stage2 stages.stage3", "tensors wire unit base"),
+    "engine": ("gather reduction engine", "ground tensors wire unit around base engine"),
     "launch": (
         "launcher rendezvous _failures _forkclient _forkserver _output _payload _rank _stacks _watch",
         "launch",
     ),
-    "optimizer": ("optimizer", "ground wire unit around base stages engine"),
+    "optimizer": ("optimizer", "ground tensors wire unit around base stages engine"),
     "material": ("models data", ""),
     "checkpoint": (
         "checkpoint generations manifest pieces together torch_file",
-        "wire unit around optimizer checkpoint",
+        "tensors wire unit around optimizer checkpoint",
     ),
     "programs": (
         "parity prediction reference table rehearsal bench progress train",
-        "ground plan wire unit around engine launch optimizer checkpoint material programs",
+        "ground plan tensors wire unit around engine launch optimizer checkpoint material programs",
     ),
     "face": ("zerolab __main__", ""),  # both import by name, on first use
 }
