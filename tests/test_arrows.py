@@ -17,7 +17,7 @@ PACKAGE = Path(zerolab.__file__).parent
 HOUSE = {
     "ground": ("memory cost presets trace", ""),
     "plan": ("plan", "ground"),
-    "tensors": ("precision storages", ""),
+    "tensors": ("precision storages hook", ""),
     "wire": ("ring collectives", "ground tensors wire"),
     "unit": ("span sharded grads unit probe", "ground tensors wire unit"),
     "around": (
