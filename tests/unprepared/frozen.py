@@ -55,6 +55,33 @@ def frozen_blocks_at_the_start_and_at_the_end():
 
 
 @case
+def a_frozen_block_of_two_inputs_that_holds_its_parameters_itself():
+    class Frozen(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.left = nn.Parameter(torch.randn(WIDTH, WIDTH) / 3, requires_grad=False)
+            self.right = nn.Parameter(torch.randn(WIDTH, WIDTH) / 3, requires_grad=False)
+
+        def forward(self, x, y):
+            return torch.tanh(x @ self.left) @ self.left + torch.tanh(y @ self.right) @ self.right
+
+    class Pairs(Net):
+        def __init__(self):
+            super().__init__()
+            self.blocks[0] = Frozen()
+
+        def forward(self, x, y):
+            return self.after(self.blocks[2](self.blocks[1](self.blocks[0](x, y))))
+
+    def losses(model, x, step):
+        output = model(x.clone().requires_grad_(), x.flip(0).requires_grad_())
+        yield lambda: output.square().mean().backward(retain_graph=True)
+        yield output.abs().mean()
+
+    return Pairs, losses
+
+
+@case
 def everything_frozen_but_one_bias():
     class Frozen(Net):
         def __init__(self):

@@ -58,6 +58,25 @@ def opaque_outputs_of_a_block_that_holds_its_parameters_itself():
 
 
 @case
+def a_block_that_holds_its_parameters_itself_and_owes_one_gradient_for_a_step():
+    class Direct(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Parameter(torch.randn(WIDTH, WIDTH) / 3)
+            self.outer = nn.Parameter(torch.randn(WIDTH, WIDTH) / 3)
+
+        def forward(self, x):
+            return torch.tanh(x @ self.inner) @ self.outer
+
+    def losses(model, x, step):
+        for block in model.blocks:
+            block.inner.requires_grad_(step != 1)
+        yield model(x).square().mean()
+
+    return lambda: Net(Direct), losses
+
+
+@case
 def a_forward_that_is_a_generator():
     class Yields(Block):
         def forward(self, x):
