@@ -40,9 +40,14 @@ def save_numbers(folder: Path, numbers: range, **options) -> None:
 
 
 def load_numbers(folders: list[Path]) -> list[tuple[int, set[float], list[str]]]:
-    """On a rank: what each folder loads, and what is in it after one save more; all of that loads too."""
+    """On a rank: what each folder loads, and what is in it after one save more.
+
+    Whatever generation looks complete can be loaded, before that and after it.
+    """
     optimizer, found = build(), []
     for folder in folders:
+        for metadata in folder.glob("generation-*/.metadata"):
+            zerolab.load(optimizer, metadata.parent)
         extra = zerolab.load(optimizer, folder)
         values = filled_with(optimizer)
         zerolab.save(optimizer, folder)

@@ -16,6 +16,7 @@ from numbered import build, fill, filled_with, load_numbers, outcome, save_numbe
 from torch import nn
 
 import zerolab
+from zerolab import pieces
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares the ranks the import of pytest
 
@@ -50,6 +51,13 @@ def fail_to_save(folder: Path) -> dict[str, str]:
         finally:
             os.replace = replace
 
+    def out_of_sight() -> None:
+        is_dir, Path.is_dir = Path.is_dir, lambda path: rank != 1
+        try:
+            zerolab.save(optimizer, folder)
+        finally:
+            Path.is_dir = is_dir
+
     def inside() -> None:
         with optimizer.full_params():
             zerolab.save(optimizer, folder)
@@ -57,6 +65,7 @@ def fail_to_save(folder: Path) -> dict[str, str]:
     ways = {
         "disk full on rank 1": with_little_space,
         "disk full at the commit": without_commit,
+        "a folder of rank 0's own": out_of_sight,
         "a lambda on rank 1": lambda: zerolab.save(optimizer, folder, extra=(lambda: 0) if rank == 1 else 0),
         "a file": lambda: zerolab.save(optimizer, folder / "LATEST"),
         "no folder": lambda: zerolab.save(optimizer, "/proc/zerolab/checkpoints"),
@@ -86,6 +95,7 @@ def test_a_save_that_fails_fails_on_every_rank_and_leaves_nothing(tmp_path: Path
         "disk full on rank 1": "OSError: .*generation-000002 could not be written: rank 1 failed with.*"
         "File too large",
         "disk full at the commit": "OSError: .*No space left",
+        "a folder of rank 0's own": "OSError: .*rank 1 failed with .* a file system that all ranks share",
         "a lambda on rank 1": "OSError: .*rank 1 failed with .*pickle.*lambda",
         "a file": "FileExistsError: .*LATEST",
         "no folder": "FileNotFoundError: .*/proc/zerolab",
@@ -181,3 +191,16 @@ def test_a_load_that_does_not_fit_is_refused_before_anything_changes(tmp_path: P
         "inside full_params": r"RuntimeError: load inside full_params\(\)",
     }
     assert_messages(first, expected)
+
+
+def read_more_than_there_is(folder: Path) -> str:
+    folder.mkdir()
+    control = dist.group.WORLD
+    pieces.write(folder, [pieces.Piece("a", numel=10, start=0, values=torch.ones(4))], {}, control)
+    wanted = pieces.Piece("a", numel=10, start=2, values=torch.zeros(4))
+    return outcome(lambda: pieces.read(folder, [wanted], [], control)) + f" {wanted.values.tolist()}"
+
+
+def test_a_gap_is_no_zeros(tmp_path: Path):
+    (found,) = zerolab.launch(read_more_than_there_is, 1, tmp_path / "gap")
+    assert re.match(r"OSError: .*of a\[2:6\] it holds 2 elements, not all 4: .*\[0.0, 0.0, 0.0, 0.0\]", found)

@@ -36,11 +36,13 @@ def watch(folder: Path, notice: Callable[[str], None]) -> None:
         fsync(descriptor)
 
     os.fsync = audited_fsync
-    sys.addaudithook(
-        lambda event, arguments: (
-            notice(event) if event in WATCHED and str(arguments[0]).startswith(str(folder)) else None
-        )
-    )
+
+    def heed(event: str, arguments: tuple) -> None:
+        by_name_alone = event in ("os.remove", "os.rmdir")  # rmtree goes from inside the folder
+        if event in WATCHED and (by_name_alone or str(arguments[0]).startswith(str(folder))):
+            notice(event)
+
+    sys.addaudithook(heed)
 
 
 def save_and_die(folder: Path, moment: int | None) -> int:
