@@ -1,0 +1,102 @@
+"""Mixed precision: the same bits as one process in the same dtypes, and the paper's 2 + 2 + 12 bytes."""
+
+import pytest
+import torch
+from torch import nn
+
+import zerolab
+from zerolab.precision import PRECISIONS, reduces_to_mean
+
+BYTES = {"fp32": (4, 4, 8), "mixed": (2, 2, 12), "mixed_fp32_grads": (2, 4, 12)}
+
+
+@pytest.mark.parametrize("precision", BYTES)
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_bits_bytes_and_messages(precision: str, stage: int):
+    """Three ranks, so that no division is exact, and Adam, so that the masters' digits matter."""
+    report = zerolab.verify(stage, 3, precision=precision)
+    assert report.bit_identical and report.traffic_matches and report.memory_matches
+    assert report.losses == report.reference_losses
+    psi = report.predicted_memory.params_bytes * (3 if stage == 3 else 1) / BYTES[precision][0]
+    params, grads, state = BYTES[precision]
+    assert report.memory.params_bytes == pytest.approx(params * psi / (3 if stage >= 3 else 1))
+    assert report.memory.grads_bytes == pytest.approx(grads * psi / (3 if stage >= 2 else 1))
+    assert report.memory.optimizer_bytes == pytest.approx(state * psi / (3 if stage >= 1 else 1))
+
+
+def test_sixteen_bit_gradients_are_rounded_once():
+    """256 + 1 + 1 is 256 in bf16 at every partial sum, and 258 where the sum is kept in fp32."""
+
+    def gradient():
+        model = nn.Linear(1, 1, bias=False)
+        optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=2, precision="mixed", lr=0.0)
+        part = torch.tensor([[256.0], [1.0], [1.0]])[optimizer.rank]
+        model(part).sum().backward()
+        return optimizer.full_grads()["weight"].item()
+
+    assert zerolab.launch(gradient, 3) == [86.0] * 3
+
+
+def test_a_master_remembers_what_bf16_cannot():
+    """A thousand updates of 1e-4 move a weight of 1.0 by 0.1; in bf16 alone each would be rounded away."""
+
+    def walk():
+        model = nn.Linear(1, 1, bias=False)
+        nn.init.ones_(model.weight)
+        optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=1, precision="mixed", lr=1e-4)
+        for _ in range(1000):
+            model(torch.ones(1, 1)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return model.weight.dtype, model.weight.item()
+
+    for dtype, weight in zerolab.launch(walk, 2):
+        assert dtype == torch.bfloat16
+        assert weight == pytest.approx(0.9, abs=0.005)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_inputs_are_cast_and_whole_numbers_are_not(stage: int):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.head = nn.Embedding(8, 4), nn.Linear(4, 1)
+
+        def forward(self, tokens, *, scale):
+            assert tokens.dtype == torch.int64 and scale.dtype == self.head.weight.dtype == torch.bfloat16
+            return (self.head(self.embedding(tokens)) * scale).mean()
+
+    def step():
+        optimizer = zerolab.ZeroOptimizer(Model(), torch.optim.Adam, stage=stage, precision="mixed")
+        optimizer.model(torch.arange(8), scale=torch.ones(8, 1)).backward()
+        optimizer.step()
+        return True
+
+    assert zerolab.launch(step, 2) == [True, True]
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_what_full_params_shows_is_rounded_and_what_was_not_written_keeps_its_digits(stage: int):
+    def write():
+        torch.manual_seed(0)
+        model = nn.Linear(8, 8, bias=False)
+        start = model.weight.detach().clone()
+        optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=stage, precision="mixed", lr=0.1)
+        with torch.no_grad(), optimizer.full_params():
+            assert torch.equal(model.weight, start.bfloat16())
+            model.weight[0] = 2.0
+        (unit,) = optimizer.units
+        start[0] = 2.0
+        return torch.equal(unit.master[: unit.numel], start.view(-1)[unit.owned][: unit.numel])
+
+    assert zerolab.launch(write, 2) == [True, True]
+
+
+@pytest.mark.parametrize("precision", ["fp64", "bf16", None, 16])
+def test_a_precision_that_is_none_is_refused(precision):
+    with pytest.raises(ValueError, match=r"precision is .*choose from 'fp32', 'mixed', 'mixed_fp32_grads'"):
+        zerolab.verify(1, 1, precision=precision)
+
+
+def test_only_sixteen_bits_reduce_to_their_mean():
+    assert [reduces_to_mean(each.gradients) for each in PRECISIONS.values()] == [False, True, False]
