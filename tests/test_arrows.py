@@ -21,7 +21,7 @@ HOUSE = {
     "wire": ("ring collectives", "ground tensors wire"),
     "unit": ("span sharded grads unit probe", "ground tensors wire unit"),
     "around": (
-        "scopes measure agreement settings slices local clip seats",
+        "agreement clip local measure scopes seats settings slices",
         "ground tensors wire unit around",
     ),
     "base": ("stages stages.base", "tensors wire unit"),
@@ -44,10 +44,7 @@ HOUSE = {
     "face": ("zerolab __main__", ""),  # both import by name, on first use
 }
 COURSE = "course"  # may import everything; nobody imports it
-
 CALCULATORS = {"memory", "cost", "plan"}  # their formulas are by stage
-
-Import = tuple[str, int, str]  # importing module, line, imported module
 
 
 def module_name(path: Path, package: Path) -> str:
@@ -64,8 +61,8 @@ def in_course(module: str) -> bool:
     return module == COURSE or module.startswith(COURSE + ".")
 
 
-def imports(module: str, tree: ast.Module, known: set[str], package: str) -> Iterator[Import]:
-    """Every import of ours, inside functions too; ``from a import b`` is a.b where that is a module."""
+def imports(module: str, tree: ast.Module, known: set[str], package: str) -> Iterator[tuple[int, str]]:
+    """Line and target of every import of ours, inside functions too; a.b for ``from a import b``."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found = [name.name for name in node.names]
@@ -77,7 +74,7 @@ def imports(module: str, tree: ast.Module, known: set[str], package: str) -> Ite
             continue
         for full in found:
             if full == package or full.startswith(package + "."):
-                yield module, node.lineno, full.removeprefix(f"{package}.")
+                yield node.lineno, full.removeprefix(f"{package}.")
 
 
 def layer_of(module: str) -> str | None:
@@ -96,7 +93,7 @@ def broken_arrows(package: Path) -> list[str]:
         if layer is None:
             broken.append(f"{module}: place it in a layer of the house (tests/test_arrows.py)")
             continue
-        for _, line, target in dict.fromkeys(imports(module, tree, set(trees), package.name)):
+        for line, target in dict.fromkeys(imports(module, tree, set(trees), package.name)):
             if target != module and layer_of(target) not in HOUSE[layer][1].split():
                 broken.append(f"{module}:{line} ({layer}) imports {target} ({layer_of(target) or COURSE})")
     return broken
