@@ -90,3 +90,14 @@ def test_a_broken_engine_ends_in_failure(monkeypatch, capsys, spoil, verdict: st
     assert said.startswith(verdict)
     assert [column for column in range(5) if measured[column] != predicted[column]] == differing
     assert printed.endswith("\n1 of 1 differ from what was predicted: stage 2 on 2\n")
+
+
+def test_an_interrupt_is_one_line(monkeypatch, capsys):
+    """What launch does with an interrupt is tests/test_launch.py's; what it raises must not end in a traceback."""
+
+    def interrupt(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(parity, "launch", interrupt)
+    assert main(["verify", "--stage", "1", "--world-size", "1"]) == 130
+    assert capsys.readouterr().err == "zerolab verify: interrupted, and its processes stopped\n"

@@ -28,7 +28,7 @@ def build_parser(chosen: str | None) -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; a bad value ends in one line on stderr and exit code 2, never a traceback."""
+    """Run one command. A bad value ends in one line on stderr and exit code 2, an interrupt with 130."""
     argv = sys.argv[1:] if argv is None else argv
     chosen = next((word for word in argv if word in COMMANDS), None)
     args = build_parser(chosen).parse_args(argv)
@@ -37,6 +37,9 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, TypeError) as error:
         print(f"zerolab {args.command}: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print(f"zerolab {args.command}: interrupted, and its processes stopped", file=sys.stderr)
+        return 130
 
 
 if __name__ == "__main__":
