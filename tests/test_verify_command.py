@@ -93,7 +93,7 @@ def test_a_broken_engine_ends_in_failure(monkeypatch, capsys, spoil, verdict: st
 
 
 def test_an_interrupt_is_one_line(monkeypatch, capsys):
-    """What launch does with an interrupt is tests/test_launch.py's; what it raises must not end in a traceback."""
+    """What launch does with one is tests/test_launch.py's; what it raises must not end in a traceback."""
 
     def interrupt(*args, **kwargs):
         raise KeyboardInterrupt
