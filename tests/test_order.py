@@ -234,15 +234,15 @@ def test_ranks_that_take_other_paths_at_stage_3_are_stopped_and_not_left_with_wr
             optimizer.step()
 
     with pytest.raises((zerolab.WorkerError, zerolab.LaunchTimeout), match=r"collective|disagree"):
-        zerolab.launch(train, 2, mine, timeout=3)
+        zerolab.launch(train, 2, mine, timeout=2)
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("stage", [0, 3])
 def test_knobs_turn_the_trace_and_not_the_bits(stage: int):
     def losses(model, x, step):
         yield model(x).square().mean()
 
-    for prefetch, in_flight in ((0, 0), (1, 2), (9, 9)):
+    for prefetch, in_flight in ((0, 0), (9, 9)):
         plain.assert_same_bits(
             lambda: (Routed, losses), 3, (stage,), prefetch=prefetch, reduces_in_flight=in_flight
         )
