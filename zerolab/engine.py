@@ -85,9 +85,7 @@ class Engine:
             self.gatherer.rewind()
 
     def _enter(self, scope: Scope, module: nn.Module, args: tuple, kwargs: dict) -> None:
-        """Before a module of the scope runs. A checkpoint's recomputation, inside backward, only needs
-        parameters.
-        """
+        """Before a module of the scope runs; a checkpoint's recomputation only needs the parameters."""
         scope.depth += 1
         if scope.depth > 1:
             return
@@ -101,8 +99,7 @@ class Engine:
         self.gatherer.start_next()
 
     def _leave(self, scope: Scope, module: nn.Module, args: tuple, output) -> None:
-        """After a module of the scope ran, also when it raised. The root stays whole if a backward pass may
-        follow.
+        """After a module of the scope ran or raised. The root stays whole if a backward pass may follow.
 
         Every door's output is watched, the inner ones' too: a backward pass can begin inside a scope, at a
         loss that one of its modules put aside.
@@ -120,9 +117,7 @@ class Engine:
             self.gatherer.reshard(scope.units)
 
     def _watch_inputs(self, scope: Scope, inputs: tuple) -> None:
-        """Where parameters are frozen, no gradient of their own tells when they were needed last: the inputs'
-        do.
-        """
+        """Where parameters are frozen, their inputs' gradients tell when they were needed last."""
         if scope.inputs_done:
             scope.inputs_watched = scope.inputs_done = 0
         if torch.is_grad_enabled() and not all(unit.owes_all for unit in scope.units):
@@ -154,9 +149,7 @@ class Engine:
         self.reducer.make_room(unit, span)
 
     def _collect(self, scope: Scope, unit: FlatUnit, span: Span, parameter: nn.Parameter) -> None:
-        """A parameter's gradient is complete. With the last of its unit the unit is closed and may be
-        reduced.
-        """
+        """A parameter's gradient is complete. With the last of its unit, the unit is closed and reduced."""
         if self.reducer.collect(unit, span):
             if unit.owes_all:
                 self.gatherer.reshard([unit])
@@ -168,24 +161,18 @@ class Engine:
         self._close_frozen(scope)
 
     def _close_frozen(self, scope: Scope) -> None:
-        """Reshard what is frozen, in whole or in part, once no input and no trainable neighbour can ask for
-        it.
-        """
+        """Reshard what is frozen, in whole or in part, once no input and no neighbour can ask for it."""
         owed = any(self.reducer.missing.get(unit) for unit in scope.units)
         if self.in_backward and not owed and scope.inputs_done >= scope.inputs_watched and not scope.is_root:
             self.gatherer.reshard([unit for unit in scope.units if not unit.owes_all])
 
     def _close_backward(self) -> None:
-        """The end of a backward pass. Ranks that used different parameters all come here, so all reduce
-        alike.
-        """
+        """The end of backward. Ranks that used different parameters all come here, so all reduce alike."""
         self.reducer.finish()
         self._close_scopes()
 
     def _abandon_backward(self) -> None:
-        """After an exception in the middle of a backward pass: bring to an end what had been issued, and
-        close.
-        """
+        """After an exception in a backward pass: bring to an end what had been issued, and close."""
         self.reducer.settle()
         self._close_scopes()
 
@@ -247,9 +234,7 @@ class Engine:
             )
 
     def _take_back(self) -> list[str]:
-        """Keep what was written to the whole parameters, and reshard; the names of those that lie elsewhere
-        now.
-        """
+        """Keep what was written to whole parameters, and reshard; the names of those that were moved."""
         lost = []
         for unit in (unit for scope in self.scopes for unit in scope.units):
             lost += [span.name for span in unit.spans if unit.lost(span)]

@@ -30,8 +30,7 @@ class Gatherer:
         self._cursor = 0
 
     def note_entry(self, scope: Scope) -> None:
-        """A forward pass enters ``scope``: remember that it came here. A new path overwrites the rest of the
-        old.
+        """A forward pass enters ``scope``: remember the order. A new path overwrites the rest of the old.
 
         To come by the first scope again unexpectedly is a new pass too: submodules may be called one by one.
         """

@@ -40,15 +40,12 @@ class FlatGrads:
         self._markers: dict[Span, ReducedGradient] = {}
 
     def make_room(self, span: Span) -> None:
-        """Before autograd stores a gradient: take away the marker of the one before, which is in ``reduced``
-        or ``local``.
-        """
+        """Before autograd stores a gradient: take away the marker of the one before, moved out already."""
         if span in self.used and span.parameter.grad is self._markers[span]:
             span.parameter.grad = None
 
     def collect(self, span: Span) -> None:
-        """Move one parameter's fresh gradient into ``local``, adding to what no_sync left there, and mark its
-        place.
+        """Move a parameter's fresh gradient into ``local``, on top of no_sync's, and mark its place.
 
         Memory: P elements from the first gradient on; the parameter's own gradient tensor is let go at once.
         """

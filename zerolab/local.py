@@ -55,9 +55,7 @@ class LocalUpdate:
                 each.tensor.grad = None
 
     def _batches(self, used: set[Span]) -> Iterator[list[Slice]]:
-        """The used slices: all at once where their gradients can be lent as they are, else by the largest
-        one's size.
-        """
+        """The used slices: all at once if gradients can be lent as they are, else in small batches."""
         waiting = [each for each in self.slices if each.span in used]
         converted = [each for each in waiting if each.unit.grads.dtype != each.tensor.dtype]
         if not converted:

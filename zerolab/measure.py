@@ -17,8 +17,7 @@ from zerolab.unit import FlatUnit
 
 @dataclass(frozen=True)
 class MeasuredStates:
-    """Bytes one rank holds, category by category what `zerolab.memory.model_states` says, and the rest
-    itemised.
+    """Bytes one rank holds, by the categories of `zerolab.memory.model_states`, the rest itemised.
 
     Attributes:
         params_bytes, grads_bytes, optimizer_bytes: without padding; these equal the formula. padding_bytes:
@@ -45,9 +44,7 @@ class MeasuredStates:
 
 
 class Gauge:
-    """The high-water mark of what the units hold, kept up to date at each verb, so that peaks between two
-    looks are seen.
-    """
+    """The high-water mark of what the units hold, kept at each verb, so that no peak is missed."""
 
     def __init__(self, units: Iterable[FlatUnit]):
         self.optimizer_bytes = 0
@@ -58,8 +55,7 @@ class Gauge:
         self.peak_by_phase: dict[str, int] = {}
 
     def note(self, unit: FlatUnit, phase: str, passing_bytes: int = 0) -> None:
-        """Take down what ``unit`` holds now, and ``passing_bytes`` more that it held for a moment just
-        before.
+        """Take down what ``unit`` holds now, and ``passing_bytes`` more that it held just before.
 
         The optimizer's state and the scratch of messages in flight, as last set, come on top.
         """
@@ -117,8 +113,6 @@ def census(
 
 
 def _padding_bytes(unit: FlatUnit, buffers: Iterable[torch.Tensor | None]) -> float:
-    """The share of the buffers' storages that holds no parameter: the same share of a shard as of the whole
-    buffer.
-    """
+    """The share of the buffers' storages that holds no parameter: of a shard as of the whole."""
     padding_numel = unit.padded_numel - unit.numel
     return storage_bytes(buffers) * padding_numel / unit.padded_numel if unit.padded_numel else 0.0

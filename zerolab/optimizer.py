@@ -40,8 +40,7 @@ STAGES = {0: Stage0, 1: Stage1, 2: Stage2, 3: Stage3}
 
 
 class ZeroOptimizer(torch.optim.Optimizer):
-    """Data-parallel training of ``model`` with the optimizer's state, gradients and parameters sharded by
-    ``stage``.
+    """Data-parallel training of ``model``, its states sharded as ``stage`` says.
 
     Args:
         model: any module; its parameters move into flat buffers and start as rank 0's. Buffers stay per rank.
@@ -115,8 +114,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
     # Setting up: units, shards, slices.
 
     def _lay_out(self, scope: Scope) -> None:
-        """Move a scope's parameters into flat units, one for each kind, start them as rank 0's, and cut them
-        up.
+        """Move a scope's parameters into flat units, one for each kind, as rank 0 has them, and cut them.
 
         Unit by unit, so that at stage 3 no more than one of them is whole beside the shards.
         """
@@ -134,9 +132,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
             self.units.append(unit)
 
     def add_param_group(self, param_group: dict) -> None:
-        """Optimize more of the model's parameters, as torch's own; each gets its slices of the units it lies
-        in.
-        """
+        """Optimize more of the model's parameters, as torch's own; each gets its slice."""
         (group,) = parameter_groups(self.model, [param_group], may_be_empty=True)
         listed = {id(p) for known in self.param_groups for p in known["params"]}
         if repeated := [p for p in group["params"] if id(p) in listed]:
@@ -202,8 +198,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
-        """Scale the gradients so that their norm over all parameters and ranks is at most ``max_norm``;
-        returns it.
+        """Scale the gradients to a norm of at most ``max_norm`` over all ranks; returns the norm.
 
         Every rank sums its part in double precision, the parts are added in rank order, so the norm does not
         depend on how many ranks there are. Comm: 8 bytes a rank. Raises: ValueError for a negative max_norm
@@ -223,8 +218,9 @@ class ZeroOptimizer(torch.optim.Optimizer):
         return norm
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Collect gradients without reducing them; the first backward outside reduces the sum. Memory: 4Ψ at
-        every stage.
+        """Collect gradients without reducing them; the first backward outside reduces the sum.
+
+        Memory: 4Ψ for gradients, at every stage.
         """
         return self.engine.no_sync()
 
@@ -236,16 +232,14 @@ class ZeroOptimizer(torch.optim.Optimizer):
         return self.local.slices
 
     def full_params(self) -> AbstractContextManager[None]:
-        """Parameters whole and usable on every rank for as long as it is open; what is written to them is
-        kept.
+        """Parameters whole and usable on every rank while it is open; what is written to them is kept.
 
         Collective: every rank enters. Memory: 4Ψ. Comm: Ψ at stage 3, none before.
         """
         return self.engine.whole()
 
     def full_grads(self) -> dict[str, torch.Tensor]:
-        """The gradients averaged over the ranks, whole, by parameter name; parameters that nobody used are
-        left out.
+        """The averaged gradients, whole, by parameter name; parameters that nobody used are left out.
 
         Collective: every rank calls it. Memory: 4Ψ for the copies. Comm: Ψ.
         """
@@ -265,16 +259,12 @@ class ZeroOptimizer(torch.optim.Optimizer):
         return flat
 
     def memory(self) -> MeasuredStates:
-        """What this rank holds now, counted from storages, by category. Call it between backward and
-        zero_grad.
-        """
+        """What this rank holds now, from storages, by category. Call it between backward and zero_grad."""
         state, excess_bytes = self.local.state_tensors(), self.local.excess_bytes()
         return census(self.model, self.units, state, excess_bytes, self.engine.gauge.peak_bytes)
 
     def state_dict(self) -> dict:
-        """This rank's shard of the optimizer state, tagged so that it cannot be loaded where it does not
-        belong.
-        """
+        """This rank's shard of the optimizer state, tagged: it loads only where it belongs."""
         return self.local.optimizer.state_dict() | {"zerolab": self._tag()}
 
     def load_state_dict(self, state_dict: dict) -> None:

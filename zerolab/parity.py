@@ -1,6 +1,4 @@
-"""Parity: the same training sharded and in one process, and every bit, byte and message held against each
-other.
-"""
+"""Parity: the same training sharded and in one process, every bit, byte and message compared."""
 
 import hashlib
 from argparse import ArgumentParser, Namespace
@@ -29,8 +27,7 @@ _VOCABULARY, _CONTEXT = 64, 16
 
 @dataclass(frozen=True)
 class Report:
-    """What `verify` found. ``memory`` and ``traffic`` are rank 0's, of the last step; the flags speak of all
-    ranks.
+    """What `verify` found: ``memory`` and ``traffic`` of rank 0's last step, the flags for all ranks.
 
     ``max_abs_diff`` is the largest difference between any parameter of the sharded run and of the reference:
     0.0 where they are bit-identical, inf where one is NaN.
@@ -104,9 +101,7 @@ def verify(
 
 
 def _train_sharded(stage: int, model_fn, inputs, optimizer_class, steps: int, defaults: dict) -> _Run:
-    """The same training, as one rank of many. Each starts from another seed: parameters must start as rank
-    0's.
-    """
+    """The same training, as one rank of many, from a seed of its own: parameters start as rank 0's."""
     rank = torch.distributed.get_rank()
     torch.manual_seed(rank)
     model = model_fn()
@@ -169,9 +164,7 @@ def small_gpt() -> nn.Module:
 
 
 def random_tokens(step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two sequences and their targets for `small_gpt`, the same whenever the same step and rank are asked
-    for.
-    """
+    """Two sequences and their targets for `small_gpt`, always the same for a step and a rank."""
     generator = torch.Generator().manual_seed(1000 * step + rank)
     tokens = torch.randint(_VOCABULARY, (2, _CONTEXT + 1), generator=generator)
     return tokens[:, :-1], tokens[:, 1:]

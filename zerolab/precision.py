@@ -1,6 +1,4 @@
-"""Precision: in which dtypes a run keeps its parameters and gradients, and whether the optimizer has fp32
-masters.
-"""
+"""Precision: the dtypes of a run's parameters and gradients, and whether it has fp32 masters."""
 
 from dataclasses import dataclass
 
@@ -10,8 +8,7 @@ from torch.utils._pytree import tree_map
 
 @dataclass(frozen=True)
 class Precision:
-    """The dtypes of a run. What differs from fp32 is trained from an fp32 master copy, which each owner
-    keeps.
+    """The dtypes of a run. What is not fp32 is trained from an fp32 master, which each owner keeps.
 
     Attributes: name: as ZeroOptimizer's keyword and `zerolab.memory.model_states` call it.
     """

@@ -59,9 +59,7 @@ def _run_pieces(optimizer_class, plain: dict, pieces: list[torch.Tensor]) -> str
 
 
 def _run(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, offset: int, numel: int) -> str | None:
-    """A few steps on known gradients, ``parameter`` being elements ``offset`` and on of ``numel``; what went
-    wrong.
-    """
+    """Steps on known gradients for elements ``offset`` and on of ``numel``; what went wrong, if any did."""
     for step in range(_STEPS):
         gradient = torch.cos(torch.linspace(step, step + 5.0, numel)) * (step + 1)
         parameter.grad = gradient[offset : offset + parameter.numel()].clone().view(parameter.shape)

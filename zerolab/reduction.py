@@ -12,8 +12,7 @@ from zerolab.unit import FlatUnit
 
 
 class Reducer:
-    """Collects gradients unit by unit, and reduces the units through the stage, in one fixed order on every
-    rank.
+    """Collects gradients unit by unit, and reduces the units in one fixed order on every rank.
 
     Gradients may come in another order on another rank, where a parameter was not used; collectives must not.
     A unit's turn comes when it and all before it are complete, and what is missing at the end of backward
@@ -34,9 +33,7 @@ class Reducer:
         self._under_way: deque[tuple[FlatUnit, Work]] = deque()
 
     def adopt(self, first: list[FlatUnit]) -> None:
-        """Reduce in this order from now on, the same on every rank; units it leaves out follow in the old
-        one.
-        """
+        """Reduce in this order from now on, the same on every rank; units it leaves out follow."""
         self.order = first + [unit for unit in self.order if unit not in first]
         self.order_is_agreed = True
 

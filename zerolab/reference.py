@@ -48,8 +48,7 @@ def reference(
 
 
 class _Twins:
-    """The model's parameters in the run's dtype, beside the fp32 masters that are updated; in fp32 they are
-    one.
+    """The parameters in the run's dtype, beside the fp32 masters that are updated; in fp32 they are one.
 
     What one process has to do to give the numbers of a sharded run: gradients are added up in fp32 and rank
     order, divided once, and rounded once where the run keeps them in 16 bits.

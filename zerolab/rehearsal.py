@@ -1,5 +1,4 @@
-"""Rehearsal: a step of the engine at any world size and any model size, in one process and no memory to
-speak of.
+"""Rehearsal: a step of the engine at any world size and model size, in one process without memory.
 
 Tensors on the meta device have shapes and no contents; a fake process group has ranks and no messages.
 Between the two, the very engine that trains on real ranks runs its hooks, its stages and a stock optimizer
@@ -24,9 +23,7 @@ from zerolab.trace import Traffic
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What rank 0 held after the step and sent in it, and the most it held in each phase, activations not
-    counted.
-    """
+    """What rank 0 held after the step and sent in it, and its peak in each phase, without activations."""
 
     psi: int
     memory: MeasuredStates
@@ -43,8 +40,7 @@ def rehearse(
     inputs: Callable[[], object] | None = None,
     **defaults,
 ) -> Rehearsal:
-    """Run two training steps of ``model_fn()`` as one of ``world_size`` ranks, without data or
-    peers.
+    """Run two training steps of ``model_fn()`` as one of ``world_size`` ranks, without data or peers.
 
     Args:
         model_fn: builds the model; its parameters are created on the meta device, so their values never
@@ -73,9 +69,7 @@ def rehearse(
 
 @contextmanager
 def _fake_world(world_size: int) -> Iterator[None]:
-    """A default process group of that many ranks, of which this process is rank 0 and the others do not
-    exist.
-    """
+    """A default process group of that many ranks: this process is rank 0, and there are no others."""
     if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
         raise ValueError(f"world_size is {world_size!r}: pass a whole number of 1 or more")
     if dist.is_initialized():

@@ -20,8 +20,7 @@ OnStep = Callable[[int, int, int, int], None]
 
 
 def chunks(numel: int, world_size: int) -> list[slice]:
-    """Cut ``range(numel)`` into one slice a rank, as even as can be: the first ``numel % world_size`` are one
-    longer.
+    """Cut ``range(numel)`` into one slice a rank: even, but the first ``numel % world_size`` one longer.
 
     No element is left out and none stands in two chunks, for any length: shorter than the ring, too.
     Raises: ValueError where numel is negative or world_size is below 1.
@@ -99,8 +98,7 @@ def _place(tensor: torch.Tensor, group) -> tuple[int, list[slice]]:
 
 
 def _exchange(outgoing: torch.Tensor, incoming: torch.Tensor, rank: int, world_size: int, group) -> None:
-    """Send to the right while receiving from the left, as one batch: two separate blocking calls would wait
-    for each other.
+    """Send right while receiving from the left, as one batch: blocking calls would wait for each other.
 
     An empty chunk (more ranks than elements) is not sent; both neighbours know its length, so both skip it.
     """

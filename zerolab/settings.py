@@ -1,6 +1,4 @@
-"""What a user hands to ZeroOptimizer, checked before the model is touched: the value, the bound and the way
-out.
-"""
+"""What a user hands to ZeroOptimizer, checked before the model is touched."""
 
 import itertools
 import weakref

@@ -12,8 +12,7 @@ from zerolab.unit import FlatUnit
 
 @dataclass(frozen=True, eq=False)
 class Slice:
-    """This rank's part of one parameter: ``tensor`` is ``unit.master[part]``, empty where the rank owns none
-    of it.
+    """This rank's part of one parameter, ``unit.master[part]``; empty where the rank owns none of it.
 
     There is one for every parameter on every rank, so parameter groups and schedulers mean the same
     everywhere.
@@ -27,9 +26,7 @@ class Slice:
 
     @property
     def excess_bytes(self) -> float:
-        """Optimizer state beyond an even share, as the paper's formula counts shares; negative where it is
-        less.
-        """
+        """Optimizer state beyond an even share, as the formula counts shares; negative below it."""
         if not self.span.numel:
             return 0.0
         even_numel = self.span.numel * self.unit.shard.numel() / self.unit.padded_numel
@@ -50,9 +47,7 @@ def cut(units: list[FlatUnit], parameters: list[nn.Parameter], state_bytes_per_e
 
 
 def disjoint_grads(units: list[FlatUnit], used: set[Span], rank: int) -> Iterable[torch.Tensor]:
-    """The reduced gradients of this rank's 1/N of every unit, also where it owns more: every element on one
-    rank only.
-    """
+    """The reduced gradients of this rank's 1/N of every unit: each element on one rank only."""
     for unit in units:
         start = unit.shard_numel * rank
         for span in (span for span in unit.spans if span in used):

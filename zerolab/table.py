@@ -1,6 +1,4 @@
-"""The table that ``python -m zerolab verify`` prints: for each case what was measured, and below it what was
-predicted.
-"""
+"""The table that ``python -m zerolab verify`` prints: what was measured, above what was predicted."""
 
 from collections.abc import Iterable
 

@@ -1,5 +1,4 @@
-"""Trace: what happened in a step, to which slice of which parameter, when, how many bytes, and which line did
-it.
+"""Trace: what happened in a step, to which slice, when, how many bytes, and which line did it.
 
 A number that nobody can trace to an event is a claim. Every collective the engine issues, and every update,
 leaves one `Event` here, and every total the package prints is a sum over events. This module knows nothing of
@@ -77,8 +76,7 @@ class Traffic:
 
 
 class Trace:
-    """The events of the last few steps, and the traffic of each; older steps are forgotten so that a long run
-    stays small.
+    """The events of the last few steps, and their traffic; older steps are forgotten, to stay small.
 
     ``step`` is the number of the optimizer step under way, from 0; what construction does happens in step -1.
     """
@@ -145,9 +143,7 @@ class Trace:
         return total
 
     def text(self) -> str:
-        """The trace to be read: a heading for each step, a line for each event, and below it the slices it
-        touched.
-        """
+        """The trace to be read: a heading a step, a line an event, and below it the slices it touched."""
         lines = []
         for number, events in self._steps:
             if events:

@@ -98,9 +98,7 @@ class FlatUnit:
 
     @property
     def owes_all(self) -> bool:
-        """Whether every parameter requires a gradient now, so that the last gradient tells that all are done
-        with.
-        """
+        """Whether every parameter requires a gradient now, so that the last one tells that all are done."""
         return all(span.parameter.requires_grad for span in self.spans)
 
     # Parameters: whole, or away.
@@ -135,9 +133,7 @@ class FlatUnit:
         self.flat[self.owned].copy_(self.shard)
 
     def reveal(self) -> None:
-        """After refill and gather: let the model use its parameters again, saved activations' references
-        included.
-        """
+        """After refill and gather: let the model, and what autograd saved, use the parameters again."""
         for span, own_class in zip(self.spans, self._classes, strict=True):
             span.parameter.__class__ = own_class
             span.parameter.data = self._view(span)
@@ -146,9 +142,7 @@ class FlatUnit:
         self.whole = True
 
     def leave_storage(self) -> None:
-        """Where the flat storage is about to be freed, leave it to whoever took views of it, and go on with a
-        new one.
-        """
+        """Before the flat storage is freed: leave it to whoever took views of it, and take a new one."""
         if self.whole and self.shard.untyped_storage()._cdata != self.flat.untyped_storage()._cdata:
             with torch.inference_mode(False):
                 self.flat = torch.empty_like(self.flat)
@@ -168,8 +162,7 @@ class FlatUnit:
             self.shard.copy_(self.master)
 
     def write_back(self) -> None:
-        """Keep what was written to the whole parameters while they were there, in the shard and in the
-        master.
+        """Keep what was written to the whole parameters, in the shard and in the master.
 
         A master keeps its own digits wherever rounding them gives the parameter that is there.
         """
@@ -181,9 +174,7 @@ class FlatUnit:
             self.master[changed] = written[changed].to(self.master.dtype)
 
     def mark_updated(self) -> None:
-        """Move the version counters on, so that backward through a forward from before the update is an
-        error.
-        """
+        """Move the version counters on, so that backward through an older forward is an error."""
         if self.whole:
             torch.autograd.graph.increment_version([span.parameter for span in self.spans])
         else:

@@ -76,8 +76,7 @@ class Comm(ABC):
 
     @abstractmethod
     def reduce_scatter(self, flat: torch.Tensor, unit: Subject) -> Work:
-        """Sum over the ranks; each is left with the sum of its own shard, in place. The rest of ``flat`` is
-        spent.
+        """Sum over the ranks; each is left with the sum of its own shard, in place, the rest spent.
 
         Shapes: flat [world_size * shard]. Comm: (N-1)/N of the payload sent per rank.
         """

@@ -1,6 +1,4 @@
-"""The collectives as sends and receives, for gloo; and the sum in rank order that makes their bits the same
-everywhere.
-"""
+"""The collectives as sends and receives, for gloo, and the sum in rank order that makes bits agree."""
 
 from typing import final
 
@@ -56,9 +54,7 @@ class DirectComm(Comm):
         combine(self.own(flat), scratch, self.rank)
 
     def _scatter(self, flat: torch.Tensor, unit: Subject, event: Event) -> tuple[torch.Tensor, list]:
-        """Post the messages of a reduce-scatter; the rows where the other ranks' parts will land, in rank
-        order.
-        """
+        """Post a reduce-scatter's messages; the rows where the others' parts will land, in rank order."""
         scratch = flat.new_empty((self.world_size - 1, flat.numel() // self.world_size))
         handles = []
         for to, source in self._peers():
@@ -76,9 +72,7 @@ class DirectComm(Comm):
         return handles
 
     def _peers(self) -> list[tuple[int, int]]:
-        """Whom to send to and whom to receive from, round by round: everybody once, and nobody called by all
-        at once.
-        """
+        """Whom to send to and receive from, round by round: everybody once, nobody called by all at once."""
         rank, world_size = self.rank, self.world_size
         return [((rank + step) % world_size, (rank - step) % world_size) for step in range(1, world_size)]
 
