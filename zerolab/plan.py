@@ -114,8 +114,9 @@ def read_question(args: argparse.Namespace) -> Question:
             raise ValueError(f"--{option.replace('_', '-')} is {value}; it must be 1 or more")
     if args.gpu is not None:
         gpu_memory_bytes = presets.machine(args.gpu).memory_bytes
-    elif (gpu_memory_bytes := memory.parse_bytes(args.gpu_memory)) == 0:
-        raise ValueError(f"--gpu-memory is {args.gpu_memory}; it must be above 0, such as 32GB")
+    elif (gpu_memory_bytes := memory.parse_bytes(args.gpu_memory)) < 1e6:
+        size = f"{args.gpu_memory}, which is {gpu_memory_bytes:g} bytes"
+        raise ValueError(f"--gpu-memory is {size}; write its unit, such as 32GB")
     k = memory.optimizer_bytes_per_parameter(args.optimizer, args.precision) if args.k is None else args.k
     return Question(
         model=_read_model(args),
