@@ -96,7 +96,7 @@ REFUSED = {
     "--psi 7B --gpus 4 --gpu T4 --micro-batches 0": "--micro-batches is 0; it must be 1 or more",
     "--psi 7B --gpus 4 --gpu-memory 32G": "size is '32G'; write a number",
     "--psi 7B --gpus 4 --gpu-memory 0GB": "--gpu-memory is 0GB, which is 0 bytes; write its unit",
-    "--psi 7B --gpus 4 --gpu-memory 32": "--gpu-memory is 32, which is 32 bytes; write its unit, such as 32GB",
+    "--psi 7B --gpus 4 --gpu-memory 32": "--gpu-memory is 32, which is 32 bytes; write its unit",
     "--psi 7B --gpus 4 --gpu T4 --k nan": "k is nan; it must be a finite number from 0",
     "--psi 7B --gpus 4 --gpu T4 --precision bf16": "precision is 'bf16'; it must be one of mixed, fp32",
     "--psi 7B --gpus 4 --gpu T4 --optimizer lion": "optimizer is 'lion'; it must be one of adam",
