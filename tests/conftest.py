@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import zerolab
-from zerolab import _forkclient
+from zerolab.launcher import _forkclient
 
 PATIENCE_SECONDS = 10.0  # generous: a busy machine is no failure
 PYTHONPATH = os.pathsep.join((str(Path(zerolab.__file__).parents[1]), str(Path(__file__).parent)))

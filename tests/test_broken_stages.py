@@ -10,10 +10,11 @@ import pytest
 import torch
 
 import zerolab
-from zerolab import collectives, parity
-from zerolab.grads import FlatGrads
+from zerolab import collectives
 from zerolab.optimizer import STAGES
+from zerolab.parity import parity
 from zerolab.unit import FlatUnit
+from zerolab.unit.grads import FlatGrads
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares the ranks the import of pytest
 

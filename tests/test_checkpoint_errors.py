@@ -16,7 +16,7 @@ from numbered import build, fill, filled_with, load_numbers, outcome, save_numbe
 from torch import nn
 
 import zerolab
-from zerolab import pieces
+from zerolab.checkpoint import pieces
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares the ranks the import of pytest
 

@@ -8,7 +8,7 @@ import cloudpickle
 import torch
 
 import zerolab
-from zerolab import pieces
+from zerolab.checkpoint import pieces
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares the ranks the import of pytest
 

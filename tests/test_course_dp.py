@@ -168,4 +168,4 @@ def test_the_source_of_a_decorated_function_bears_its_own_files_name(monkeypatch
     shown = []
     monkeypatch.setattr(source, "display", lambda data, raw: shown.append(data["text/plain"]))
     source.show_source(FlatUnit._adopt)
-    assert shown[0].startswith("`zerolab/unit.py`, `FlatUnit._adopt`")
+    assert shown[0].startswith("`zerolab/unit/unit.py`, `FlatUnit._adopt`")

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from conftest import PYTHONPATH, descendants, eventually, run_script, runs
 
 import zerolab
-from zerolab import _forkclient, _stacks
-from zerolab._failures import Failure, first_cause
+from zerolab.launcher import _forkclient, _stacks
+from zerolab.launcher._failures import Failure, first_cause
 
 DEADLINE_SECONDS = 3.0  # by then all ranks are where they stay, on a busy machine too
 
@@ -208,8 +208,8 @@ Current thread 0x00007f0000000001 (most recent call first):
   File "/lib/torch/autograd/graph.py", line 800 in _engine_run_backward
   File "/lib/torch/_tensor.py", line 600 in backward
   File "/home/me/train.py", line 5 in step
-  File "/lib/zerolab/_rank.py", line 90 in call
-  File "/lib/zerolab/_forkserver.py", line 160 in become_rank
+  File "/lib/zerolab/launcher/_rank.py", line 90 in call
+  File "/lib/zerolab/launcher/_forkserver.py", line 160 in become_rank
 """
 
 
@@ -309,7 +309,7 @@ def test_a_result_that_cannot_be_sent_is_named():
 
 def refuse_to_be_rebuilt(where: str):
     """Fails to unpickle in ranks or in the caller, whichever is named."""
-    from zerolab import _rank
+    from zerolab.launcher import _rank
 
     if (_rank.current is None) == (where == "here"):
         raise LookupError("no such thing here")
@@ -388,7 +388,7 @@ def test_no_rank_outlives_its_caller(tmp_path: Path, number: signal.Signals, han
 
 CROWDED_PROGRAM = """
     import errno, os, socket
-    from zerolab import _forkserver
+    from zerolab.launcher import _forkserver
 
     def no_room():
         raise OSError(errno.EAGAIN, "no room")

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from conftest import descendants, run_script
 
 import zerolab
-from zerolab import _forkclient, launcher
+from zerolab.launcher import _forkclient, launcher
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])

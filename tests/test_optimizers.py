@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import zerolab
-from zerolab.probe import state_bytes_per_parameter
+from zerolab.optimizer.probe import state_bytes_per_parameter
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares the ranks the import of pytest
 

@@ -119,8 +119,10 @@ def test_every_lesson_is_in_the_readme_with_the_minutes_its_first_box_says():
 def test_every_module_is_on_the_readmes_map():
     on_map = set(re.findall(r"\b\w+\.py\b", readme_section("The house, in reading order")))
     public = {path.name for path in (ROOT / "zerolab").glob("[!_]*.py")}
+    packages = {path.parent.name for path in (ROOT / "zerolab").glob("*/__init__.py")}
     assert public <= on_map
-    assert on_map - public == {"stage0.py", "stage3.py", "test_arrows.py", "build.py"}
+    assert packages == set(re.findall(r"^(\w+)/", readme_section("The house, in reading order"), re.M))
+    assert on_map - public == {"stage0.py", "stage3.py", "__init__.py", "test_arrows.py", "build.py"}
 
 
 def test_every_file_the_readme_names_is_there():

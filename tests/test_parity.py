@@ -9,7 +9,7 @@ import replicas
 import torch
 
 import zerolab
-from zerolab import parity
+from zerolab.parity import parity
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares the ranks the import of pytest
 

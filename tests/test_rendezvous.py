@@ -13,7 +13,7 @@ import torch.distributed as dist
 from conftest import PYTHONPATH, run_script
 
 import zerolab
-from zerolab.rendezvous import LAUNCHERS, Place, find_place, first_host, job_port
+from zerolab.launcher.rendezvous import LAUNCHERS, Place, find_place, first_host, job_port
 
 MEETING = {"MASTER_ADDR": "node7", "MASTER_PORT": "1234"}
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", **MEETING}

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from unprepared import Block, Net, containers, flow, frozen, odd, outputs, passes, sharing, stock
 
-from zerolab.scopes import find_scopes, tensors_in
+from zerolab.engine.scopes import find_scopes, tensors_in
 
 EVERY = {
     name: make

@@ -10,10 +10,10 @@ import cloudpickle
 import pytest
 
 import zerolab
-from zerolab import parity
 from zerolab.__main__ import main
-from zerolab.grads import FlatGrads
 from zerolab.optimizer import STAGES
+from zerolab.parity import parity
+from zerolab.unit.grads import FlatGrads
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares the ranks the import of pytest
 

@@ -16,7 +16,7 @@ _HOMES = {
     "ZeroOptimizer": "optimizer",
     "save": "checkpoint",
     "load": "checkpoint",
-    "export": "torch_file",
+    "export": "checkpoint",
     "verify": "parity",
     "rehearse": "rehearsal",
     "Trace": "trace",

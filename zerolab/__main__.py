@@ -11,7 +11,7 @@ import sys
 
 COMMANDS = {
     "plan": ("zerolab.plan", "what fits on your GPUs at each stage, and why not"),
-    "verify": ("zerolab.parity", "run the stages on real processes against single-process training"),
+    "verify": ("zerolab.parity.parity", "run the stages on real processes against single-process training"),
     "train": ("zerolab.train", "train a small model with a ZeRO stage, and watch it"),
 }
 

@@ -20,10 +20,10 @@ class MeasuredStates:
     """Bytes one rank holds, by the categories of `zerolab.memory.model_states`, the rest itemised.
 
     Attributes:
-        params_bytes, grads_bytes, optimizer_bytes: without padding; these equal the formula. padding_bytes:
-        alignment and tail, of which every rank has an even share. uneven_bytes: optimizer state beyond an
-        even share, because it follows the real elements a rank owns and
-            padding has none; over all ranks it adds up to zero.
+        params_bytes, grads_bytes, optimizer_bytes: without padding; these equal the formula.
+        padding_bytes: alignment and tail, of which every rank has an even share.
+        uneven_bytes: optimizer state beyond an even share, because it follows the real elements a rank owns
+            and padding has none; over all ranks it adds up to zero.
         counters_bytes: scalars such as Adam's step, one for each parameter.
         peak_bytes: the most that was held at once since construction, buffers of messages in flight included.
     """

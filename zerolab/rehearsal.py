@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from zerolab.engine.scopes import tensors_in
 from zerolab.measure import MeasuredStates
 from zerolab.optimizer import ZeroOptimizer
-from zerolab.scopes import tensors_in
 from zerolab.trace import Traffic
 
 
@@ -44,12 +44,13 @@ def rehearse(
 
     Args:
         model_fn: builds the model; its parameters are created on the meta device, so their values never
-        exist. inputs: builds one rank's arguments for forward; by default a few tokens and targets, as for
-        zerolab.models.GPT. defaults: the optimizer's keywords, and ZeroOptimizer's own.
+            exist.
+        inputs: builds one rank's arguments for forward; by default a few tokens and targets, as for
+            zerolab.models.GPT.
+        defaults: the optimizer's keywords, and ZeroOptimizer's own.
     Memory: a few MB for objects and shapes, however large the model.
     Raises: RuntimeError where this process belongs to a process group already; ValueError and TypeError as
-    ZeroOptimizer,
-        and for a world size below 1.
+        ZeroOptimizer, and for a world size below 1.
     """
     with _fake_world(world_size):
         with torch.device("meta"):
@@ -57,8 +58,7 @@ def rehearse(
             arguments = _tokens() if inputs is None else inputs()
         psi = sum(parameter.numel() for parameter in model.parameters())
         optimizer = ZeroOptimizer(model, optimizer_class, stage=stage, precision=precision, **defaults)
-        # The first step allocates the optimizer's state and learns the order to prefetch in; the second has
-        # both.
+        # The first step allocates the optimizer's state and learns the order to prefetch in.
         for _ in range(2):
             optimizer.zero_grad()
             _loss(model, arguments).backward()

@@ -17,11 +17,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, RMSprop
 
-from zerolab import data, generations, models
+from zerolab import data, models
+from zerolab.checkpoint import generations
 from zerolab.launcher import WorkerError, init_process_group, launch
+from zerolab.launcher.rendezvous import find_place
 from zerolab.optimizer import STAGES, ZeroOptimizer
 from zerolab.progress import Progress, mean_over_ranks, write_trace
-from zerolab.rendezvous import find_place
 
 OPTIMIZERS = {kind.__name__.lower(): kind for kind in (Adam, AdamW, NAdam, RMSprop, Adagrad, SGD)}
 
@@ -107,7 +108,7 @@ def resume(config: Config, optimizer: ZeroOptimizer) -> list[float]:
 
     Raises: ValueError where its settings would lead to other numbers, or where nothing is left to do.
     """
-    from zerolab import checkpoint
+    from zerolab.checkpoint import checkpoint
 
     extra = checkpoint.load(optimizer, config.resume)
     for name, before in extra["settings"].items():

@@ -30,7 +30,7 @@ from zerolab import cost, data, models
 from zerolab.course import attempt, choice, explore, predict, quiz, show, show_source
 from zerolab.course.checks.data_parallel import check_average_gradients
 from zerolab.course.figures import data_parallel as figures
-from zerolab.launcher import threads_per_rank
+from zerolab.launcher.launcher import threads_per_rank
 from zerolab.stages.stage0 import Stage0
 from zerolab.unit import FlatUnit
 

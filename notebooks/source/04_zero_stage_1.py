@@ -30,7 +30,7 @@ from zerolab.course.checks.zero_stage_1 import check_zero1
 from zerolab.course.figures import zero_stage_1 as figures
 from zerolab.course.figures.data_parallel import held_by_rank
 from zerolab.course.figures.losses import both_losses
-from zerolab.launcher import threads_per_rank
+from zerolab.launcher.launcher import threads_per_rank
 from zerolab.stages import stage0, stage1
 
 # %% [markdown]

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 from zerolab.collectives import Comm
-from zerolab.span import Span
 from zerolab.unit import FlatUnit
+from zerolab.unit.span import Span
 
 
 def agree_on(comm: Comm, what: str, lines: list[str]) -> None:

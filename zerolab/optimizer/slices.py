@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from zerolab.span import Span
 from zerolab.unit import FlatUnit
+from zerolab.unit.span import Span
 
 
 @dataclass(frozen=True, eq=False)

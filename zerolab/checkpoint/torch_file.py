@@ -18,8 +18,8 @@ from zipfile import ZipFile, ZipInfo
 
 import torch
 
+from zerolab.checkpoint.together import from_rank_0, require_between_steps
 from zerolab.optimizer import ZeroOptimizer
-from zerolab.together import from_rank_0, require_between_steps
 from zerolab.unit import FlatUnit
 
 ALIGNMENT_BYTES = 64

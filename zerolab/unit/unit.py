@@ -11,10 +11,10 @@ import math
 import torch
 from torch import nn
 
-from zerolab.grads import FlatGrads
 from zerolab.precision import Precision
-from zerolab.sharded import Sharded
-from zerolab.span import Span
+from zerolab.unit.grads import FlatGrads
+from zerolab.unit.sharded import Sharded
+from zerolab.unit.span import Span
 
 ALIGNMENT_BYTES = 64
 """Every parameter and every shard starts on such a boundary, as torch's own allocations do: with weights that

@@ -5,9 +5,9 @@ from itertools import zip_longest
 
 import torch
 
-from zerolab.local import options_of
 from zerolab.optimizer import ZeroOptimizer
-from zerolab.slices import Slice
+from zerolab.optimizer.local import options_of
+from zerolab.optimizer.slices import Slice
 
 FORMAT = 1
 

@@ -15,26 +15,33 @@ from contextlib import AbstractContextManager
 import torch
 from torch import nn
 
-from zerolab.agreement import agree_on, agree_on_order, agree_on_used
-from zerolab.clip import global_norm
 from zerolab.collectives import connect
 from zerolab.engine import Engine
-from zerolab.hook import Hook
-from zerolab.local import LocalUpdate, options_of
+from zerolab.engine.agreement import agree_on, agree_on_order, agree_on_used
+from zerolab.engine.hook import Hook
+from zerolab.engine.scopes import Scope, find_scopes
 from zerolab.measure import MeasuredStates, census, storage_bytes
+from zerolab.optimizer.clip import global_norm
+from zerolab.optimizer.local import LocalUpdate, options_of
+from zerolab.optimizer.probe import state_bytes_per_parameter
+from zerolab.optimizer.seats import check_seats, guard_loading, take_seats
+from zerolab.optimizer.settings import (
+    check_settings,
+    choose,
+    engaged,
+    group_signature,
+    parameter_groups,
+    signature,
+)
+from zerolab.optimizer.slices import Slice, disjoint_grads
 from zerolab.precision import PRECISIONS
-from zerolab.probe import state_bytes_per_parameter
-from zerolab.scopes import Scope, find_scopes
-from zerolab.seats import check_seats, guard_loading, take_seats
-from zerolab.settings import check_settings, choose, engaged, group_signature, parameter_groups, signature
-from zerolab.slices import Slice, disjoint_grads
-from zerolab.span import Span
 from zerolab.stages.stage0 import Stage0
 from zerolab.stages.stage1 import Stage1
 from zerolab.stages.stage2 import Stage2
 from zerolab.stages.stage3 import Stage3
 from zerolab.trace import Trace
 from zerolab.unit import FlatUnit
+from zerolab.unit.span import Span
 
 STAGES = {0: Stage0, 1: Stage1, 2: Stage2, 3: Stage3}
 
@@ -45,11 +52,11 @@ class ZeroOptimizer(torch.optim.Optimizer):
     Args:
         model: any module; its parameters move into flat buffers and start as rank 0's. Buffers stay per rank.
         optimizer_class: a torch.optim.Optimizer class with an elementwise update; ``defaults`` goes to it.
-        stage: 0 nothing sharded, 1 optimizer state, 2 and gradients, 3 and parameters. params: parameter
-        groups as any optimizer takes them; all trainable parameters by default. units: modules to gather and
-        reduce as one; the outermost containers' children by default. precision: "fp32"; "mixed" for bf16
-        parameters and gradients with fp32 masters, 2+2+12 bytes with Adam;
-            "mixed_fp32_grads" for 2+4+12.
+        stage: 0 nothing sharded, 1 optimizer state, 2 and gradients, 3 and parameters.
+        params: parameter groups as any optimizer takes them; all trainable parameters by default.
+        units: modules to gather and reduce as one; the outermost containers' children by default.
+        precision: "fp32"; "mixed" for bf16 parameters and gradients with fp32 masters, 2+2+12 bytes with
+            Adam; "mixed_fp32_grads" for 2+4+12.
         process_group: the ranks that train together; all of them by default.
         prefetch: scopes gathered ahead of the one at work (stage 3); 0 is the synchronous textbook.
         reduces_in_flight: reductions left under way while backward goes on; 0 waits for each.

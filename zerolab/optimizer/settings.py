@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from zerolab.scopes import Scope
+from zerolab.engine.scopes import Scope
 
 engaged: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 """Models that have a ZeroOptimizer: a second one would move the parameters away from under the first."""

@@ -1,8 +1,10 @@
 """Engine: WHEN the stages' verbs run. It hangs hooks into the model, and knows no stage by name.
 
-    forward   a scope is entered: unshard it, start on the next     it is left: reshard backward  its output's
-    gradient comes: unshard, start on the one before     its last gradient comes: reshard, reduce the end   of
-    backward: what autograd never reached is reduced as zeros, and every scope is closed
+    forward    a scope is entered: unshard it, start on the next
+               it is left: reshard it
+    backward   its output's gradient comes: unshard it, start on the one before
+               its last gradient comes: reshard it, reduce its gradients
+               the end: what autograd never reached is reduced as zeros, and every scope is closed
 
 ``prefetch`` and ``reduces_in_flight`` say how much communication may run beside the computation. At 0 every
 collective is waited for where it is issued; the numbers are the same.
@@ -15,15 +17,15 @@ from functools import partial
 import torch
 from torch import nn
 
-from zerolab.gather import Gatherer
-from zerolab.hook import Hook
+from zerolab.engine.gather import Gatherer
+from zerolab.engine.hook import Hook
+from zerolab.engine.reduction import Reducer
+from zerolab.engine.scopes import Scope, tensors_in
 from zerolab.measure import Gauge
-from zerolab.reduction import Reducer
-from zerolab.scopes import Scope, tensors_in
-from zerolab.span import Span
 from zerolab.stages.base import Stage
 from zerolab.trace import Trace
 from zerolab.unit import FlatUnit
+from zerolab.unit.span import Span
 
 
 class Engine:

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from zerolab.launcher import check_arguments, launch
+from zerolab.launcher.launcher import check_arguments, launch
 from zerolab.measure import MeasuredStates
 from zerolab.memory import ModelStates
 from zerolab.models import GPT
 from zerolab.optimizer import STAGES, ZeroOptimizer
+from zerolab.optimizer.probe import state_bytes_per_parameter
+from zerolab.optimizer.settings import choose
+from zerolab.parity.prediction import Prediction, predict
+from zerolab.parity.reference import loss_of, reference
+from zerolab.parity.table import print_reports
 from zerolab.precision import PRECISIONS
-from zerolab.prediction import Prediction, predict
-from zerolab.probe import state_bytes_per_parameter
-from zerolab.reference import loss_of, reference
-from zerolab.settings import choose
-from zerolab.table import print_reports
 from zerolab.trace import Traffic
 
 _ENGINE_KEYWORDS = ("prefetch", "reduces_in_flight")

@@ -131,7 +131,9 @@ class Server:
             os.chdir(job["cwd"])
             sys.path[:] = job["sys_path"]
             importlib.invalidate_caches()
-            from zerolab._rank import run  # the first import of zerolab in this process: today's source
+            from zerolab.launcher._rank import (
+                run,  # the first import of zerolab in this process: today's source
+            )
 
             run(rank, job, directory, *fds)
         except BaseException:

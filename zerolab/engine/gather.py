@@ -1,8 +1,8 @@
 """Gatherer: which units are whole, which are being gathered, and which scope will want its own next."""
 
 from zerolab.collectives import Work
+from zerolab.engine.scopes import Scope
 from zerolab.measure import Gauge
-from zerolab.scopes import Scope
 from zerolab.stages.base import Stage
 from zerolab.trace import Trace
 from zerolab.unit import FlatUnit

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from zerolab.probe import state_bytes_per_parameter
-from zerolab.slices import Slice, cut
-from zerolab.span import Span
+from zerolab.optimizer.probe import state_bytes_per_parameter
+from zerolab.optimizer.slices import Slice, cut
 from zerolab.unit import FlatUnit
+from zerolab.unit.span import Span
 
 
 class LocalUpdate:
@@ -17,8 +17,9 @@ class LocalUpdate:
     It knows nothing of ranks. Its parameter groups mirror the user's one to one, with a slice for every
     parameter.
 
-    Attributes: slices: in the order of the groups; optimizer: the stock optimizer, None before the first
-    group.
+    Attributes:
+        slices: in the order of the groups.
+        optimizer: the stock optimizer, None before the first group.
     """
 
     def __init__(self, optimizer_class: type[torch.optim.Optimizer], defaults: dict):
@@ -42,8 +43,7 @@ class LocalUpdate:
         """Update every slice of a parameter that some rank used, with the hyperparameters of ``groups``.
 
         Memory: gradients of another dtype than the slice's are converted a batch at a time, so that the
-        copies take no
-            more than the largest slice.
+            copies take no more than the largest slice.
         """
         for theirs, mine in zip(self.optimizer.param_groups, groups, strict=True):
             theirs.update(options_of(mine))

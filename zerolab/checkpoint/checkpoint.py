@@ -15,15 +15,15 @@ from typing import Any
 
 import torch
 
-from zerolab import generations, pieces
-from zerolab.manifest import check, describe
+from zerolab.checkpoint import generations, pieces
+from zerolab.checkpoint.manifest import check, describe
+from zerolab.checkpoint.pieces import Piece
+from zerolab.checkpoint.together import from_rank_0, require_between_steps
 from zerolab.measure import storage_bytes
 from zerolab.optimizer import ZeroOptimizer
-from zerolab.pieces import Piece
-from zerolab.slices import Slice
-from zerolab.span import Span
-from zerolab.together import from_rank_0, require_between_steps
+from zerolab.optimizer.slices import Slice
 from zerolab.unit import FlatUnit
+from zerolab.unit.span import Span
 
 MANIFEST = "manifest"
 

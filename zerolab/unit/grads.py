@@ -8,9 +8,9 @@ sum, ``reduced``.
 import torch
 
 from zerolab.precision import reduces_to_mean
-from zerolab.sharded import ReducedGradient
-from zerolab.span import Span
 from zerolab.storages import storage_bytes
+from zerolab.unit.sharded import ReducedGradient
+from zerolab.unit.span import Span
 
 
 class FlatGrads:

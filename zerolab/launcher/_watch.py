@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from zerolab import _rank, _stacks
-from zerolab._failures import Failure, LaunchTimeout, WorkerError, first_cause, worker_error
-from zerolab._forkclient import ForkServer
-from zerolab._forkserver import DIED, DONE, EVENT, FAILED, NOT_STARTED, STARTED, Event
-from zerolab._output import Relay
+from zerolab.launcher import _rank, _stacks
+from zerolab.launcher._failures import Failure, LaunchTimeout, WorkerError, first_cause, worker_error
+from zerolab.launcher._forkclient import ForkServer
+from zerolab.launcher._forkserver import DIED, DONE, EVENT, FAILED, NOT_STARTED, STARTED, Event
+from zerolab.launcher._output import Relay
 
 START_SECONDS = 60.0  # for the fork server to import torch; a launch's own timeout starts when its ranks do
 GRACE_SECONDS = 0.3  # after a failure, for one that happened before it and is told after it

@@ -14,11 +14,11 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from zerolab import _forkclient, _rank
-from zerolab._failures import LaunchTimeout, WorkerError
-from zerolab._payload import pickle_payload
-from zerolab._watch import Launch
-from zerolab.rendezvous import init_process_group
+from zerolab.launcher import _forkclient, _rank
+from zerolab.launcher._failures import LaunchTimeout, WorkerError
+from zerolab.launcher._payload import pickle_payload
+from zerolab.launcher._watch import Launch
+from zerolab.launcher.rendezvous import init_process_group
 
 __all__ = ["LaunchTimeout", "WorkerError", "init_process_group", "launch", "threads_per_rank"]
 

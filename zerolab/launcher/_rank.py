@@ -17,9 +17,9 @@ import threading
 import traceback
 from typing import NoReturn
 
-from zerolab import _forkserver
-from zerolab._output import redirect_output
-from zerolab.rendezvous import use_loopback
+from zerolab.launcher import _forkserver
+from zerolab.launcher._output import redirect_output
+from zerolab.launcher.rendezvous import use_loopback
 
 # Asks a rank for its stack. faulthandler answers even while C code holds the interpreter.
 DUMP_SIGNAL = getattr(signal, "SIGRTMAX", signal.SIGUSR2)

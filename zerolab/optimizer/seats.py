@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from torch import nn
 
-from zerolab.hook import Hook
-from zerolab.span import Span
+from zerolab.engine.hook import Hook
 from zerolab.unit import FlatUnit
+from zerolab.unit.span import Span
 
 
 class Seat(NamedTuple):

@@ -4,11 +4,11 @@ from collections import deque
 
 from zerolab.collectives import Work
 from zerolab.measure import Gauge
-from zerolab.span import Span
 from zerolab.stages.base import Stage
 from zerolab.storages import storage_bytes
 from zerolab.trace import Trace
 from zerolab.unit import FlatUnit
+from zerolab.unit.span import Span
 
 
 class Reducer:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import nn
 
-from zerolab.launcher import threads_per_rank
+from zerolab.launcher.launcher import threads_per_rank
 from zerolab.precision import PRECISIONS, Precision, reduces_to_mean
 
 

@@ -10,8 +10,8 @@ import subprocess
 import sys
 import threading
 
-from zerolab import _forkserver
-from zerolab._forkserver import LAUNCH, REQUEST, SIGNAL
+from zerolab.launcher import _forkserver
+from zerolab.launcher._forkserver import LAUNCH, REQUEST, SIGNAL
 
 
 class ForkServer:
