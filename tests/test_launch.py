@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import sys
 import tempfile
 import threading
@@ -68,10 +69,7 @@ def test_an_edited_module_is_seen_by_the_next_launch(monkeypatch, tmp_path: Path
 
 def test_an_edited_zerolab_is_seen_by_the_next_launch(monkeypatch, tmp_path: Path):
     zerolab.launch(int, 1)
-    package = Path(zerolab.__file__).parent
-    for path in package.glob("*.py"):
-        (tmp_path / "zerolab" / path.name).parent.mkdir(exist_ok=True)
-        (tmp_path / "zerolab" / path.name).write_text(path.read_text())
+    shutil.copytree(Path(zerolab.__file__).parent, tmp_path / "zerolab")
     with open(tmp_path / "zerolab" / "__init__.py", "a") as file:
         file.write("\nEDITED = 'yes'\n")
     monkeypatch.syspath_prepend(tmp_path)

@@ -8,19 +8,20 @@ import torch
 from zerolab.optimizer import ZeroOptimizer
 from zerolab.optimizer.local import options_of
 from zerolab.optimizer.slices import Slice
+from zerolab.unit.span import Span
 
 FORMAT = 1
 
 
 def describe(optimizer: ZeroOptimizer) -> dict:
-    """Names and shapes, the optimizer's class, its parameter groups by name, and its state but for the values
+    """Names and forms, the optimizer's class, its parameter groups by name, and its state but for the values
     that are sharded: of those the dtype.
     """
     groups = zip(_group_names(optimizer), optimizer.param_groups, strict=True)
     return {
         "format": FORMAT,
         "world_size": optimizer.world_size,
-        "parameters": _shapes(optimizer),
+        "parameters": _forms(optimizer),
         "optimizer": _class_name(optimizer),
         "groups": [{"names": names, "options": options_of(group)} for names, group in groups],
         "state": {
@@ -35,12 +36,12 @@ def check(manifest: dict, optimizer: ZeroOptimizer) -> None:
     """See that a checkpoint is of this model and optimizer. Raises: ValueError, with the first difference."""
     if manifest["format"] != FORMAT:
         raise ValueError(f"the checkpoint is of format {manifest['format']}, and this reads {FORMAT}")
-    stored, ours = manifest["parameters"], _shapes(optimizer)
+    stored, ours = manifest["parameters"], _forms(optimizer)
     for name in _in_order(stored, ours):
         if stored.get(name) != ours.get(name):
             raise ValueError(
-                f"parameter {name} is {_shape(stored, name)} in the checkpoint and {_shape(ours, name)} in "
-                "the model: build the model that was saved"
+                f"parameter {name} is {stored.get(name, 'missing')} in the checkpoint and "
+                f"{ours.get(name, 'missing')} in the model: build the model that was saved"
             )
     if manifest["optimizer"] != _class_name(optimizer):
         raise ValueError(
@@ -66,12 +67,14 @@ def _check_groups(stored: list[list[str]], ours: list[list[str]]) -> None:
         )
 
 
-def _shapes(optimizer: ZeroOptimizer) -> dict[str, tuple[int, ...]]:
-    return {span.name: span.shape for unit in optimizer.units for span in unit.spans}
+def _forms(optimizer: ZeroOptimizer) -> dict[str, str]:
+    """How each parameter lies in memory, by name: pieces are stored in the order of memory."""
+    return {span.name: _form(span) for unit in optimizer.units for span in unit.spans}
 
 
-def _shape(shapes: dict[str, tuple[int, ...]], name: str) -> str:
-    return f"of shape {shapes[name]}" if name in shapes else "missing"
+def _form(span: Span) -> str:
+    strides = "" if span.layout.is_contiguous() else f" with strides {span.layout.stride()}"
+    return f"of shape {span.shape}{strides}"
 
 
 def _class_name(optimizer: ZeroOptimizer) -> str:

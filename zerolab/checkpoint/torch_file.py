@@ -58,7 +58,7 @@ def _write_unit(optimizer: ZeroOptimizer, unit: FlatUnit, archive: "Archive") ->
 
     def write() -> None:
         for span in unit.spans:
-            archive.write(span.parameter, flat[span.offset : span.stop])
+            archive.write(span.parameter, span.view(flat))
 
     from_rank_0(optimizer.comm, write)
 

@@ -252,7 +252,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         """
         used = self._finish_grads()
         return {
-            span.name: flat[span.offset : span.stop].view(span.shape)
+            span.name: span.view(flat)
             for unit in self.engine.trainable
             for flat in [self._whole_grads(unit)]
             for span in unit.spans

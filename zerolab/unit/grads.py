@@ -54,7 +54,7 @@ class FlatGrads:
         gradient = span.parameter.grad
         if gradient.layout != torch.strided:
             raise RuntimeError(f"{span.name} has a sparse gradient: build its module with sparse=False")
-        place = self.local[span.offset : span.stop].view(span.shape)
+        place = span.view(self.local)
         if span in self.filled:
             place += gradient
         else:

@@ -39,9 +39,21 @@ class Sharded(nn.Parameter):
     """
 
     @classmethod
+    def take_place(cls, parameter: nn.Parameter, layout: torch.Tensor) -> None:
+        """Make a parameter ``Sharded``; ``layout`` has the strides it will have again when it is whole."""
+        parameter.__class__ = cls
+        parameter.layout_when_whole = layout
+
+    @staticmethod
+    def give_way(parameter: nn.Parameter, own_class: type[nn.Parameter]) -> None:
+        """Make it a parameter of its own class again."""
+        del parameter.layout_when_whole
+        parameter.__class__ = own_class
+
+    @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
-        if func.__name__ in _LAYOUT:  # as it will be when it is whole: contiguous
-            args = (torch.empty(args[0].shape, device="meta"), *args[1:])
+        if func.__name__ in _LAYOUT:
+            args = (args[0].layout_when_whole, *args[1:])
         return _describe_or_refuse(_PARAMETER_AWAY, func, args, kwargs)
 
     def __repr__(self) -> str:

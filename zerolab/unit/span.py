@@ -2,20 +2,31 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 
 @dataclass(frozen=True, eq=False)
 class Span:
-    """Where one parameter lies: ``flat[offset : offset + numel]``."""
+    """Where one parameter lies: ``flat[offset : offset + numel]``.
+
+    Its elements keep the order they had in memory, so that a convolution in channels-last form stays one and
+    runs the same kernels. ``layout`` has its shape and strides, without contents.
+    """
 
     name: str
     parameter: nn.Parameter
     offset: int
+    layout: torch.Tensor
+
+    @classmethod
+    def of(cls, name: str, parameter: nn.Parameter, offset: int) -> "Span":
+        """The span of a parameter as it is now. Gaps and overlaps in its memory are not kept."""
+        return cls(name, parameter, offset, torch.empty_like(parameter, device="meta"))
 
     @property
     def numel(self) -> int:
-        return self.parameter.numel()
+        return self.layout.numel()
 
     @property
     def stop(self) -> int:
@@ -23,7 +34,11 @@ class Span:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(self.parameter.shape)
+        return tuple(self.layout.shape)
+
+    def view(self, flat: torch.Tensor) -> torch.Tensor:
+        """The parameter's part of a flat buffer, in the parameter's own form."""
+        return flat[self.offset : self.stop].as_strided(self.layout.shape, self.layout.stride())
 
     def within(self, start: int, stop: int) -> slice:
         """The part of ``flat[start:stop]`` that is this parameter's, counted from ``start``. May be empty."""

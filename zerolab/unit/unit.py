@@ -50,7 +50,7 @@ class FlatUnit:
         self.spans: list[Span] = []
         stop = 0
         for parameter_name, parameter in named_parameters:
-            self.spans.append(Span(parameter_name, parameter, stop))
+            self.spans.append(Span.of(parameter_name, parameter, stop))
             stop += _round_up(parameter.numel(), align)
         self.numel = sum(span.numel for span in self.spans)
         self.shard_numel = _round_up(math.ceil(stop / world_size), align)
@@ -73,13 +73,10 @@ class FlatUnit:
         """Copy the parameters into a new flat buffer and make each a view of it. Padding is zero."""
         flat = torch.zeros(self.padded_numel, dtype=self.dtype, device=self.device)
         for span in self.spans:
-            view = flat[span.offset : span.stop].view(span.shape)
+            view = span.view(flat)
             view.copy_(span.parameter)
             span.parameter.data = view
         return flat
-
-    def _view(self, span: Span) -> torch.Tensor:
-        return self.flat[span.offset : span.stop].view(span.shape)
 
     def own(self, owned: slice) -> None:
         """Choose the range this rank updates; until it is detached, ``shard`` is a view of ``flat``.
@@ -121,9 +118,9 @@ class FlatUnit:
         self._versions = tuple(parameter._version for parameter in parameters)
         self._classes = [type(parameter) for parameter in parameters]
         torch.autograd.graph.increment_version(parameters)
-        for parameter in parameters:
-            parameter.data = self._absent.expand(parameter.shape)
-            parameter.__class__ = Sharded
+        for span in self.spans:
+            span.parameter.data = self._absent.expand(span.shape)
+            Sharded.take_place(span.parameter, span.layout)
         self.flat.untyped_storage().resize_(0)
         self.whole = False
 
@@ -135,8 +132,8 @@ class FlatUnit:
     def reveal(self) -> None:
         """After refill and gather: let the model, and what autograd saved, use the parameters again."""
         for span, own_class in zip(self.spans, self._classes, strict=True):
-            span.parameter.__class__ = own_class
-            span.parameter.data = self._view(span)
+            Sharded.give_way(span.parameter, own_class)
+            span.parameter.data = span.view(self.flat)
         parameters = tuple(span.parameter for span in self.spans)
         torch._C._autograd._unsafe_set_version_counter(parameters, self._versions)
         self.whole = True
@@ -147,7 +144,7 @@ class FlatUnit:
             with torch.inference_mode(False):
                 self.flat = torch.empty_like(self.flat)
                 for span in self.spans:
-                    span.parameter.data = self._view(span)
+                    span.parameter.data = span.view(self.flat)
 
     def lost(self, span: Span) -> bool:
         """Whether a parameter that should be a view of the flat buffer lies somewhere else."""
