@@ -45,8 +45,7 @@ BLOCK = {
 
 
 class Stack(nn.Module):
-    """Linear blocks of exactly the size asked for; every second one runs the other way, so they fit together.
-    """
+    """Linear blocks of exactly the size asked for; every second one runs the other way, so they fit."""
 
     def __init__(self, psi: int, frozen_blocks: int = 0):
         super().__init__()

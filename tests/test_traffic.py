@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 import zerolab
 from zerolab import cost
+from zerolab.collectives import rollcall
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares the ranks the import of pytest
 
@@ -35,7 +36,7 @@ class Wire:
     """Counts what is handed to torch.distributed, beside the trace: a wrapper around each function it has."""
 
     def __init__(self):
-        self.sent_bytes, self.received_bytes, self.calls = 0, 0, Counter()
+        self.sent_bytes, self.received_bytes, self.announced_bytes, self.calls = 0, 0, 0, Counter()
         for name in (
             "isend",
             "irecv",
@@ -50,16 +51,18 @@ class Wire:
         @functools.wraps(function)
         def counted(tensor, *args, **kwargs):
             self.calls[name] += 1
-            self.sent_bytes += tensor.nbytes * (name == "isend")
-            self.received_bytes += tensor.nbytes * (name == "irecv")
+            announces = kwargs.get("tag") == rollcall.TAG
+            self.announced_bytes += tensor.nbytes * (name == "isend" and announces)
+            self.sent_bytes += tensor.nbytes * (name == "isend" and not announces)
+            self.received_bytes += tensor.nbytes * (name == "irecv" and not announces)
             return function(tensor, *args, **kwargs)
 
         return counted
 
-    def read(self) -> tuple[int, int, Counter]:
+    def read(self) -> tuple[int, int, int, Counter]:
         """What came together since the last reading."""
-        found = self.sent_bytes, self.received_bytes, self.calls
-        self.sent_bytes, self.received_bytes, self.calls = 0, 0, Counter()
+        found = self.sent_bytes, self.received_bytes, self.announced_bytes, self.calls
+        self.sent_bytes, self.received_bytes, self.announced_bytes, self.calls = 0, 0, 0, Counter()
         return found
 
 
@@ -115,7 +118,7 @@ def test_the_payload_is_2_2_2_and_3_psi(subject: str, stage: int, world_size: in
 def test_the_wire_carries_all_but_a_ranks_own_share(subject: str, stage: int, world_size: int):
     """(N-1)/N of the payload with its padding, sent and received alike, and nothing goes another way."""
     ranks = counted(world_size)[CASES.index((subject, stage))]
-    for traffic, sent_bytes, received_bytes, calls, units in ranks:
+    for traffic, sent_bytes, received_bytes, _, calls, units in ranks:
         volumes = [padded * passes(stage, name, trainable) for name, trainable, _, padded in units]
         assert traffic.wire_bytes * world_size == 4 * sum(volumes) * (world_size - 1)
         assert sent_bytes == received_bytes == traffic.wire_bytes
@@ -138,8 +141,10 @@ def test_what_each_operation_moves(stage: int):
 
 
 def test_control_messages_are_small_and_counted_apart():
-    for traffic, *_ in counted(4)[CASES.index(("gpt", 2))]:
-        assert 0 < traffic.control_bytes < 1000
+    """What announces the collectives was sent and counted; the masks beside it are a byte a parameter."""
+    for traffic, _, _, announced_bytes, _, units in counted(4)[CASES.index(("gpt", 2))]:
+        assert announced_bytes == 64 * (2 * len(units) + 1)
+        assert announced_bytes < traffic.control_bytes < announced_bytes + 1000
         assert "exchange" not in traffic.by_op
     for traffic, *_ in counted(1)[CASES.index(("gpt", 2))]:
         assert traffic.control_bytes == 0

@@ -21,7 +21,8 @@ class Event:
     """One collective or one update, as one rank saw it.
 
     ``logical_bytes`` is the payload in the paper's convention (an all-reduce counts its payload twice);
-    ``wire_bytes`` is what this rank sent, summed over the messages it handed to the network.
+    ``wire_bytes`` is what this rank sent, summed over the messages it handed to the network, and
+    ``control_bytes`` what it sent to announce them.
     ``slices`` names what was touched, as ``"blocks.0.weight[0:3936]"``.
     """
 
@@ -37,6 +38,7 @@ class Event:
     where: str
     start: float
     end: float | None = None
+    control_bytes: int = 0
 
     @property
     def seconds(self) -> float | None:
@@ -67,6 +69,7 @@ class Traffic:
         if event.phase == CONTROL:
             self.control_bytes += event.wire_bytes
             return
+        self.control_bytes += event.control_bytes
         self.logical_bytes += event.logical_bytes
         self.wire_bytes += event.wire_bytes
         if event.op != "update":

@@ -32,6 +32,7 @@ def from_rank_0(comm: Comm, action: Callable[[], Answer]) -> Answer:
 def require_between_steps(optimizer: ZeroOptimizer, action: str) -> None:
     """See that no pass over the model and no full_params() is open: the shards are not all there is then.
 
+    Collective: it also sees that every rank has come to do the same.
     Raises: RuntimeError.
     """
     engine = optimizer.engine
@@ -42,3 +43,4 @@ def require_between_steps(optimizer: ZeroOptimizer, action: str) -> None:
             f"{action} in the middle of a forward or backward pass: call it between steps, and after an "
             "exception that broke a backward pass off call optimizer.zero_grad() first"
         )
+    optimizer.comm.assemble(action)

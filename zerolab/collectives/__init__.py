@@ -37,7 +37,7 @@ def connect(group: dist.ProcessGroup | None, trace: Trace) -> Comm:
         )
     backend = dist.get_backend(group)
     if backend == "gloo":
-        return DirectComm(group, trace, control=group)
+        return DirectComm(group, trace)
     members = dist.get_process_group_ranks(group)
     control_backend = "gloo" if backend == "nccl" else backend
     control = dist.new_group(list(members), backend=control_backend, use_local_synchronization=True)

@@ -110,13 +110,21 @@ class Comm(ABC):
             dist.broadcast(as_bytes(tensor), group=self.group, group_src=0)
         self.trace.finish(event)
 
+    @abstractmethod
+    def assemble(self, what: str) -> int:
+        """See that every rank is about to do ``what``; the bytes this rank sent to find out.
+
+        Raises: RuntimeError where another does something else.
+        """
+
     def exchange(self, message: torch.Tensor) -> torch.Tensor:
         """Every rank's small control message, as rows in rank order: shape [world_size, *message.shape].
 
         It travels on the CPU's control group, so on GPUs it never makes the device wait.
         """
+        roll_bytes = self.assemble("an exchange of control messages")
         rows = message.new_empty((self.world_size, *message.shape))
-        wire_bytes = message.nbytes * (self.world_size - 1)
+        wire_bytes = roll_bytes + message.nbytes * (self.world_size - 1)
         event = self.trace.begin("exchange", "all", message, wire_bytes=wire_bytes, phase=CONTROL)
         if self.world_size > 1:
             all_gather_single(rows.view(-1), message.view(-1), group=self.control)

@@ -6,16 +6,22 @@ import torch
 import torch.distributed as dist
 
 from zerolab.collectives.base import Comm, Subject, Work, as_bytes
+from zerolab.collectives.rollcall import MESSAGE_BYTES, RollCall
 from zerolab.precision import reduces_to_mean
-from zerolab.trace import Event
+from zerolab.trace import Event, Trace
 
 
 @final
 class DirectComm(Comm):
     """The collectives as sends and receives between every pair, for gloo: the same bits, the fewest bytes.
 
-    Messages are tagged by unit, so two of equal size can never be taken for one another.
+    Messages are tagged by unit, so two of equal size can never be taken for one another, and a roll call
+    goes before each collective, so that ranks whose paths part are told so.
     """
+
+    def __init__(self, group: dist.ProcessGroup, trace: Trace):
+        super().__init__(group, trace, control=group)
+        self._roll = RollCall(group)
 
     def reduce_scatter(self, flat: torch.Tensor, unit: Subject) -> Work:
         """Send each rank its shard of my tensor, then add up, in rank order, what all sent me of mine.
@@ -23,22 +29,25 @@ class DirectComm(Comm):
         Memory: N-1 shards of scratch while under way.
         """
         event = self._begin("reduce_scatter", flat, unit, passes=1)
+        roll = self._call_roll(event)
         scratch, handles = self._scatter(flat, unit, event)
 
         def finish() -> None:
             self._combine(flat, scratch)
             self.trace.finish(event)
 
-        return Work(handles, finish, scratch.nbytes)
+        return Work([*roll, *handles], finish, scratch.nbytes)
 
     def all_gather(self, flat: torch.Tensor, unit: Subject) -> Work:
         """Send my shard to everybody, and receive theirs straight into place."""
         event = self._begin("all_gather", flat, unit, passes=1)
-        return Work(self._gather(flat, unit, event), lambda: self.trace.finish(event))
+        roll = self._call_roll(event)
+        return Work([*roll, *self._gather(flat, unit, event)], lambda: self.trace.finish(event))
 
     def all_reduce(self, flat: torch.Tensor, unit: Subject) -> Work:
         """The two halves back to back: the order of the sum, and so its bits, are reduce_scatter's."""
         event = self._begin("all_reduce", flat, unit, passes=2)
+        roll = self._call_roll(event)
         scratch, handles = self._scatter(flat, unit, event)
 
         def finish() -> None:
@@ -46,7 +55,20 @@ class DirectComm(Comm):
             Work(self._gather(flat, unit, event)).wait()
             self.trace.finish(event)
 
-        return Work(handles, finish, scratch.nbytes)
+        return Work([*roll, *handles], finish, scratch.nbytes)
+
+    def assemble(self, what: str) -> int:
+        if self.world_size == 1:
+            return 0
+        self._roll.begin(what).wait()
+        return MESSAGE_BYTES
+
+    def _call_roll(self, event: Event) -> list:
+        """Post the roll call of a collective: what is to be waited for before its own messages."""
+        if self.world_size == 1:
+            return []
+        event.control_bytes = MESSAGE_BYTES
+        return [self._roll.begin(f"{event.op} of {event.unit}")]
 
     def _combine(self, flat: torch.Tensor, scratch: torch.Tensor) -> None:
         """Make of all ranks' parts of my shard their sum, or in 16 bits their mean."""
