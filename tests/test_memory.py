@@ -39,10 +39,15 @@ def live_bytes() -> int:
     storages = {}
     with torch._C.DisableTorchFunctionSubclass():
         for thing in gc.get_objects():
-            if isinstance(thing, torch.Tensor) and type(thing).__name__ != "ReducedGradient":
+            if isinstance(thing, torch.Tensor) and _has_memory(thing):
                 storage = thing.untyped_storage()
                 storages[storage._cdata] = storage.nbytes()
     return sum(storages.values())
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """Shapes alone, on the meta device, hold nothing, and neither does the marker of a gradient moved out."""
+    return not tensor.is_meta and type(tensor).__name__ != "ReducedGradient"
 
 
 @dataclass

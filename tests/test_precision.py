@@ -7,7 +7,7 @@ from torch import nn
 import zerolab
 from zerolab.precision import PRECISIONS, reduces_to_mean
 
-BYTES = {"fp32": (4, 4, 8), "mixed": (2, 2, 12), "mixed_fp32_grads": (2, 4, 12)}
+BYTES = {"fp32": (4, 4, 8), "mixed": (2, 2, 12), "mixed_fp32_grads": (2, 4, 12), "mixed_fp16": (2, 2, 12)}
 
 
 @pytest.mark.parametrize("precision", BYTES)
@@ -99,4 +99,57 @@ def test_a_precision_that_is_none_is_refused(precision):
 
 
 def test_only_sixteen_bits_reduce_to_their_mean():
-    assert [reduces_to_mean(each.gradients) for each in PRECISIONS.values()] == [False, True, False]
+    assert [reduces_to_mean(each.gradients) for each in PRECISIONS.values()] == [False, True, False, True]
+
+
+class Normed(nn.Module):
+    """A batch norm between two layers that are trained in 16 bits."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.ReLU(), nn.Conv2d(5, 1, 3))
+
+    def forward(self, images):
+        return self.layers(images).float().square().mean()
+
+
+def images(step: int, rank: int) -> torch.Tensor:
+    return torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(10 * step + rank))
+
+
+@pytest.mark.parametrize("precision", BYTES)
+@pytest.mark.parametrize("stage", [1, 3])
+def test_batch_norm_stays_in_fp32_and_trains(stage: int, precision: str):
+    report = zerolab.verify(stage, 2, Normed, images, torch.optim.AdamW, precision=precision, lr=0.05)
+    assert report.ok, report
+
+
+def frozen_in_part() -> nn.Module:
+    model = zerolab.models.GPT(vocab=16, width=8, depth=3, heads=2, context=8)
+    model.blocks[1].requires_grad_(False)
+    model.embedding.requires_grad_(False)
+    return model
+
+
+def text(step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens = torch.randint(16, (2, 9), generator=torch.Generator().manual_seed(10 * step + rank))
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+OTHERS = {
+    "momentum": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+    "rmsprop": (torch.optim.RMSprop, {"lr": 0.01}),
+    "adagrad": (torch.optim.Adagrad, {"lr": 0.1}),
+    "adamw": (torch.optim.AdamW, {"lr": 0.01, "weight_decay": 0.1}),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("precision", ["mixed", "mixed_fp32_grads", "mixed_fp16"])
+def test_other_optimizers_and_frozen_parameters(precision: str, name: str):
+    optimizer_class, defaults = OTHERS[name]
+    for stage in (1, 3):
+        report = zerolab.verify(
+            stage, 2, frozen_in_part, text, optimizer_class, precision=precision, **defaults
+        )
+        assert report.ok, report

@@ -9,24 +9,47 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
+class Linear(nn.Linear):
+    """nn.Linear with GPT-2's start: normal weights of deviation ``std``, no bias to begin with."""
+
+    def __init__(self, fan_in: int, fan_out: int, bias: bool = True, std: float = 0.02):
+        self.std = std
+        super().__init__(fan_in, fan_out, bias)
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=self.std)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+
+class Embedding(nn.Embedding):
+    """nn.Embedding with GPT-2's start."""
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=0.02)
+
+
 class Block(nn.Module):
     """One pre-norm transformer block: attention, then an MLP, each added to the stream it reads.
 
     Pre-norm leaves the residual stream itself unnormalised, so gradients reach the first block undamped and
     small models train without warm-up.
 
+    The stream that 2·depth layers add to grows like √(2·depth); ``out_std``, the deviation of the weights
+    that write to it, is to be the smaller for it, so that the stream keeps its size at every depth.
+
     Shapes: [batch, length, width] → the same.
     """
 
-    def __init__(self, width: int, heads: int):
+    def __init__(self, width: int, heads: int, out_std: float = 0.02):
         super().__init__()
         self.heads = heads
         self.attention_norm = nn.LayerNorm(width)
-        self.query_key_value = nn.Linear(width, 3 * width)
-        self.attention_out = nn.Linear(width, width)
+        self.query_key_value = Linear(width, 3 * width)
+        self.attention_out = Linear(width, width, std=out_std)
         self.mlp_norm = nn.LayerNorm(width)
-        self.mlp_in = nn.Linear(width, 4 * width)
-        self.mlp_out = nn.Linear(4 * width, width)
+        self.mlp_in = Linear(width, 4 * width)
+        self.mlp_out = Linear(4 * width, width, std=out_std)
 
     def forward(self, stream: Tensor) -> Tensor:
         stream = stream + self.attend(self.attention_norm(stream))
@@ -45,8 +68,10 @@ class GPT(nn.Module):
     """A decoder-only transformer over `vocab` symbols, with learned positions.
 
     The blocks sit in one ModuleList because that is where nearly every transformer keeps them; an engine that
-    groups parameters by block finds them there. `tied=True` makes the output head the embedding itself: one
-    parameter with two uses, which is exactly the case a sharded optimizer likes to get wrong.
+    groups parameters by block finds them there. Every module starts its own parameters in reset_parameters(),
+    so that a model built on the meta device can be given its start piece by piece. `tied=True` makes the
+    output head the embedding itself: one parameter with two uses, which is exactly the case a sharded
+    optimizer likes to get wrong.
 
     Shapes: tokens [batch, length] with length ≤ context; logits [batch, length, vocab].
     Memory: about 12·depth·width² parameters, plus (vocab·2 + context)·width at the two ends.
@@ -67,28 +92,13 @@ class GPT(nn.Module):
         if width % heads:
             raise ValueError(f"width={width} does not split into heads={heads}; choose a multiple of {heads}")
         self.context = context
-        self.embedding = nn.Embedding(vocab, width)
-        self.positions = nn.Embedding(context, width)
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
+        self.embedding = Embedding(vocab, width)
+        self.positions = Embedding(context, width)
+        self.blocks = nn.ModuleList(Block(width, heads, 0.02 / (2 * depth) ** 0.5) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, vocab, bias=False)
+        self.head = Linear(width, vocab, bias=False)
         if tied:
             self.head.weight = self.embedding.weight
-        self._initialise(depth)
-
-    def _initialise(self, depth: int) -> None:
-        """GPT-2's start: small weights, smaller still where a block writes to the stream.
-
-        A stream that 2·depth layers add to grows like √(2·depth); scaling each layer's output weights by
-        the inverse keeps its size the same at every depth.
-        """
-        for name, parameter in self.named_parameters():
-            if name.endswith(("attention_out.weight", "mlp_out.weight")):
-                nn.init.normal_(parameter, std=0.02 / (2 * depth) ** 0.5)
-            elif parameter.dim() == 2:
-                nn.init.normal_(parameter, std=0.02)
-            elif name.endswith("bias"):
-                nn.init.zeros_(parameter)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         """The mean next-symbol loss in nats when `targets` [batch, length] are given, else the logits."""
@@ -124,7 +134,7 @@ class GPT(nn.Module):
             raise ValueError(f"temperature={temperature} must be finite and at least 0; try 1.0")
         tokens = prompt
         for _ in range(length):
-            logits = self(tokens[:, -self.context :])[:, -1]
+            logits = self(tokens[:, -self.context :])[:, -1].float()
             if temperature == 0:
                 chosen = logits.argmax(dim=-1, keepdim=True)
             else:

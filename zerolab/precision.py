@@ -10,12 +10,22 @@ from torch.utils._pytree import tree_map
 class Precision:
     """The dtypes of a run. What is not fp32 is trained from an fp32 master, which each owner keeps.
 
-    Attributes: name: as ZeroOptimizer's keyword and `zerolab.memory.model_states` call it.
+    Attributes: name: as ZeroOptimizer's keyword has it.
     """
 
     name: str
     parameters: torch.dtype
     gradients: torch.dtype
+
+    @property
+    def convention(self) -> str:
+        """What `zerolab.memory` calls the bytes of it: fp16 takes as many as bf16."""
+        return "mixed" if self.scales_loss else self.name
+
+    @property
+    def scales_loss(self) -> bool:
+        """Whether gradients can be too small for their dtype."""
+        return self.gradients == torch.float16
 
     @property
     def has_masters(self) -> bool:
@@ -36,8 +46,9 @@ PRECISIONS = {
     "fp32": Precision("fp32", torch.float32, torch.float32),
     "mixed": Precision("mixed", torch.bfloat16, torch.bfloat16),
     "mixed_fp32_grads": Precision("mixed_fp32_grads", torch.bfloat16, torch.float32),
+    "mixed_fp16": Precision("mixed_fp16", torch.float16, torch.float16),
 }
-"""Bytes per parameter, gradient and optimizer state with Adam: 4+4+8, 2+2+12, 2+4+12."""
+"""Bytes per parameter, gradient and optimizer state with Adam: 4+4+8, 2+2+12, 2+4+12, 2+2+12."""
 
 
 def _is_float(leaf) -> bool:

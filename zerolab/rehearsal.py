@@ -61,7 +61,7 @@ def rehearse(
         # The first step allocates the optimizer's state and learns the order to prefetch in.
         for _ in range(2):
             optimizer.zero_grad()
-            _loss(model, arguments).backward()
+            optimizer.scale(_loss(model, arguments)).backward()
             optimizer.step()
         gauge = optimizer.engine.gauge
         return Rehearsal(psi, optimizer.memory(), optimizer.trace.traffic(1), dict(gauge.peak_by_phase))

@@ -22,6 +22,7 @@ from zerolab.checkpoint import generations
 from zerolab.launcher import WorkerError, init_process_group, launch
 from zerolab.launcher.rendezvous import find_place
 from zerolab.optimizer import STAGES, ZeroOptimizer
+from zerolab.precision import PRECISIONS
 from zerolab.progress import Progress, mean_over_ranks, write_trace
 
 OPTIMIZERS = {kind.__name__.lower(): kind for kind in (Adam, AdamW, NAdam, RMSprop, Adagrad, SGD)}
@@ -41,6 +42,7 @@ class Config:
     stage: int = 1
     seed: int = 0
     prefetch: int = 1
+    precision: str = "fp32"
     trace: Path | None = None
     save: Path | None = None
     save_every: int = 100
@@ -52,7 +54,7 @@ RECIPES = {
     "gpt-tiny": Config("gpt-tiny", "adamw", lr=2e-3, epochs=1, steps=600, batch=16, clip=1.0),
     "gpt-11m": Config("gpt-11m", "adamw", lr=6e-4, epochs=1, steps=100, batch=4, clip=1.0),
 }
-NUMBERS_DEPEND_ON = ("model", "optimizer", "lr", "steps", "batch", "clip", "seed")
+NUMBERS_DEPEND_ON = ("model", "optimizer", "precision", "lr", "steps", "batch", "clip", "seed")
 EVALUATION_BATCHES = 8
 PROMPT, SAMPLE_NUMEL = b"\n    def ", 240
 
@@ -70,7 +72,7 @@ def train(config: Config) -> list[float]:
     for step in range(len(done), progress.total):
         inputs, targets = (part.to(device) for part in training.batch(step % config.steps, rank))
         loss = model(inputs, targets)
-        loss.backward()
+        optimizer.scale(loss).backward()
         if config.clip:
             optimizer.clip_grad_norm_(config.clip)
         optimizer.step()
@@ -91,7 +93,8 @@ def shard(model: nn.Module, config: Config) -> ZeroOptimizer:
     """The optimizer of the settings, sharded by their stage."""
     kind = OPTIMIZERS[config.optimizer]
     extra = {"momentum": 0.9} if kind is SGD else {}
-    return ZeroOptimizer(model, kind, stage=config.stage, prefetch=config.prefetch, lr=config.lr, **extra)
+    settings = {name: getattr(config, name) for name in ("stage", "prefetch", "precision", "lr")}
+    return ZeroOptimizer(model, kind, **settings, **extra)
 
 
 def save(config: Config, optimizer: ZeroOptimizer, losses: list[float]) -> None:
@@ -192,6 +195,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--stage", int, "0 shards nothing, 1 optimizer state, 2 also gradients, 3 all", choices=STAGES)
     add("--world-size", at_least(1), "ranks to start, default 2; leave it out under torchrun")
     add("--optimizer", str, "the model's recipe names one", choices=OPTIMIZERS)
+    add("--precision", str, "default fp32", choices=PRECISIONS)
     add("--lr", at_least(0, float), "learning rate")
     add("--epochs", at_least(1), "how often the same batches are seen")
     add("--steps", at_least(1), "batches in an epoch")

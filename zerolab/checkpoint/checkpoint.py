@@ -19,7 +19,6 @@ from zerolab.checkpoint import generations, pieces
 from zerolab.checkpoint.manifest import check, describe
 from zerolab.checkpoint.pieces import Piece
 from zerolab.checkpoint.together import from_rank_0, require_between_steps
-from zerolab.measure import storage_bytes
 from zerolab.optimizer import ZeroOptimizer
 from zerolab.optimizer.slices import Slice
 from zerolab.unit import FlatUnit
@@ -155,5 +154,6 @@ def _adopt(optimizer: ZeroOptimizer, manifest: dict, states: list[dict]) -> None
     pairs = zip(own["param_groups"], manifest["groups"], strict=True)
     own["param_groups"] = [group | stored["options"] for group, stored in pairs]
     own["state"] = {index: state for index, state in enumerate(states) if state}
+    if manifest["loss_scale"] is not None:
+        own["loss_scale"] = manifest["loss_scale"]
     optimizer.load_state_dict(own)
-    optimizer.engine.gauge.optimizer_bytes = storage_bytes(optimizer.local.state_tensors())

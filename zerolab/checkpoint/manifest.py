@@ -23,6 +23,7 @@ def describe(optimizer: ZeroOptimizer) -> dict:
         "world_size": optimizer.world_size,
         "parameters": _forms(optimizer),
         "optimizer": _class_name(optimizer),
+        "loss_scale": None if optimizer.loss_scale is None else optimizer.loss_scale.state_dict(),
         "groups": [{"names": names, "options": options_of(group)} for names, group in groups],
         "state": {
             each.span.name: _state(each, optimizer.state[each.tensor])

@@ -74,6 +74,11 @@ class Comm(ABC):
         self.rank = dist.get_rank(group)
         self.world_size = dist.get_world_size(group)
 
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Where a model that has no memory yet is given it."""
+
     @abstractmethod
     def reduce_scatter(self, flat: torch.Tensor, unit: Subject) -> Work:
         """Sum over the ranks; each is left with the sum of its own shard, in place, the rest spent.

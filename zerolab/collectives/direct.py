@@ -23,6 +23,10 @@ class DirectComm(Comm):
         super().__init__(group, trace, control=group)
         self._roll = RollCall(group)
 
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
     def reduce_scatter(self, flat: torch.Tensor, unit: Subject) -> Work:
         """Send each rank its shard of my tensor, then add up, in rank order, what all sent me of mine.
 

@@ -20,6 +20,14 @@ class NativeComm(Comm):
     library's, so bits may differ from gloo's.
     """
 
+    @property
+    def device(self) -> torch.device:
+        """This rank's GPU; in a rehearsal the meta device, where nothing has memory."""
+        backend = dist.get_backend(self.group)
+        return (
+            torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("meta")
+        )
+
     def reduce_scatter(self, flat: torch.Tensor, unit: Subject) -> Work:
         """The native reduce-scatter, in place: the output is this rank's own slice of the input."""
         own = self.own(flat)

@@ -39,9 +39,10 @@ class LocalUpdate:
         self.slices += slices
         return options_of(self.optimizer.param_groups[-1])
 
-    def step(self, used: set[Span], groups: list[dict]) -> None:
+    def step(self, used: set[Span], groups: list[dict], scale: float = 1.0) -> None:
         """Update every slice of a parameter that some rank used, with the hyperparameters of ``groups``.
 
+        ``scale``: how many times too large the gradients are, as of a loss that was scaled.
         Memory: gradients of another dtype than the slice's are converted a batch at a time, so that the
             copies take no more than the largest slice.
         """
@@ -49,7 +50,8 @@ class LocalUpdate:
             theirs.update(options_of(mine))
         for batch in self._batches(used):
             for each in batch:
-                each.tensor.grad = each.unit.grads.reduced[each.part].to(each.tensor.dtype)
+                gradient = each.unit.grads.reduced[each.part].to(each.tensor.dtype)
+                each.tensor.grad = gradient if scale == 1 else gradient / scale
             self.optimizer.step()
             for each in batch:
                 each.tensor.grad = None

@@ -19,10 +19,13 @@ from zerolab.collectives import connect
 from zerolab.engine import Engine
 from zerolab.engine.agreement import agree_on, agree_on_order, agree_on_used
 from zerolab.engine.hook import Hook
-from zerolab.engine.scopes import Scope, find_scopes
+from zerolab.engine.scopes import find_scopes
 from zerolab.measure import MeasuredStates, census, storage_bytes
-from zerolab.optimizer.clip import global_norm
+from zerolab.optimizer import tokens
+from zerolab.optimizer.gradients import clip_grads, whole_grads
+from zerolab.optimizer.layout import lay_out
 from zerolab.optimizer.local import LocalUpdate, options_of
+from zerolab.optimizer.loss_scale import LossScale
 from zerolab.optimizer.probe import state_bytes_per_parameter
 from zerolab.optimizer.seats import check_seats, guard_loading, take_seats
 from zerolab.optimizer.settings import (
@@ -33,14 +36,13 @@ from zerolab.optimizer.settings import (
     parameter_groups,
     signature,
 )
-from zerolab.optimizer.slices import Slice, disjoint_grads
+from zerolab.optimizer.slices import Slice
 from zerolab.precision import PRECISIONS
 from zerolab.stages.stage0 import Stage0
 from zerolab.stages.stage1 import Stage1
 from zerolab.stages.stage2 import Stage2
 from zerolab.stages.stage3 import Stage3
 from zerolab.trace import Trace
-from zerolab.unit import FlatUnit
 from zerolab.unit.span import Span
 
 STAGES = {0: Stage0, 1: Stage1, 2: Stage2, 3: Stage3}
@@ -51,12 +53,13 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     Args:
         model: any module; its parameters move into flat buffers and start as rank 0's. Buffers stay per rank.
+            One built on the meta device is given memory and start values here, unit by unit.
         optimizer_class: a torch.optim.Optimizer class with an elementwise update; ``defaults`` goes to it.
         stage: 0 nothing sharded, 1 optimizer state, 2 and gradients, 3 and parameters.
         params: parameter groups as any optimizer takes them; all trainable parameters by default.
         units: modules to gather and reduce as one; the outermost containers' children by default.
         precision: "fp32"; "mixed" for bf16 parameters and gradients with fp32 masters, 2+2+12 bytes with
-            Adam; "mixed_fp32_grads" for 2+4+12.
+            Adam; "mixed_fp32_grads" for 2+4+12; "mixed_fp16" for fp16, where losses go through `scale`.
         process_group: the ranks that train together; all of them by default.
         prefetch: scopes gathered ahead of the one at work (stage 3); 0 is the synchronous textbook.
         reduces_in_flight: reductions left under way while backward goes on; 0 waits for each.
@@ -92,13 +95,12 @@ class ZeroOptimizer(torch.optim.Optimizer):
         described = signature(scopes, stage_class, precision, optimizer_class, defaults)
         agree_on(self.comm, "the model and its optimizer", described)
         agree_on(self.comm, "the parameter groups", group_signature(model, groups))
-        self.units: list[FlatUnit] = []
-        for scope in scopes:
-            self._lay_out(scope)
+        self.units = lay_out(model, scopes, self.comm, self.stage, self.precision)
         self._seats = take_seats(model, self.units)
         guard_loading(model, self._seats)
         self.local = LocalUpdate(optimizer_class, defaults)
         super().__init__(groups, {})
+        self.loss_scale = LossScale() if self.precision.scales_loss else None
         self.defaults, self.state = self.local.optimizer.defaults, self.local.optimizer.state
         self.engine = Engine(model, scopes, self.stage, self.trace, prefetch, reduces_in_flight)
         if self.precision.has_masters:
@@ -118,26 +120,6 @@ class ZeroOptimizer(torch.optim.Optimizer):
         """What the model is called with, in its parameters' dtype."""
         return self.precision.cast((args, kwargs))
 
-    # Setting up: units, shards, slices.
-
-    def _lay_out(self, scope: Scope) -> None:
-        """Move a scope's parameters into flat units, one for each kind, as rank 0 has them, and cut them.
-
-        Unit by unit, so that at stage 3 no more than one of them is whole beside the shards.
-        """
-        kinds: dict[tuple, list[tuple[str, nn.Parameter]]] = {}
-        for name, parameter in scope.parameters:
-            kinds.setdefault((not parameter.requires_grad, parameter.dtype, parameter.device), []).append(
-                (name, parameter)
-            )
-        for (frozen, dtype, _), parameters in kinds.items():
-            name = f"{scope.name} (frozen {str(dtype).removeprefix('torch.')})" if frozen else scope.name
-            unit = FlatUnit(name, len(self.units), parameters, self.world_size, self.precision)
-            self.comm.broadcast(unit.flat, unit)
-            self.stage.setup(unit)
-            scope.units.append(unit)
-            self.units.append(unit)
-
     def add_param_group(self, param_group: dict) -> None:
         """Optimize more of the model's parameters, as torch's own; each gets its slice."""
         (group,) = parameter_groups(self.model, [param_group], may_be_empty=True)
@@ -148,6 +130,41 @@ class ZeroOptimizer(torch.optim.Optimizer):
         super().add_param_group(filled | {"params": group["params"]})
 
     # Training.
+
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        """What to call backward on: ``optimizer.scale(loss).backward()``. In fp16 a multiple of the loss.
+
+        In any other precision it is the loss itself, so a loop written for fp16 serves for all. The step
+        divides again, and is skipped where a gradient overflowed.
+        """
+        return loss if self.loss_scale is None else self.loss_scale.apply(loss)
+
+    def mean_loss(
+        self, loss_sum: torch.Tensor, count: float, total_count: float | None = None
+    ) -> torch.Tensor:
+        """This rank's part of a mean over the tokens of all ranks, where ranks have unequal numbers of them.
+
+        Ranks are averaged, and a mean of means weighs a token more where there are few. So hand in the *sum*
+        of the losses of this rank's tokens, and how many they are: the gradient is then that of the mean over
+        all tokens, as one process with all of them would have it. The mean over the ranks of what is returned
+        is the mean loss.
+
+        Args:
+            count: how many tokens this rank's sum is over; may be 0, but not on all ranks.
+            total_count: how many there are on all ranks together, if known, as where a step has several
+                micro-batches: pass their total, from `total`, with each.
+        Comm: 8 bytes a rank, unless total_count is given.
+        Raises: ValueError for a count that is negative or not finite, or a total of 0.
+        """
+        total = self.total(count) if total_count is None else total_count
+        return tokens.part_of_mean(self.comm, loss_sum, total)
+
+    def total(self, count: float) -> float:
+        """The sum of a number over the ranks. Collective. Comm: 8 bytes a rank.
+
+        Raises: ValueError on every rank where a count is negative or not finite.
+        """
+        return tokens.total(self.comm, count)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], torch.Tensor] | None = None):
@@ -162,10 +179,19 @@ class ZeroOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         used = self._average_grads()
-        self.trace.phase = "step"
-        self.stage.update(self.engine.trainable, lambda: self._update(used))
-        self._finish_step()
+        if not self._overflowed(used):
+            self.trace.phase = "step"
+            self.stage.update(self.engine.trainable, lambda: self._update(used))
+            self._note_update()
+        self.trace.next_step()
         return loss
+
+    def _overflowed(self, used: set[Span]) -> bool:
+        """Whether an fp16 gradient of any rank is not finite, so that no rank may take this step."""
+        if self.loss_scale is None:
+            return False
+        gradients = [unit.grads.reduced for unit in self.engine.trainable]
+        return self.loss_scale.judge(self.comm, gradients, bool(used))
 
     def _average_grads(self) -> set[Span]:
         """See that every gradient is reduced and divided by N, once; the spans that any rank used."""
@@ -187,17 +213,24 @@ class ZeroOptimizer(torch.optim.Optimizer):
         """The local optimizer's step, written into the trace unit by unit."""
         units = self.engine.trainable
         events = [self.trace.begin("update", u.name, u.master, u.describe(u.owned)) for u in units]
-        self.local.step(used, self.param_groups)
+        self.local.step(used, self.param_groups, self._gradient_scale)
         for unit, event in zip(units, events, strict=True):
             unit.publish()
             self.trace.finish(event)
 
-    def _finish_step(self) -> None:
+    @property
+    def _gradient_scale(self) -> float:
+        """How many times too large the gradients are, because the loss was scaled."""
+        return 1.0 if self.loss_scale is None else self.loss_scale.applied
+
+    def _note_update(self) -> None:
         """Tell autograd that the parameters changed, and take the measure of the optimizer's state."""
         for unit in self.engine.trainable:
             unit.mark_updated()
+        self._note_state()
+
+    def _note_state(self) -> None:
         self.engine.gauge.note_optimizer(storage_bytes(self.local.state_tensors()), self.trace.phase)
-        self.trace.next_step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients of all parameters, on this rank and so on every rank that calls it."""
@@ -211,18 +244,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
         depend on how many ranks there are. Comm: 8 bytes a rank. Raises: ValueError for a negative max_norm
         or norm_type.
         """
-        if not max_norm >= 0 or not norm_type > 0:
-            raise ValueError(
-                f"max_norm is {max_norm} and norm_type {norm_type}: pass max_norm >= 0 and norm_type > 0"
-            )
         used = self._average_grads()
-        norm = global_norm(
-            self.comm, disjoint_grads(self.engine.trainable, used, self.rank), float(norm_type)
-        )
-        scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-        for unit in self.engine.trainable:
-            unit.grads.reduced *= scale.to(unit.device)
-        return norm
+        return clip_grads(self.comm, self.engine.trainable, used, max_norm, norm_type, self._gradient_scale)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Collect gradients without reducing them; the first backward outside reduces the sum.
@@ -251,19 +274,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         Collective: every rank calls it. Memory: 4Ψ for the copies. Comm: Ψ.
         """
         used = self._finish_grads()
-        return {
-            span.name: span.view(flat)
-            for unit in self.engine.trainable
-            for flat in [self._whole_grads(unit)]
-            for span in unit.spans
-            if span in used
-        }
-
-    def _whole_grads(self, unit: FlatUnit) -> torch.Tensor:
-        flat = torch.zeros(unit.padded_numel, dtype=unit.grads.dtype, device=unit.device)
-        flat[unit.owned] = unit.grads.mean()
-        self.comm.all_gather(flat, unit).wait()
-        return flat
+        return whole_grads(self.comm, self.engine.trainable, used, self._gradient_scale)
 
     def memory(self) -> MeasuredStates:
         """What this rank holds now, from storages, by category. Call it between backward and zero_grad."""
@@ -272,7 +283,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict:
         """This rank's shard of the optimizer state, tagged: it loads only where it belongs."""
-        return self.local.optimizer.state_dict() | {"zerolab": self._tag()}
+        scale = {} if self.loss_scale is None else {"loss_scale": self.loss_scale.state_dict()}
+        return self.local.optimizer.state_dict() | {"zerolab": self._tag()} | scale
 
     def load_state_dict(self, state_dict: dict) -> None:
         """Take back what `state_dict` gave, on the same rank, at the same stage, world size and layout.
@@ -284,10 +296,11 @@ class ZeroOptimizer(torch.optim.Optimizer):
                 f"this state_dict is the shard of {state_dict.get('zerolab', 'another optimizer')}, and this "
                 f"is {self._tag()}: load it on the rank and with the layout it was saved from"
             )
-        self.local.optimizer.load_state_dict(
-            {key: value for key, value in state_dict.items() if key != "zerolab"}
-        )
+        if self.loss_scale is not None and "loss_scale" in state_dict:
+            self.loss_scale.load_state_dict(state_dict["loss_scale"])
+        self.local.optimizer.load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
         self.state = self.local.optimizer.state
+        self._note_state()
         for mine, theirs in zip(self.param_groups, self.local.optimizer.param_groups, strict=True):
             mine.update(options_of(theirs))
 

@@ -110,7 +110,7 @@ def _train_sharded(stage: int, model_fn, inputs, optimizer_class, steps: int, de
     for step in range(steps):
         optimizer.zero_grad()
         loss = loss_of(model, inputs, step, rank, optimizer.precision)
-        loss.backward()
+        optimizer.scale(loss).backward()
         optimizer.step()
         losses.append(loss.item())
     memory, traffic = optimizer.memory(), optimizer.trace.traffic(steps - 1)
@@ -178,7 +178,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--stage", type=int, nargs="+", default=[0, 1, 2, 3], help="default: 0 1 2 3")
     parser.add_argument("--world-size", type=int, nargs="+", default=[1, 2, 4], help="default: 1 2 4")
     parser.add_argument("--steps", type=int, default=3, help="training steps to compare after (default 3)")
-    parser.add_argument("--precision", default="fp32", help="fp32 (default), mixed or mixed_fp32_grads")
+    parser.add_argument("--precision", default="fp32", help="default: fp32", metavar="|".join(PRECISIONS))
     parser.add_argument("--optimizer", default="Adam", help="an elementwise class of torch.optim")
 
 

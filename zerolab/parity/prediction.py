@@ -1,11 +1,12 @@
 """What the paper's formulas say a rank should hold and send, for one model as it was cut into units."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from zerolab import cost
 from zerolab.measure import MeasuredStates
 from zerolab.memory import ModelStates, model_states
 from zerolab.optimizer import ZeroOptimizer
+from zerolab.precision import Precision
 from zerolab.trace import Traffic
 
 
@@ -39,12 +40,9 @@ def predict(optimizer: ZeroOptimizer, stage: int) -> Prediction:
     Traffic is summed unit by unit: frozen ones are gathered only, the root is gathered once. On the wire a
     payload travels with its padding, and (N-1)/N of it.
     """
-    trainable = sum(unit.numel for unit in optimizer.units if unit.trainable)
-    frozen = sum(unit.numel for unit in optimizer.units if not unit.trainable)
-    states = [each.state_bytes_per_element for each in optimizer.slices if each.unit.trainable]
-    k = max(states) + 4 * optimizer.precision.has_masters
-    name = optimizer.precision.name
-    memory = model_states(trainable, optimizer.world_size, stage, name, k=k, frozen_psi=frozen)
+    precisions = dict.fromkeys(unit.precision for unit in optimizer.units)
+    parts = [_states(optimizer, stage, precision) for precision in precisions]
+    memory = ModelStates(*(sum(getattr(part, each.name) for part in parts) for each in fields(ModelStates)))
     traffic = Traffic()
     for scope in optimizer.engine.scopes:
         for unit in scope.units:
@@ -54,3 +52,13 @@ def predict(optimizer: ZeroOptimizer, stage: int) -> Prediction:
             traffic.logical_bytes += int(payload)
             traffic.wire_bytes += int(cost.wire_bytes(padded, optimizer.world_size, "all_gather"))
     return Prediction(memory, traffic)
+
+
+def _states(optimizer: ZeroOptimizer, stage: int, precision: Precision) -> ModelStates:
+    """The bytes of all units of one precision."""
+    units = [unit for unit in optimizer.units if unit.precision is precision]
+    trainable = sum(unit.numel for unit in units if unit.trainable)
+    frozen = sum(unit.numel for unit in units if not unit.trainable)
+    states = [s.state_bytes_per_element for s in optimizer.slices if s.unit in units and s.unit.trainable]
+    k = max(states, default=0) + 4 * precision.has_masters
+    return model_states(trainable, optimizer.world_size, stage, precision.convention, k=k, frozen_psi=frozen)

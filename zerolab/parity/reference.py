@@ -38,11 +38,11 @@ def reference(
     for step in range(steps):
         for rank in range(world_size):
             loss = loss_of(model, inputs, step, rank, twins.precision)
-            loss.backward()
+            (loss * twins.scale).backward()
             twins.collect()
             losses += [loss.item()] if rank == 0 else []
-        twins.average(world_size)
-        optimizer.step()
+        if twins.average(world_size):
+            optimizer.step()
         twins.publish()
     return {name: p.detach() for name, p in model.named_parameters()}, losses
 
@@ -51,17 +51,20 @@ class _Twins:
     """The parameters in the run's dtype, beside the fp32 masters that are updated; in fp32 they are one.
 
     What one process has to do to give the numbers of a sharded run: gradients are added up in fp32 and rank
-    order, divided once, and rounded once where the run keeps them in 16 bits.
+    order, divided once, and rounded once where the run keeps them in 16 bits. In fp16 the loss is multiplied
+    by ``scale``, and a step whose gradients overflow halves it and is left out.
     """
 
     def __init__(self, model: nn.Module, precision: Precision):
         self.precision = precision
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.masters = self.parameters
+        self.scale = 2.0**15 if precision.gradients == torch.float16 else 1.0
         if precision.has_masters:
             self.masters = [p.detach().clone().requires_grad_() for p in self.parameters]
+            exact = [p for m in model.modules() if hasattr(m, "running_var") for p in m.parameters()]
             for parameter in model.parameters():
-                if precision.lowers(parameter.dtype):
+                if precision.lowers(parameter.dtype) and not any(parameter is each for each in exact):
                     parameter.data = parameter.data.to(precision.parameters)
         self.sums: list[torch.Tensor | None] = [None] * len(self.parameters)
 
@@ -73,13 +76,24 @@ class _Twins:
                 total = self.sums[index]
                 self.sums[index] = gradient.float() if total is None else total.add_(gradient)
 
-    def average(self, world_size: int) -> None:
-        """Hand the masters the mean; a parameter that no rank used gets none."""
-        for master, total in zip(self.masters, self.sums, strict=True):
+    def average(self, world_size: int) -> bool:
+        """Hand the masters the mean; a parameter that no rank used gets none. Whether all of it is finite."""
+        finite = True
+        for parameter, master, total in zip(self.parameters, self.masters, self.sums, strict=True):
             master.grad = None if total is None else total / world_size
-            if total is not None and reduces_to_mean(self.precision.gradients):
+            if (
+                total is not None
+                and reduces_to_mean(parameter.dtype)
+                and reduces_to_mean(self.precision.gradients)
+            ):
                 master.grad = master.grad.to(self.precision.gradients).float()
+            if total is not None and self.precision.gradients == torch.float16:
+                finite = finite and bool(master.grad.isfinite().all())
+                master.grad /= self.scale
         self.sums = [None] * len(self.parameters)
+        if not finite:
+            self.scale /= 2
+        return finite
 
     @torch.no_grad()
     def publish(self) -> None:

@@ -31,6 +31,7 @@ class FlatUnit:
         shard: [S] the owned parameters: a view of ``flat[owned]``, or a tensor of its own at stage 3.
         master: [S] what the optimizer updates: the shard itself, or its fp32 original in mixed precision.
         grads: the gradients, a `FlatGrads`.
+        precision: the dtypes of all these.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class FlatUnit:
         precision: Precision,
     ):
         parameters = [parameter for _, parameter in named_parameters]
-        self.name, self.index = name, index
+        self.name, self.index, self.precision = name, index, precision
         self.trainable = parameters[0].requires_grad
         self.dtype, self.device = parameters[0].dtype, parameters[0].device
         self._lowered_dtype = precision.parameters if precision.lowers(self.dtype) else self.dtype

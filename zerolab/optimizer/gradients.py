@@ -1,0 +1,60 @@
+"""Gradients that no rank holds whole: their norm, clipping by it, and gathering them to be looked at."""
+
+from collections.abc import Iterable
+
+import torch
+
+from zerolab.collectives import Comm
+from zerolab.optimizer.slices import disjoint_grads
+from zerolab.unit import FlatUnit
+from zerolab.unit.span import Span
+
+
+def clip_grads(
+    comm: Comm, units: list[FlatUnit], used: set[Span], max_norm: float, norm_type: float, scale: float
+) -> torch.Tensor:
+    """Shrink the reduced gradients to a norm of at most ``max_norm``; the norm they had.
+
+    ``scale``: how many times too large they are, as of a loss that was scaled.
+    Comm: 8 bytes a rank. Raises: ValueError for a negative max_norm or norm_type.
+    """
+    if not max_norm >= 0 or not norm_type > 0:
+        raise ValueError(
+            f"max_norm is {max_norm} and norm_type {norm_type}: pass max_norm >= 0 and norm_type > 0"
+        )
+    norm = global_norm(comm, disjoint_grads(units, used, comm.rank), float(norm_type)) / scale
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    for unit in units:
+        unit.grads.reduced *= factor.to(unit.device)
+    return norm
+
+
+def global_norm(comm: Comm, gradients: Iterable[torch.Tensor], norm_type: float) -> torch.Tensor:
+    """The p-norm over every rank's ``gradients``, each element of the model's gradient held by one rank.
+
+    The norm of a rank's own shard is not the norm, and the sum of the ranks' norms is not either: powers are
+    added up, in double precision and rank order, and the root is taken once. So the result is the same at
+    every world size. Comm: 8 bytes a rank.
+    """
+    doubles = [gradient.detach().double().abs() for gradient in gradients]
+    zero = torch.zeros((), dtype=torch.float64)
+    if norm_type == float("inf"):
+        mine = torch.stack([zero, *(each.max().cpu() for each in doubles if each.numel())]).max()
+        return comm.exchange(mine).max().float()
+    mine = sum((each.pow(norm_type).sum().cpu() for each in doubles), zero)
+    return comm.exchange(mine).sum().pow(1.0 / norm_type).float()
+
+
+def whole_grads(comm: Comm, units: list[FlatUnit], used: set[Span], scale: float) -> dict[str, torch.Tensor]:
+    """The averaged gradients of the parameters that were used, by name.
+
+    Those of a scaled loss are scaled back in fp32, as 16 bits might not hold them.
+    """
+    found = {}
+    for unit in units:
+        dtype = unit.grads.dtype if scale == 1 else torch.float32
+        flat = torch.zeros(unit.padded_numel, dtype=dtype, device=unit.device)
+        flat[unit.owned] = unit.grads.mean().to(dtype) / scale
+        comm.all_gather(flat, unit).wait()
+        found |= {span.name: span.view(flat) for span in unit.spans if span in used}
+    return found
