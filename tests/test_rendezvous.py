@@ -12,6 +12,7 @@ from conftest import run_script
 from launched import check, readme_command, run, shell
 
 import zerolab
+from zerolab import train
 from zerolab.launcher.rendezvous import (
     LAUNCHERS,
     Place,
@@ -76,6 +77,12 @@ def test_a_process_started_alone_has_no_place():
 def test_a_world_of_one_was_launched_and_has_nobody_to_meet(environment: dict):
     place = find_place(environment)
     assert (place.rank, place.world_size) == (0, 1)
+
+
+def test_the_shell_of_an_allocation_launched_nothing(monkeypatch):
+    for name, text in INTERACTIVE_STEP.items():
+        monkeypatch.setenv(name, text)
+    assert train.launched_world_size() is None, "so `train` starts its ranks here"
 
 
 @pytest.mark.parametrize("node, count", [("0", 2), ("2", 2), ("3", 1)])
