@@ -1,5 +1,6 @@
 """Joins the process group of whichever launcher started this process: torchrun, mpirun, srun, or none."""
 
+import ipaddress
 import os
 import re
 import socket
@@ -21,20 +22,31 @@ class Launcher(NamedTuple):
     rank: str
     world_size: str
     local_rank: str
-    local_world_size: str
+    local_world_size: Callable[[Environment], int]
     host: Callable[[Environment], str | None]
     job: tuple[str, ...]
 
 
 def first_host(nodes: str) -> str:
-    """The first host of a SLURM node list: "gpu[07-09,12],login" gives "gpu07"."""
-    name, _, numbers = re.match(r"([^,\[]*)(\[([^\]]*)\])?", nodes).groups(default="")
-    return name + re.split("[-,]", numbers)[0]
+    """The first host of a SLURM node list: "gpu[07-09,12]-ib,login" gives "gpu07-ib"."""
+    first = re.match(r"(\[[^\]]*\]|[^\[,])*", nodes)[0]
+    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", first)
 
 
 def slurm_host(environment: Environment) -> str | None:
     """The host of SLURM's first task."""
     return first_host(environment["SLURM_STEP_NODELIST"])
+
+
+def slurm_local_world_size(environment: Environment) -> int:
+    """How many tasks srun started on this node: "4(x2),1" is 4 on either of the first two, 1 on the third."""
+    name, node = "SLURM_STEP_TASKS_PER_NODE", number(environment, "SLURM_NODEID", default=0)
+    text = environment.get(name, "")
+    groups = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
+    counts = [int(count) for count, nodes in groups for _ in range(int(nodes or 1))]
+    if node >= len(counts):
+        raise ValueError(f"{name} must be counts such as 4(x2),1 with one for node {node}, got {text!r}")
+    return counts[node]
 
 
 def open_mpi_host(environment: Environment) -> str | None:
@@ -50,7 +62,7 @@ LAUNCHERS = (
         rank="RANK",
         world_size="WORLD_SIZE",
         local_rank="LOCAL_RANK",
-        local_world_size="LOCAL_WORLD_SIZE",
+        local_world_size=lambda environment: number(environment, "LOCAL_WORLD_SIZE", default=1),
         host=lambda environment: None,
         job=(),
     ),
@@ -60,7 +72,7 @@ LAUNCHERS = (
         rank="OMPI_COMM_WORLD_RANK",
         world_size="OMPI_COMM_WORLD_SIZE",
         local_rank="OMPI_COMM_WORLD_LOCAL_RANK",
-        local_world_size="OMPI_COMM_WORLD_LOCAL_SIZE",
+        local_world_size=lambda environment: number(environment, "OMPI_COMM_WORLD_LOCAL_SIZE"),
         host=open_mpi_host,
         job=("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
     ),
@@ -68,9 +80,9 @@ LAUNCHERS = (
         name="srun",
         mark="SLURM_STEP_NODELIST",  # absent from a batch script that calls python without srun
         rank="SLURM_PROCID",
-        world_size="SLURM_NTASKS",
+        world_size="SLURM_STEP_NUM_TASKS",  # SLURM_NTASKS may be that of the whole allocation
         local_rank="SLURM_LOCALID",
-        local_world_size="SLURM_STEP_TASKS_PER_NODE",
+        local_world_size=slurm_local_world_size,
         host=slurm_host,
         job=("SLURM_JOB_ID", "SLURM_STEP_ID"),
     ),
@@ -78,7 +90,7 @@ LAUNCHERS = (
 
 
 class Place(NamedTuple):
-    """A process's place in a job, and where the job meets."""
+    """A process's place in a job, and where the job meets; `node_gpus` where the launcher counted them."""
 
     rank: int
     world_size: int
@@ -86,6 +98,11 @@ class Place(NamedTuple):
     local_world_size: int
     address: str
     port: int
+    node_gpus: int = 0
+
+
+ALONE = Place(0, 1, 0, 1, "", 0)
+LOOPBACKS = ("lo", "lo0")
 
 
 def find_place(environment: Environment) -> Place | None:
@@ -100,10 +117,15 @@ def find_place(environment: Environment) -> Place | None:
         raise ValueError(
             f"RANK is {environment['RANK']!r} but WORLD_SIZE is not set; set both, or start with torchrun"
         )
+    if environment.get("PMI_SIZE", "1") != "1":  # else each of them would train alone
+        raise ValueError(
+            f"PMI_SIZE is {environment['PMI_SIZE']!r}: started by MPICH or its kin, whose ranks nobody "
+            "here can read; use torchrun, srun or Open MPI's mpirun, or set RANK, WORLD_SIZE and MASTER_ADDR"
+        )
     return None
 
 
-def place_in(launcher: Launcher, environment: Environment) -> Place | None:
+def place_in(launcher: Launcher, environment: Environment) -> Place:
     """The place that one launcher's variables describe."""
     rank = number(environment, launcher.rank)
     world_size = number(environment, launcher.world_size)
@@ -111,8 +133,18 @@ def place_in(launcher: Launcher, environment: Environment) -> Place | None:
         raise ValueError(
             f"{launcher.rank} must be from 0 to {launcher.world_size} - 1, got {rank} of {world_size}"
         )
-    if world_size == 1:
-        return None
+    return Place(
+        rank,
+        world_size,
+        number(environment, launcher.local_rank, default=rank),
+        launcher.local_world_size(environment),
+        *(meeting_point(launcher, environment) if world_size > 1 else ("", 0)),
+        number(environment, "SLURM_GPUS_ON_NODE", default=0) if launcher.name == "srun" else 0,
+    )
+
+
+def meeting_point(launcher: Launcher, environment: Environment) -> tuple[str, int]:
+    """The address and port at which rank 0 awaits the others."""
     address = environment.get("MASTER_ADDR") or launcher.host(environment)
     if not address:
         raise ValueError(
@@ -120,17 +152,8 @@ def place_in(launcher: Launcher, environment: Environment) -> Place | None:
             "and MASTER_PORT to a port that is free there"
         )
     if "MASTER_PORT" in environment or not launcher.job:
-        port = number(environment, "MASTER_PORT")
-    else:
-        port = job_port([environment.get(name, "") for name in launcher.job])
-    return Place(
-        rank,
-        world_size,
-        number(environment, launcher.local_rank, default=rank),
-        number(environment, launcher.local_world_size, default=1),
-        address,
-        port,
-    )
+        return address, number(environment, "MASTER_PORT")
+    return address, job_port([environment.get(name, "") for name in launcher.job])
 
 
 def job_port(identity: list[str]) -> int:
@@ -139,14 +162,13 @@ def job_port(identity: list[str]) -> int:
 
 
 def number(environment: Environment, name: str, default: int | None = None) -> int:
-    """A variable's value; SLURM's counts per node, such as "4(x2)", read as their first number."""
+    """A variable's value."""
     text = environment.get(name)
     if text is None and default is not None:
         return default
-    match = re.match(r"(\d+)(\(x|,|$)", text or "")
-    if match is None:
+    if not (text or "").isdecimal():
         raise ValueError(f"the environment variable {name} must be a number, got {text!r}")
-    return int(match[1])
+    return int(text)
 
 
 def init_process_group() -> None:
@@ -155,31 +177,74 @@ def init_process_group() -> None:
     The same program then runs under torchrun, mpirun and srun, as a plain script, and inside ``launch``,
     where nothing is left to join. NCCL where every local rank has a GPU, then its current device; else gloo.
 
-    Raises: ValueError where the launcher's variables are incomplete.
+    Raises: ValueError where the launcher's variables are incomplete, or other hosts could not reach this one.
     """
     import torch
     import torch.distributed as dist
 
     if dist.is_initialized():
         return
-    place = find_place(os.environ)
-    local_rank, local_world_size = (place.local_rank, place.local_world_size) if place else (0, 1)
-    devices = torch.cuda.device_count() if dist.is_nccl_available() else 0
-    device = torch.device("cuda", local_rank % devices) if devices >= local_world_size else None
+    place = find_place(os.environ) or ALONE
+    choose_interface(place, os.environ)
+    index = choose_device(place, torch.cuda.device_count() if dist.is_nccl_available() else 0)
+    device = None if index is None else torch.device("cuda", index)
     if device:
         torch.cuda.set_device(device)
-    if place is None or place.local_world_size == place.world_size:
-        use_loopback(os.environ)
-    if place is None:
-        meeting = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    if place.world_size == 1:
+        meeting = {"store": dist.HashStore()}
     else:
         os.environ |= {"MASTER_ADDR": place.address, "MASTER_PORT": str(place.port)}
-        meeting = {"rank": place.rank, "world_size": place.world_size}
+        meeting = {}
+    meeting |= {"rank": place.rank, "world_size": place.world_size}
     dist.init_process_group("nccl" if device else "gloo", device_id=device, **meeting)
+
+
+def choose_device(place: Place, visible: int) -> int | None:
+    """The index of this rank's GPU among those it sees; None, for gloo, where a node has too few of them.
+
+    SLURM may show each task its own GPUs alone (``--gpus-per-task``), so the node's count is what matters.
+    """
+    enough = visible > 0 and max(visible, place.node_gpus) >= place.local_world_size
+    return place.local_rank % visible if enough else None
+
+
+def choose_interface(place: Place, environment: MutableMapping[str, str]) -> None:
+    """Keep gloo on this machine where all ranks are here; else see that it will listen where others reach it.
+
+    Raises: ValueError where gloo would listen on the loopback alone, because this host's name leads there:
+    the other hosts would try in vain for half a minute and then name nothing that helps.
+    """
+    if place.local_world_size == place.world_size or is_loopback(place.address):
+        use_loopback(environment)
+    elif "GLOO_SOCKET_IFNAME" not in environment:
+        name = socket.gethostname()
+        address = address_of(name)
+        if is_loopback(address):
+            others = ", ".join(each for _, each in socket.if_nameindex() if each not in LOOPBACKS)
+            raise ValueError(
+                f"other hosts cannot reach this one: its name {name} leads to {address}; mend /etc/hosts, or "
+                f"set GLOO_SOCKET_IFNAME to the network interface that they see, of these: {others}"
+            )
+
+
+def address_of(name: str) -> str:
+    """The first address of a host's name; the loopback's where it has none, as gloo does."""
+    try:
+        return socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0]
+    except socket.gaierror:
+        return "127.0.0.1"
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address, as a number or as the one name that every host has, leads nowhere else."""
+    try:
+        return address == "localhost" or ipaddress.ip_address(address).is_loopback
+    except ValueError:  # a host's name
+        return False
 
 
 def use_loopback(environment: MutableMapping[str, str]) -> None:
     """Keep gloo on this machine: it works without a network then, and whatever its name resolves to."""
     for _, name in socket.if_nameindex():
-        if name in ("lo", "lo0"):
+        if name in LOOPBACKS:
             environment.setdefault("GLOO_SOCKET_IFNAME", name)

@@ -1,0 +1,53 @@
+"""What a network interface counts during a few steps, beside what the trace of this rank says it sent."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+import zerolab
+
+STEPS = 3  # the first is not counted: in it connections are still made
+
+
+class Count(NamedTuple):
+    """Bytes over the counted steps."""
+
+    received_bytes: int
+    sent_bytes: int
+    wire_bytes: int
+
+
+def read_interface(name: str) -> tuple[int, int]:
+    """Bytes received and sent since the interface came up; of a loopback both are of all ranks."""
+    lines = Path("/proc/net/dev").read_text().splitlines()
+    fields = next(line.split(":")[1].split() for line in lines if line.strip().startswith(f"{name}:"))
+    return int(fields[0]), int(fields[8])
+
+
+def count(stage: int, interface: str) -> Count:
+    """Train on this rank with barriers around the steps that count, so that they alone are in the numbers."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(4)))
+    optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=stage, lr=0.1)
+    inputs, wire_bytes = torch.randn(2, 512), 0
+    for step in range(STEPS):
+        dist.barrier()
+        if step == 1:
+            before = read_interface(interface)
+        dist.barrier()
+        optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        optimizer.step()
+        wire_bytes += optimizer.trace.traffic(step).wire_bytes * (step > 0)
+    dist.barrier()
+    received_bytes, sent_bytes = (
+        now - then for now, then in zip(read_interface(interface), before, strict=True)
+    )
+    return Count(received_bytes, sent_bytes, wire_bytes)
+
+
+def agrees(interface_bytes: int, wire_bytes: int) -> bool:
+    """Within 5 %: an interface also counts headers and acknowledgements, and what control messages weigh."""
+    return wire_bytes <= interface_bytes <= 1.05 * wire_bytes
