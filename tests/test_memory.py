@@ -192,17 +192,23 @@ class HighWater(TorchDispatchMode):
         super().__init__()
         self.optimizer, self.whole_units, self.grads_bytes, self.total_bytes = optimizer, 0, 0, 0
         self.scratch: list[weakref.ref] = []
-        self.scatter = optimizer.comm._scatter
-        optimizer.comm._scatter = self.scatter_under_watch
+        self.make_scratch = optimizer.comm._scratch
+        optimizer.comm._scratch = self.scratch_under_watch
 
-    def scatter_under_watch(self, *args) -> tuple:
+    def scratch_under_watch(self, *args) -> torch.Tensor:
         """Where a reduce-scatter's messages land is nobody's attribute, so remember it while it lives."""
-        rows, handles = self.scatter(*args)
+        rows = self.make_scratch(*args)
         self.scratch.append(weakref.ref(rows))
-        return rows, handles
+        self.look()
+        return rows
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
+        self.look()
+        return result
+
+    def look(self) -> None:
+        """Take down what there is now."""
         units = self.optimizer.units
         whole = [unit for unit in units if unit.name != "root" and unit.flat.untyped_storage().nbytes()]
         self.whole_units = max(self.whole_units, len(whole))
@@ -211,7 +217,6 @@ class HighWater(TorchDispatchMode):
         self.grads_bytes = max(self.grads_bytes, bytes_of(on_their_way))
         kept = [tensor for unit in units for tensor in (unit.flat, unit.shard, unit.grads.reduced)]
         self.total_bytes = max(self.total_bytes, bytes_of([*on_their_way, *kept]))
-        return result
 
 
 def bytes_of(tensors: list) -> int:

@@ -2,6 +2,8 @@
 
 import functools
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import cloudpickle
 import pytest
@@ -9,7 +11,9 @@ import replicas
 import torch
 
 import zerolab
+from zerolab.collectives import DirectComm, Work
 from zerolab.parity import parity
+from zerolab.trace import Event
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares the ranks the import of pytest
 
@@ -121,13 +125,33 @@ def train_with_knobs(stage: int) -> list[tuple[replicas.Run, list[tuple]]]:
     """The last step's collectives with each setting: what began, in order, and how many were under way."""
     results = []
     for prefetch, in_flight in KNOBS:
-        run, optimizer = replicas.train_sharded(
-            "ladder", stage, torch.optim.Adam, STEPS, prefetch=prefetch, reduces_in_flight=in_flight
-        )
+        issued = []
+        with count_under_way(issued):
+            run, optimizer = replicas.train_sharded(
+                "ladder", stage, torch.optim.Adam, STEPS, prefetch=prefetch, reduces_in_flight=in_flight
+            )
         events = [e for e in optimizer.trace.step(STEPS - 1) if e.phase in ("forward", "backward")]
-        under_way = [sum(other.start < event.start < other.end for other in events) for event in events]
-        results.append((run, [(e.op, e.unit, n) for e, n in zip(events, under_way, strict=True)]))
+        under_way = {id(event): number for event, number in issued}
+        results.append((run, [(e.op, e.unit, under_way[id(e)]) for e in events]))
     return results
+
+
+@contextmanager
+def count_under_way(issued: list[tuple[Event, int]]) -> Iterator[None]:
+    """Note with each collective how many were issued before it and not waited for yet."""
+    start, waiting = DirectComm._start, set()
+
+    def counted(self, event: Event, *args) -> Work:
+        issued.append((event, len(waiting)))
+        work = start(self, event, *args)
+        waiting.add(id(event))
+        return work.then(lambda: waiting.discard(id(event)))
+
+    DirectComm._start = counted
+    try:
+        yield
+    finally:
+        DirectComm._start = start
 
 
 @pytest.mark.parametrize("stage, world_size, distinct", [(1, 2, 3), (3, 3, 9)])

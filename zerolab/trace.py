@@ -156,6 +156,7 @@ class Trace:
 
 
 _PACKAGE = Path(__file__).parent
+_shown: dict[str, str] = {}
 _MESSENGERS = (str(_PACKAGE / "trace.py"), str(_PACKAGE / "collectives"))
 
 
@@ -164,6 +165,13 @@ def _caller() -> str:
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_MESSENGERS):
         frame = frame.f_back
-    path = Path(frame.f_code.co_filename)
-    shown = path.relative_to(_PACKAGE.parent) if path.is_relative_to(_PACKAGE.parent) else Path(path.name)
-    return f"{shown.as_posix()}:{frame.f_lineno}"
+    file = frame.f_code.co_filename
+    if file not in _shown:  # paths are slow, and there are few
+        _shown[file] = _shorten(Path(file))
+    return f"{_shown[file]}:{frame.f_lineno}"
+
+
+def _shorten(path: Path) -> str:
+    """A file of this package from the package on, any other by its name."""
+    ours = path.is_relative_to(_PACKAGE.parent)
+    return path.relative_to(_PACKAGE.parent).as_posix() if ours else path.name

@@ -133,15 +133,9 @@ def _empty_state(each: Slice, manifest: dict, optimizer: ZeroOptimizer) -> dict:
 @torch.no_grad()
 def _replace(optimizer: ZeroOptimizer, read: Callable[[], dict]) -> dict:
     """Overwrite what this rank owns by calling ``read``, and share it as the stage shares an update."""
-    found: dict = {}
-
-    def fill() -> None:
-        found.update(read())
-        for unit in optimizer.engine.trainable:
-            unit.publish()
-
+    found = read()
     optimizer.trace.phase = "load"
-    optimizer.stage.update(optimizer.units, fill)
+    optimizer.stage.update(optimizer.units, FlatUnit.publish)
     for unit in optimizer.units:
         unit.mark_updated()
     optimizer.trace.next_step()

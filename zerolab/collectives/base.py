@@ -36,7 +36,12 @@ class Work:
 
     handles: list = field(default_factory=list)
     finish: Callable[[], None] | None = None
-    scratch_bytes: int = 0
+    scratch: torch.Tensor | None = None
+
+    @property
+    def scratch_bytes(self) -> int:
+        """What it holds beyond the tensor that was handed in."""
+        return 0 if self.scratch is None else self.scratch.nbytes
 
     def wait(self) -> None:
         """Wait for the messages, then do what is left to do with them. A second wait returns at once."""
@@ -46,7 +51,7 @@ class Work:
         finish, self.finish = self.finish, None
         if finish is not None:
             finish()
-        self.scratch_bytes = 0
+        self.scratch = None
 
     def then(self, action: Callable[[], None]) -> Work:
         """The same work, with ``action`` to follow when it is done."""

@@ -1,14 +1,24 @@
 """The collectives as sends and receives, for gloo, and the sum in rank order that makes bits agree."""
 
+import itertools
+import weakref
+from collections.abc import Callable
 from typing import final
 
 import torch
 import torch.distributed as dist
 
 from zerolab.collectives.base import Comm, Subject, Work, as_bytes
+from zerolab.collectives.courier import Courier
 from zerolab.collectives.rollcall import MESSAGE_BYTES, RollCall
 from zerolab.precision import reduces_to_mean
 from zerolab.trace import Event, Trace
+
+_TAGS = 2**20
+"""How many tags one Comm has for itself: two for each of half a million units, the last for the roll call."""
+
+_comms: "weakref.WeakKeyDictionary[dist.ProcessGroup, itertools.count]" = weakref.WeakKeyDictionary()
+"""How many Comms each group has had: several models on one group must not take each other's messages."""
 
 
 @final
@@ -16,12 +26,15 @@ class DirectComm(Comm):
     """The collectives as sends and receives between every pair, for gloo: the same bits, the fewest bytes.
 
     Messages are tagged by unit, so two of equal size can never be taken for one another, and a roll call
-    goes before each collective, so that ranks whose paths part are told so.
+    goes before each collective, so that ranks whose paths part are told so. A courier carries them out.
     """
 
     def __init__(self, group: dist.ProcessGroup, trace: Trace):
         super().__init__(group, trace, control=group)
-        self._roll = RollCall(group)
+        number = next(_comms.setdefault(group, itertools.count()))
+        self._first_tag = number % 1024 * _TAGS
+        self._roll = RollCall(group, self._first_tag + _TAGS - 1)
+        self._courier = Courier()
 
     @property
     def device(self) -> torch.device:
@@ -32,70 +45,72 @@ class DirectComm(Comm):
 
         Memory: N-1 shards of scratch while under way.
         """
+        scratch = self._scratch(flat)
         event = self._begin("reduce_scatter", flat, unit, passes=1)
-        roll = self._call_roll(event)
-        scratch, handles = self._scatter(flat, unit, event)
-
-        def finish() -> None:
-            self._combine(flat, scratch)
-            self.trace.finish(event)
-
-        return Work([*roll, *handles], finish, scratch.nbytes)
+        return self._start(event, lambda: self._reduce(flat, scratch, unit, event), scratch)
 
     def all_gather(self, flat: torch.Tensor, unit: Subject) -> Work:
         """Send my shard to everybody, and receive theirs straight into place."""
         event = self._begin("all_gather", flat, unit, passes=1)
-        roll = self._call_roll(event)
-        return Work([*roll, *self._gather(flat, unit, event)], lambda: self.trace.finish(event))
+        return self._start(event, lambda: self._gather(flat, unit, event))
 
     def all_reduce(self, flat: torch.Tensor, unit: Subject) -> Work:
         """The two halves back to back: the order of the sum, and so its bits, are reduce_scatter's."""
+        scratch = self._scratch(flat)
         event = self._begin("all_reduce", flat, unit, passes=2)
-        roll = self._call_roll(event)
-        scratch, handles = self._scatter(flat, unit, event)
 
-        def finish() -> None:
-            self._combine(flat, scratch)
-            Work(self._gather(flat, unit, event)).wait()
-            self.trace.finish(event)
+        def halves() -> None:
+            self._reduce(flat, scratch, unit, event)
+            self._gather(flat, unit, event)
 
-        return Work([*roll, *handles], finish, scratch.nbytes)
+        return self._start(event, halves, scratch)
 
     def assemble(self, what: str) -> int:
         if self.world_size == 1:
             return 0
-        self._roll.begin(what).wait()
+        self._courier.carry(lambda: self._roll.call(what)).wait()
         return MESSAGE_BYTES
 
-    def _call_roll(self, event: Event) -> list:
-        """Post the roll call of a collective: what is to be waited for before its own messages."""
+    def _start(
+        self, event: Event, collective: Callable[[], None], scratch: torch.Tensor | None = None
+    ) -> Work:
+        """Hand a collective to the courier, who calls the roll before it. Alone in the world, do it here."""
         if self.world_size == 1:
-            return []
+            collective()
+            self.trace.finish(event)
+            return Work()
         event.control_bytes = MESSAGE_BYTES
-        return [self._roll.begin(f"{event.op} of {event.unit}")]
 
-    def _combine(self, flat: torch.Tensor, scratch: torch.Tensor) -> None:
-        """Make of all ranks' parts of my shard their sum, or in 16 bits their mean."""
-        combine = average_in_rank_order if reduces_to_mean(flat.dtype) else add_in_rank_order
-        combine(self.own(flat), scratch, self.rank)
+        def job() -> None:
+            self._roll.call(f"{event.op} of {event.unit}")
+            collective()
+            self.trace.finish(event)
 
-    def _scatter(self, flat: torch.Tensor, unit: Subject, event: Event) -> tuple[torch.Tensor, list]:
-        """Post a reduce-scatter's messages; the rows where the others' parts will land, in rank order."""
-        scratch = flat.new_empty((self.world_size - 1, flat.numel() // self.world_size))
+        return Work([self._courier.carry(job)], scratch=scratch)
+
+    def _scratch(self, flat: torch.Tensor) -> torch.Tensor:
+        """Where the other ranks' parts of my shard land, a row for each, in rank order."""
+        return flat.new_empty((self.world_size - 1, flat.numel() // self.world_size))
+
+    def _reduce(self, flat: torch.Tensor, scratch: torch.Tensor, unit: Subject, event: Event) -> None:
+        """Everybody's part of my shard comes to me, mine of theirs goes to them; then I add mine up."""
         handles = []
         for to, source in self._peers():
             landing = scratch[source - (source > self.rank)]
             handles += self._trade(self.own(flat, to), to, landing, source, 2 * unit.index, event)
-        return scratch, handles
+        for handle in handles:
+            handle.wait()
+        combine = average_in_rank_order if reduces_to_mean(flat.dtype) else add_in_rank_order
+        combine(self.own(flat), scratch, self.rank)
 
-    def _gather(self, flat: torch.Tensor, unit: Subject, event: Event) -> list:
-        """Post the messages of an all-gather."""
+    def _gather(self, flat: torch.Tensor, unit: Subject, event: Event) -> None:
+        """My shard goes to everybody, theirs come into place."""
         handles = []
         for to, source in self._peers():
-            handles += self._trade(
-                self.own(flat), to, self.own(flat, source), source, 2 * unit.index + 1, event
-            )
-        return handles
+            landing = self.own(flat, source)
+            handles += self._trade(self.own(flat), to, landing, source, 2 * unit.index + 1, event)
+        for handle in handles:
+            handle.wait()
 
     def _peers(self) -> list[tuple[int, int]]:
         """Whom to send to and receive from, round by round: everybody once, nobody called by all at once."""
@@ -107,6 +122,7 @@ class DirectComm(Comm):
         if not outgoing.numel():
             return []
         event.wire_bytes += outgoing.nbytes
+        tag += self._first_tag
         return [
             dist.irecv(as_bytes(incoming), group=self.group, group_src=source, tag=tag),
             dist.isend(as_bytes(outgoing), group=self.group, group_dst=to, tag=tag),

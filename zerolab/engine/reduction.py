@@ -60,8 +60,10 @@ class Reducer:
 
     def collect(self, unit: FlatUnit, span: Span) -> bool:
         """Take one parameter's gradient; whether it was the last of its unit."""
+        opens = not unit.grads.filled
         unit.grads.collect(span)
-        self.gauge.note(unit, self.trace.phase)
+        if opens:  # the unit's buffer came with its first gradient
+            self.gauge.note(unit, self.trace.phase)
         self.missing[unit].discard(span)
         if not self.missing[unit]:
             self.completed.append(unit)

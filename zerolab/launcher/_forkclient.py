@@ -13,6 +13,15 @@ import threading
 from zerolab.launcher import _forkserver
 from zerolab.launcher._forkserver import LAUNCH, REQUEST, SIGNAL
 
+BEFORE_START = {
+    "OPENBLAS_NUM_THREADS": "1",  # a forking process has one thread
+    # Have malloc keep what is freed, as CUDA's allocator does. Each step frees and asks for the same buffers
+    # again, and to get them from the system page by page takes longer than to fill them.
+    "MALLOC_MMAP_THRESHOLD_": str(2**30),
+    "MALLOC_TRIM_THRESHOLD_": str(2**40),
+}
+"""What only counts where it is set before a process starts; the caller's own settings go before it."""
+
 
 class ForkServer:
     """A fork server process, as its caller sees it."""
@@ -22,7 +31,7 @@ class ForkServer:
         self._numbers = itertools.count()
         self.socket, theirs = socket.socketpair()
         with theirs:
-            environment = {"OPENBLAS_NUM_THREADS": "1"} | dict(os.environ)  # a forking process has one thread
+            environment = BEFORE_START | dict(os.environ)
             self._process = subprocess.Popen(
                 [
                     sys.executable,

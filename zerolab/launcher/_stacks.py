@@ -57,12 +57,16 @@ def in_collective(threads: list[list[Frame]]) -> bool:
 
 
 def _waits(frames: list[Frame]) -> bool:
-    """Look at the frames down to the first that is not torch's: it called what the rank is now in."""
+    """Look at the frames down to the first that is not torch's: it called what the rank is now in.
+
+    zerolab's collectives run on a thread of their own, which the rank waits for with a lock.
+    """
+    at_lock = bool(frames) and frames[0].file.endswith("/threading.py")
     for frame in frames:
-        if "/torch/distributed/" in frame.file:
+        if "/torch/distributed/" in frame.file or "/zerolab/collectives/" in frame.file:
             return True
-        if "/torch/" not in frame.file:
-            return ".wait(" in frame.source or "cuda.synchronize(" in frame.source
+        if "/torch/" not in frame.file and not frame.file.endswith("/threading.py"):
+            return not at_lock and (".wait(" in frame.source or "cuda.synchronize(" in frame.source)
     return False
 
 

@@ -13,7 +13,7 @@ from zerolab.unit.span import Span
 def clip_grads(
     comm: Comm, units: list[FlatUnit], used: set[Span], max_norm: float, norm_type: float, scale: float
 ) -> torch.Tensor:
-    """Shrink the reduced gradients to a norm of at most ``max_norm``; the norm they had.
+    """Average the gradients, and shrink them to a norm of at most ``max_norm``; the norm they had.
 
     ``scale``: how many times too large they are, as of a loss that was scaled.
     Comm: 8 bytes a rank. Raises: ValueError for a negative max_norm or norm_type.
@@ -22,6 +22,8 @@ def clip_grads(
         raise ValueError(
             f"max_norm is {max_norm} and norm_type {norm_type}: pass max_norm >= 0 and norm_type > 0"
         )
+    for unit in units:
+        unit.grads.average()
     norm = global_norm(comm, disjoint_grads(units, used, comm.rank), float(norm_type)) / scale
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for unit in units:

@@ -1,5 +1,6 @@
 """LocalUpdate: a stock torch optimizer over the slices this rank owns."""
 
+from collections import defaultdict
 from collections.abc import Iterator
 
 import torch
@@ -25,6 +26,7 @@ class LocalUpdate:
     def __init__(self, optimizer_class: type[torch.optim.Optimizer], defaults: dict):
         self.optimizer_class, self.defaults = optimizer_class, defaults
         self.slices: list[Slice] = []
+        self._of_unit: dict[FlatUnit, list[Slice]] = defaultdict(list)
         self.optimizer: torch.optim.Optimizer | None = None
 
     def add_group(self, units: list[FlatUnit], parameters: list[nn.Parameter], options: dict) -> dict:
@@ -37,18 +39,23 @@ class LocalUpdate:
         else:
             self.optimizer.add_param_group(group)
         self.slices += slices
+        for each in slices:
+            self._of_unit[each.unit].append(each)
         return options_of(self.optimizer.param_groups[-1])
 
-    def step(self, used: set[Span], groups: list[dict], scale: float = 1.0) -> None:
-        """Update every slice of a parameter that some rank used, with the hyperparameters of ``groups``.
+    def follow(self, groups: list[dict]) -> None:
+        """Take over the hyperparameters of the user's groups, as a scheduler may have left them."""
+        for theirs, mine in zip(self.optimizer.param_groups, groups, strict=True):
+            theirs.update(options_of(mine))
+
+    def step(self, unit: FlatUnit, used: set[Span], scale: float = 1.0) -> None:
+        """Update the unit's slices, those of parameters that some rank used.
 
         ``scale``: how many times too large the gradients are, as of a loss that was scaled.
         Memory: gradients of another dtype than the slice's are converted a batch at a time, so that the
-            copies take no more than the largest slice.
+            copies take no more than the unit's largest slice.
         """
-        for theirs, mine in zip(self.optimizer.param_groups, groups, strict=True):
-            theirs.update(options_of(mine))
-        for batch in self._batches(used):
+        for batch in self._batches([each for each in self._of_unit[unit] if each.span in used]):
             for each in batch:
                 gradient = each.unit.grads.reduced[each.part].to(each.tensor.dtype)
                 each.tensor.grad = gradient if scale == 1 else gradient / scale
@@ -56,12 +63,11 @@ class LocalUpdate:
             for each in batch:
                 each.tensor.grad = None
 
-    def _batches(self, used: set[Span]) -> Iterator[list[Slice]]:
-        """The used slices: all at once if gradients can be lent as they are, else in small batches."""
-        waiting = [each for each in self.slices if each.span in used]
+    def _batches(self, waiting: list[Slice]) -> Iterator[list[Slice]]:
+        """The slices of one unit: all at once if gradients can be lent as they are, else in small batches."""
         converted = [each for each in waiting if each.unit.grads.dtype != each.tensor.dtype]
         if not converted:
-            yield waiting
+            yield from [waiting] if waiting else []
             return
         bound, batch, numel = max(each.tensor.numel() for each in converted), [], 0
         for each in waiting:

@@ -43,6 +43,7 @@ from zerolab.stages.stage1 import Stage1
 from zerolab.stages.stage2 import Stage2
 from zerolab.stages.stage3 import Stage3
 from zerolab.trace import Trace
+from zerolab.unit import FlatUnit
 from zerolab.unit.span import Span
 
 STAGES = {0: Stage0, 1: Stage1, 2: Stage2, 3: Stage3}
@@ -178,10 +179,11 @@ class ZeroOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        used = self._average_grads()
+        used = self._finish_grads()
         if not self._overflowed(used):
             self.trace.phase = "step"
-            self.stage.update(self.engine.trainable, lambda: self._update(used))
+            self.local.follow(self.param_groups)
+            self.stage.update(self.engine.trainable, lambda unit: self._update(unit, used))
             self._note_update()
         self.trace.next_step()
         return loss
@@ -193,13 +195,6 @@ class ZeroOptimizer(torch.optim.Optimizer):
         gradients = [unit.grads.reduced for unit in self.engine.trainable]
         return self.loss_scale.judge(self.comm, gradients, bool(used))
 
-    def _average_grads(self) -> set[Span]:
-        """See that every gradient is reduced and divided by N, once; the spans that any rank used."""
-        used = self._finish_grads()
-        for unit in self.engine.trainable:
-            unit.grads.average()
-        return used
-
     def _finish_grads(self) -> set[Span]:
         """See that every gradient is reduced; the spans that any rank used."""
         check_seats(self._seats)
@@ -209,14 +204,13 @@ class ZeroOptimizer(torch.optim.Optimizer):
             reducer.adopt(agree_on_order(self.comm, reducer.units, reducer.completed))
         return agree_on_used(self.comm, self.engine.trainable)
 
-    def _update(self, used: set[Span]) -> None:
-        """The local optimizer's step, written into the trace unit by unit."""
-        units = self.engine.trainable
-        events = [self.trace.begin("update", u.name, u.master, u.describe(u.owned)) for u in units]
-        self.local.step(used, self.param_groups, self._gradient_scale)
-        for unit, event in zip(units, events, strict=True):
-            unit.publish()
-            self.trace.finish(event)
+    def _update(self, unit: FlatUnit, used: set[Span]) -> None:
+        """The local optimizer's step on what this rank owns of one unit."""
+        event = self.trace.begin("update", unit.name, unit.master, unit.describe(unit.owned))
+        unit.grads.average()
+        self.local.step(unit, used, self._gradient_scale)
+        unit.publish()
+        self.trace.finish(event)
 
     @property
     def _gradient_scale(self) -> float:
@@ -244,7 +238,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         depend on how many ranks there are. Comm: 8 bytes a rank. Raises: ValueError for a negative max_norm
         or norm_type.
         """
-        used = self._average_grads()
+        used = self._finish_grads()
         return clip_grads(self.comm, self.engine.trainable, used, max_norm, norm_type, self._gradient_scale)
 
     def no_sync(self) -> AbstractContextManager[None]:

@@ -37,5 +37,5 @@ class Stage(ABC):
         """When the sum is there: keep what this rank's update needs."""
 
     @abstractmethod
-    def update(self, units: list[FlatUnit], step: Callable[[], None]) -> None:
-        """Update the owned parameters of the trainable units by calling ``step``, and share the result."""
+    def update(self, units: list[FlatUnit], step: Callable[[FlatUnit], None]) -> None:
+        """Update what this rank owns of each unit by calling ``step`` with it, and share the result."""

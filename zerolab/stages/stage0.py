@@ -32,5 +32,6 @@ class Stage0(Stage):
     def after_reduce(self, unit: FlatUnit) -> None:
         unit.grads.keep(unit.grads.local[unit.owned])
 
-    def update(self, units: list[FlatUnit], step: Callable[[], None]) -> None:
-        step()
+    def update(self, units: list[FlatUnit], step: Callable[[FlatUnit], None]) -> None:
+        for unit in units:
+            step(unit)

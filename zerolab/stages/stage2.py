@@ -33,7 +33,10 @@ class Stage2(Stage):
         unit.grads.keep(unit.grads.local[unit.owned].clone())
         unit.grads.free_local()
 
-    def update(self, units: list[FlatUnit], step: Callable[[], None]) -> None:
-        step()
-        for gather in [self.comm.all_gather(unit.flat, unit) for unit in units]:
+    def update(self, units: list[FlatUnit], step: Callable[[FlatUnit], None]) -> None:
+        gathers = []
+        for unit in units:
+            step(unit)
+            gathers.append(self.comm.all_gather(unit.flat, unit))
+        for gather in gathers:
             gather.wait()

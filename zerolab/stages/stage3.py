@@ -36,5 +36,6 @@ class Stage3(Stage):
         unit.grads.keep(unit.grads.local[unit.owned].clone())
         unit.grads.free_local()
 
-    def update(self, units: list[FlatUnit], step: Callable[[], None]) -> None:
-        step()
+    def update(self, units: list[FlatUnit], step: Callable[[FlatUnit], None]) -> None:
+        for unit in units:
+            step(unit)

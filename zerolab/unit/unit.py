@@ -156,7 +156,7 @@ class FlatUnit:
 
     def publish(self) -> None:
         """After the update: round the master's new values into the shard, where they are two."""
-        if self.master is not self.shard:
+        if self.master is not None and self.master is not self.shard:
             self.shard.copy_(self.master)
 
     def write_back(self) -> None:
