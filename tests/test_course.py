@@ -1,5 +1,6 @@
 """The course's own tools: predictions, quizzes, pictures, sliders, live source, attempts."""
 
+import base64
 import html
 import re
 import sys
@@ -20,6 +21,7 @@ from zerolab.course import (
     show,
     show_diff,
     show_source,
+    sketch,
     slider,
     sliders,
     source,
@@ -92,22 +94,30 @@ def test_quiz_gives_nothing_away_until_answered(capsys):
 # ---- pictures and sliders
 
 
-def dot(figure, size=1):
-    figure.add_axes((0, 0, 1, 1)).plot([0], [0], "o", markersize=size)
+def dot(sketch, size=1):
+    sketch.marks([(0.5, 0.5)], "red", size=size)
     return f'a dot of size "{size}" & nothing else'
 
 
 def test_a_figure_carries_its_alt_text_in_every_form(shown):
     show(dot, size=3)
-    ((data, metadata),) = shown
-    alt = 'a dot of size "3" & nothing else'
-    assert data["text/plain"] == alt and metadata["image/png"]["alt"] == alt
-    assert 'alt="a dot of size &quot;3&quot; &amp; nothing else"' in data["text/html"]
+    ((data, _),) = shown
+    in_html = "a dot of size &quot;3&quot; &amp; nothing else"
+    assert data["text/plain"] == html.unescape(in_html)
+    assert f'alt="{in_html}"' in data["text/html"] and f'aria-label="{in_html}"' in data["image/svg+xml"]
+
+
+def test_the_img_holds_the_drawing_itself(shown):
+    show(dot, size=3)
+    data = shown[0][0]
+    (embedded,) = re.findall(r'src="data:image/svg\+xml;base64,([^"]+)"', data["text/html"])
+    assert base64.b64decode(embedded).decode() == data["image/svg+xml"]
+    assert "scale(3)" in data["image/svg+xml"]
 
 
 def test_a_figure_without_alt_text_is_refused():
     with pytest.raises(ValueError, match="alt text"):
-        show(lambda figure: None, height=1)
+        show(lambda sketch: None, height=1)
 
 
 def test_sliders_show_their_default_state_and_redraw_it_in_place(shown, monkeypatch):
@@ -115,7 +125,7 @@ def test_sliders_show_their_default_state_and_redraw_it_in_place(shown, monkeypa
 
     def paint(draw, height, values):
         drawn.append(values)
-        return b"", str(values)
+        return "", str(values)
 
     monkeypatch.setattr(sliders, "paint", paint)
     size, kind = slider(1, 9, 4), choice([("one", 1), ("two", 2)], 2)
@@ -136,7 +146,7 @@ def test_text_is_legible_on_every_rank_colour():
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
     for rank in range(8):
-        ink = {"white": "#FFFFFF"}.get(look.ink_on(look.rank_colour(rank)), look.INK)
+        ink = {"white": "#FFFFFF"}.get(look.ink_on(look.rank_colour(rank)), sketch.INK)
         bright, dark = sorted((luminance(ink), luminance(look.rank_colour(rank))), reverse=True)
         assert (bright + 0.05) / (dark + 0.05) >= 4.5, f"rank {rank}: contrast too low"
 

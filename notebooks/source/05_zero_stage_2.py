@@ -210,8 +210,8 @@ knobs = (0, 1, 2, 4, 8)
 stage_2 = {k: zerolab.launch(watch_backward, 4, 2, reduces_in_flight=k)[0][0] for k in knobs}
 
 
-def draw(figure, reduces_in_flight):
-    return zero_stage_2.gradients_over_time(figure, stage_1, stage_2, reduces_in_flight)
+def draw(sketch, reduces_in_flight):
+    return zero_stage_2.gradients_over_time(sketch, stage_1, stage_2, reduces_in_flight)
 
 
 explore(draw, height=3.4, reduces_in_flight=choice(knobs, 1))
@@ -286,7 +286,7 @@ for m in (1, 2, 4, 8):
 
 # %%
 explore(
-    lambda figure, micro_batches: zero_stage_2.accumulation(figure, costs, psi, micro_batches),
+    lambda sketch, micro_batches: zero_stage_2.accumulation(sketch, costs, psi, micro_batches),
     height=2.6,
     micro_batches=slider(1, 8, 4),
 )
