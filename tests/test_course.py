@@ -4,6 +4,7 @@ import base64
 import html
 import re
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import cloudpickle
@@ -18,6 +19,7 @@ from zerolab.course import (
     look,
     predict,
     quiz,
+    quizzes,
     show,
     show_diff,
     show_source,
@@ -27,6 +29,7 @@ from zerolab.course import (
     source,
 )
 from zerolab.course.exercise import attempt
+from zerolab.course.questions import QUIZZES
 from zerolab.stages import stage1, stage2
 
 # A reader's function travels by value from a notebook's cells; so do those here.
@@ -42,7 +45,7 @@ def shown(monkeypatch):
         outputs.append((data, metadata))
         return SimpleNamespace(update=display)
 
-    for module in (look, sliders, source):
+    for module in (look, quizzes, sliders, source):
         monkeypatch.setattr(module, "display", display)
     return outputs
 
@@ -80,15 +83,38 @@ def test_predict_refuses_what_is_no_number(guess):
         predict(guess, 1.0)
 
 
-def test_quiz_gives_nothing_away_until_answered(capsys):
-    quiz(..., "b", a="no reason", b="a reason")
-    assert "reason" not in capsys.readouterr().out
-    quiz("B", "b", a="no reason", b="a reason")
-    assert capsys.readouterr().out == "Right: a reason\n"
-    quiz("a", "b", a="no reason", b="a reason")
-    assert capsys.readouterr().out == "Not quite: no reason\n"
-    with pytest.raises(ValueError, match="a, b"):
-        quiz("c", "b", a="", b="")
+def test_quiz_says_whether_a_letter_is_right_and_why(capsys):
+    reasons = QUIZZES["same_run"].because
+    quiz("same_run", "B")
+    assert capsys.readouterr().out == f"Right: {reasons['b']}\n"
+    quiz("same_run", "a")
+    assert capsys.readouterr().out == f"Not quite: {reasons['a']}\n"
+
+
+def test_quiz_folds_the_reasons_away_until_it_is_answered(shown):
+    quiz("never_costs_more", ...)
+    ((data, _),) = shown
+    assert "a, b, c" in data["text/plain"] and "travel" not in data["text/plain"]
+    asked, _, folded = data["text/html"].partition("<details>")
+    assert "travel" not in asked and "<b>b)</b> Right: a gradient that may not stay" in folded
+
+
+def test_quiz_refuses_a_letter_that_is_not_offered_and_a_quiz_there_is_not():
+    for answer in ("d", 2):
+        with pytest.raises(ValueError, match="the letters offered are a, b, c"):
+            quiz("same_run", answer)
+    with pytest.raises(ValueError, match="no quiz 'same'; there are same_run, "):
+        quiz("same", ...)
+
+
+def test_the_quizzes_are_those_of_the_lessons_letter_by_letter():
+    """What a letter says stands in the lesson, why in questions.py: neither may lack one of the other's."""
+    asked = {}
+    for path in (Path(look.__file__).parents[2] / "notebooks/source").glob("*.py"):
+        for before, name in re.findall(r"## Quiz\n(.*?)\nquiz\(\"(\w+)\"", path.read_text(), re.DOTALL):
+            asked[name] = re.findall(r"^# - \*\*(\w)\)\*\*", before, re.MULTILINE)
+    assert asked == {name: list(reasons.because) for name, reasons in QUIZZES.items()} != {}
+    assert all(reasons.right in reasons.because for reasons in QUIZZES.values())
 
 
 # ---- pictures and sliders

@@ -29,7 +29,7 @@ from torch.distributed import get_rank
 
 import zerolab
 from zerolab import memory, ring
-from zerolab.course import choice, explore, predict, show, show_diff, slider
+from zerolab.course import choice, explore, predict, quiz, show, show_diff, slider
 from zerolab.course.checks.zero_stage_2 import check_reduce_and_keep
 from zerolab.course.figures import losses, zero_stage_2
 from zerolab.data import NextByte, text
@@ -292,24 +292,17 @@ explore(
 )
 
 # %% [markdown]
-# **"Stage 2 never costs more than stage 1."** You will read this often. Is it so? Open the answer
-# that you would give.
+# ## Quiz
 #
-# <details><summary><b>a)</b> True: both move 2Ψ, and stage 2 holds less</summary>
+# **"Stage 2 never costs more than stage 1."** You will read this often. Is it so?
 #
-# At M = 1 only. Look at the left bars for M = 4.
-# </details>
-#
-# <details><summary><b>b)</b> True for one micro-batch only</summary>
-#
-# Right. A gradient that may not stay has to travel. With M micro-batches stage 2 moves (M+1)Ψ, or
-# it gives back its memory under `no_sync`: 2Ψ of traffic or 1/N of the gradients, not both.
-# </details>
-#
-# <details><summary><b>c)</b> False: it always moves more, because it reduces unit by unit</summary>
-#
-# No. It is the sum of the messages that counts, and at M = 1 both stages move 2Ψ.
-# </details>
+# - **a)** True: both move 2Ψ, and stage 2 holds less
+# - **b)** True for one micro-batch only
+# - **c)** False: it always moves more, because it reduces unit by unit
+
+# %%
+my_answer = ...
+quiz("never_costs_more", my_answer)
 
 # %% [markdown]
 # ## A mistake: `zero_grad` that clears only its part

@@ -19,9 +19,10 @@ What a lesson uses
 ``predict(my_guess, answer, "GB", {"a classic mistake": its_value})``
     How far off the reader was, and which mistake a known wrong number comes from. ``my_guess = ...``
     stays unanswered in the committed notebook, which then prints the answer and the known mistakes.
-``quiz(my_answer, "b", a="why not a", b="why b", c="why not c")``
-    The same for a question with letters. Where the reasons would give the answer away, write it as markdown
-    instead: the question, then one ``<details>`` per option, which needs no kernel either.
+``quiz("name", my_answer)``
+    The same for a question with letters. The question and what its letters say stand in markdown above; the
+    right letter and the reasons in ``questions.py``, so that nobody reads the answer with the question. With
+    ``my_answer = ...`` the reasons are folded away in the output.
 ``show(draw, height=3, **values)`` and ``explore(draw, height=3, **controls)``
     ``draw(sketch, **values)`` draws on an empty ``Sketch`` and returns its alt text. ``show``
     displays it once; ``explore`` puts controls above it (``slider(low, high, value)`` or
