@@ -8,9 +8,19 @@ from xml.etree import ElementTree
 import pytest
 from torch import nn
 
-from zerolab.course.figures import data_parallel, losses, memory, ranks, ring, zero_stage_1
+from zerolab.course.figures import (
+    data_parallel,
+    losses,
+    memory,
+    ranks,
+    ring,
+    zero_stage_1,
+    zero_stage_2,
+    zero_stage_3,
+)
 from zerolab.course.look import paint
 from zerolab.course.sketch import Sketch, nice, powers_of_ten
+from zerolab.memory import model_states
 
 SVG = "{http://www.w3.org/2000/svg}"
 LAYERS = nn.Sequential(nn.Linear(6, 20), nn.Linear(20, 4))
@@ -24,6 +34,29 @@ def ring_rounds(size: int) -> ring.Rounds:
     ]
 
 
+PHASES = ("forward", "backward")
+NAMES = [f"blocks.{block}.weight" for block in (1, 0)] + ["embedding"]
+HELD = {
+    "stage_1": [(name, 1e6 * (place + 1)) for place, name in enumerate(NAMES)],
+    "stage_2": {n: [(name, 5e5 * n) for name in NAMES] for n in (1, 2)},
+}
+COSTS = {(way, n): zero_stage_2.Cost(4e3 * (n + 1), 3e3) for way in zero_stage_2.WAYS for n in range(1, 9)}
+MOMENTS = {
+    n: [
+        zero_stage_3.Moment(f"{phase} {block}", [2, n, 2], [10, 10 * n, 10])
+        for phase in PHASES
+        for block in (0, 1)
+    ]
+    for n in (0, 1)
+}
+EVENTS = [
+    ("gradient", "1.weight"),
+    ("start", "1"),
+    ("gradient", "0.bias"),
+    ("end", "1"),
+    ("start", "0"),
+    ("end", "0"),
+]
 STATES = [
     *(
         (memory.stage_bars, {"model": model, "gpus": gpus, "stage": stage, "precision": precision})
@@ -44,6 +77,14 @@ STATES = [
         for n in (2, 5)
         for step in range(2 * n)
     ),
+    *((zero_stage_2.gradients_over_time, {**HELD, "in_flight": n}) for n in (1, 2)),
+    *((partial(zero_stage_2.accumulation, measured=COSTS, psi=1000), {"micro_batches": n}) for n in (1, 8)),
+    *(
+        (partial(zero_stage_3.residency, measured=MOMENTS, names=["0", "1", "root"]), {"prefetch": n})
+        for n in (0, 1)
+    ),
+    (data_parallel.timeline, {"runs": {"one after the other": EVENTS, "side by side": EVENTS}}),
+    (data_parallel.held_by_rank, {"memories": [model_states(1, 4, stage) for stage in (0, 3)], "psi": 1}),
     (memory.sixteen_bytes, {}),
     (memory.per_gpu_curves, {}),
     (zero_stage_1.seam, {}),
