@@ -147,8 +147,10 @@ def output_complaints(cell: NotebookNode) -> list[str]:
             complaints.append(f"cell wrote to stderr: {text[:300]}")
         if path := re.search(r"(?<![\w.:/])/(?:home|root|tmp|usr|work|opt|Users|content)/\S*", text):
             complaints.append(f"cell printed a path of this machine: {path[0]}")
-        if "image/png" in output.get("data", {}) and not output.metadata.get("image/png", {}).get("alt"):
-            complaints.append("cell shows an image without alt text: use zerolab.course.show or show_figure")
+        data = output.get("data", {})
+        said = re.search(r'aria-label="[^"]+"', data.get("image/svg+xml", "")) and data.get("text/plain")
+        if any(kind.startswith("image/") for kind in data) and not said:
+            complaints.append("cell shows an image without alt text: use zerolab.course.show")
     return [f"{complaint} (in: {cell.source.splitlines()[0]})" for complaint in complaints]
 
 

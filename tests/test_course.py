@@ -1,8 +1,10 @@
 """The course's own tools: predictions, quizzes, pictures, sliders, live source, attempts."""
 
+import base64
 import html
 import re
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import cloudpickle
@@ -17,14 +19,17 @@ from zerolab.course import (
     look,
     predict,
     quiz,
+    quizzes,
     show,
     show_diff,
     show_source,
+    sketch,
     slider,
     sliders,
     source,
 )
 from zerolab.course.exercise import attempt
+from zerolab.course.questions import QUIZZES
 from zerolab.stages import stage1, stage2
 
 # A reader's function travels by value from a notebook's cells; so do those here.
@@ -40,7 +45,7 @@ def shown(monkeypatch):
         outputs.append((data, metadata))
         return SimpleNamespace(update=display)
 
-    for module in (look, sliders, source):
+    for module in (look, quizzes, sliders, source):
         monkeypatch.setattr(module, "display", display)
     return outputs
 
@@ -78,36 +83,67 @@ def test_predict_refuses_what_is_no_number(guess):
         predict(guess, 1.0)
 
 
-def test_quiz_gives_nothing_away_until_answered(capsys):
-    quiz(..., "b", a="no reason", b="a reason")
-    assert "reason" not in capsys.readouterr().out
-    quiz("B", "b", a="no reason", b="a reason")
-    assert capsys.readouterr().out == "Right: a reason\n"
-    quiz("a", "b", a="no reason", b="a reason")
-    assert capsys.readouterr().out == "Not quite: no reason\n"
-    with pytest.raises(ValueError, match="a, b"):
-        quiz("c", "b", a="", b="")
+def test_quiz_says_whether_a_letter_is_right_and_why(capsys):
+    reasons = QUIZZES["same_run"].because
+    quiz("same_run", "B")
+    assert capsys.readouterr().out == f"Right: {reasons['b']}\n"
+    quiz("same_run", "a")
+    assert capsys.readouterr().out == f"Not quite: {reasons['a']}\n"
+
+
+def test_quiz_folds_the_reasons_away_until_it_is_answered(shown):
+    quiz("never_costs_more", ...)
+    ((data, _),) = shown
+    assert "a, b, c" in data["text/plain"] and "travel" not in data["text/plain"]
+    asked, _, folded = data["text/html"].partition("<details>")
+    assert "travel" not in asked and "<b>b)</b> Right: a gradient that may not stay" in folded
+
+
+def test_quiz_refuses_a_letter_that_is_not_offered_and_a_quiz_there_is_not():
+    for answer in ("d", 2):
+        with pytest.raises(ValueError, match="the letters offered are a, b, c"):
+            quiz("same_run", answer)
+    with pytest.raises(ValueError, match="no quiz 'same'; there are same_run, "):
+        quiz("same", ...)
+
+
+def test_the_quizzes_are_those_of_the_lessons_letter_by_letter():
+    """What a letter says stands in the lesson, why in questions.py: neither may lack one of the other's."""
+    asked = {}
+    for path in (Path(look.__file__).parents[2] / "notebooks/source").glob("*.py"):
+        for before, name in re.findall(r"## Quiz\n(.*?)\nquiz\(\"(\w+)\"", path.read_text(), re.DOTALL):
+            asked[name] = re.findall(r"^# - \*\*(\w)\)\*\*", before, re.MULTILINE)
+    assert asked == {name: list(reasons.because) for name, reasons in QUIZZES.items()} != {}
+    assert all(reasons.right in reasons.because for reasons in QUIZZES.values())
 
 
 # ---- pictures and sliders
 
 
-def dot(figure, size=1):
-    figure.add_axes((0, 0, 1, 1)).plot([0], [0], "o", markersize=size)
+def dot(sketch, size=1):
+    sketch.marks([(0.5, 0.5)], "red", size=size)
     return f'a dot of size "{size}" & nothing else'
 
 
 def test_a_figure_carries_its_alt_text_in_every_form(shown):
     show(dot, size=3)
-    ((data, metadata),) = shown
-    alt = 'a dot of size "3" & nothing else'
-    assert data["text/plain"] == alt and metadata["image/png"]["alt"] == alt
-    assert 'alt="a dot of size &quot;3&quot; &amp; nothing else"' in data["text/html"]
+    ((data, _),) = shown
+    in_html = "a dot of size &quot;3&quot; &amp; nothing else"
+    assert data["text/plain"] == html.unescape(in_html)
+    assert f'alt="{in_html}"' in data["text/html"] and f'aria-label="{in_html}"' in data["image/svg+xml"]
+
+
+def test_the_img_holds_the_drawing_itself(shown):
+    show(dot, size=3)
+    data = shown[0][0]
+    (embedded,) = re.findall(r'src="data:image/svg\+xml;base64,([^"]+)"', data["text/html"])
+    assert base64.b64decode(embedded).decode() == data["image/svg+xml"]
+    assert "scale(3)" in data["image/svg+xml"]
 
 
 def test_a_figure_without_alt_text_is_refused():
     with pytest.raises(ValueError, match="alt text"):
-        show(lambda figure: None, height=1)
+        show(lambda sketch: None, height=1)
 
 
 def test_sliders_show_their_default_state_and_redraw_it_in_place(shown, monkeypatch):
@@ -115,7 +151,7 @@ def test_sliders_show_their_default_state_and_redraw_it_in_place(shown, monkeypa
 
     def paint(draw, height, values):
         drawn.append(values)
-        return b"", str(values)
+        return "", str(values)
 
     monkeypatch.setattr(sliders, "paint", paint)
     size, kind = slider(1, 9, 4), choice([("one", 1), ("two", 2)], 2)
@@ -136,7 +172,7 @@ def test_text_is_legible_on_every_rank_colour():
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
     for rank in range(8):
-        ink = {"white": "#FFFFFF"}.get(look.ink_on(look.rank_colour(rank)), look.INK)
+        ink = {"white": "#FFFFFF"}.get(look.ink_on(look.rank_colour(rank)), sketch.INK)
         bright, dark = sorted((luminance(ink), luminance(look.rank_colour(rank))), reverse=True)
         assert (bright + 0.05) / (dark + 0.05) >= 4.5, f"rank {rank}: contrast too low"
 

@@ -61,7 +61,7 @@ def test_output_complaints_are_raised():
         "raised": nbformat.v4.new_output("error", ename="E", evalue="", traceback=[]),
         "stderr": nbformat.v4.new_output("stream", name="stderr", text="warning"),
         "path": nbformat.v4.new_output("stream", name="stdout", text="see /home/me/zerolab/ring.py"),
-        "alt text": nbformat.v4.new_output("display_data", data={"image/png": "AA=="}),
+        "alt text": nbformat.v4.new_output("display_data", data={"image/svg+xml": "<svg/>"}),
     }
     for word, output in bad.items():
         cell.outputs = [output]
@@ -136,6 +136,7 @@ TAMPERINGS = {
     "untouched": ("2 + 2 = 4", "2 + 2 = 4"),
     "print": ("2 + 2 = 4", "2 + 2 = 5"),
     "alt_text": ("a red dot", "a blue dot"),
+    "line": ("#D00000", "#0000D0"),
 }
 
 
@@ -145,7 +146,7 @@ def nbval_verdicts(tmp_path_factory):
     cells = [
         "from zerolab.course import show",
         "print('2 + 2 =', 2 + 2)",
-        "def dot(figure):\n    return 'a red dot'\n\nshow(dot, height=1)",
+        "def dot(sketch):\n    sketch.rect(0, 0, 1, 1, '#D00000')\n    return 'a red dot'\n\nshow(dot)",
     ]
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     built, folder = (
@@ -165,5 +166,6 @@ def nbval_verdicts(tmp_path_factory):
 
 
 def test_nbval_fails_on_a_tampered_output_and_on_nothing_else(nbval_verdicts):
+    """Of a picture the words are compared, not the lines: a loss curve may bend on another processor."""
     failed = {(name, int(cell)) for verdict, name, cell in nbval_verdicts if verdict == "FAILED"}
-    assert len(nbval_verdicts) == 9 and failed == {("print", 1), ("alt_text", 2)}
+    assert len(nbval_verdicts) == 12 and failed == {("print", 1), ("alt_text", 2)}

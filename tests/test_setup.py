@@ -14,10 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from zerolab.__main__ import COMMANDS
+
 ROOT = Path(__file__).parent.parent
 TOOLS = ["sh", "dirname", "cat", "id", "uname", "df", "awk", "sed", "grep", "cksum"]
 TOOLS += ["rm", "mkdir", "ls", "sleep", "cp"]
-FILES = ["zero", "requirements.txt", "binder/requirements.txt"]
+FILES = ["zero", "requirements.txt", "binder/requirements.txt", "zerolab/__main__.py"]
 
 STUB_PYTHON = """#!/bin/sh
 echo "$*" >>"$STUB_LOG"
@@ -25,7 +27,13 @@ case "$1 $2" in
     "-c import sys"*) echo "${STUB_VERSION:-3.12}" ;;
     "-c import ensurepip"*) exit "${STUB_NO_VENV:-0}" ;;
     "-m venv") mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
-    "-m pip") [ -z "${STUB_SLOW_PIP:-}" ] || sleep 30; echo "${STUB_PIP:-}" >"$5"; [ -z "${STUB_PIP:-}" ] ;;
+    "-m pip")
+        [ -z "${STUB_SLOW_PIP:-}" ] || sleep 30
+        case "$*" in *" --quiet "*) ;; *) echo "Requirement already satisfied" ;; esac
+        while [ "$1" != --log ]; do shift; done
+        echo "${STUB_PIP:-}" >"$2"
+        [ -z "${STUB_PIP:-}" ]
+        ;;
     "-m pytest") [ "${STUB_FAILS:-}" != "$3" ] ;;
 esac
 """
@@ -81,6 +89,13 @@ def test_the_first_command_sets_up_and_the_next_reuses_it(machine: Machine):
     assert f"-m venv {machine.clone}/.venv" in calls
     assert sum("pip install" in call for call in calls) == 1
     assert machine.zero("verify")[2] == ["-c ", "-m zerolab verify"]
+
+
+def test_set_up_says_where_to_watch_it_and_leaves_the_rest_to_the_log(machine: Machine):
+    said = machine.zero("verify")[1]
+    assert "already satisfied" not in said and f"tail -f '{machine.clone}/.venv/zero.log'" in said
+    assert len(said.splitlines()) <= 4
+    assert machine.zero("verify")[1] == ""
 
 
 def test_changed_pins_are_installed_into_the_environment_that_is_there(machine: Machine):
@@ -215,6 +230,21 @@ def test_somebody_elses_environment_is_left_alone(machine: Machine):
     assert theirs.read_text() == "theirs"
 
 
+def test_another_clones_environment_is_not_pointed_here(machine: Machine, tmp_path: Path):
+    machine.zero("verify")
+    (tmp_path / "other").mkdir()
+    other = Machine(tmp_path / "other")
+    venv = machine.clone / ".venv"
+    for torch in ("default", "cpu"):  # the second would be made anew, from nothing
+        said = refused(other, ZEROLAB_VENV=str(venv), ZEROLAB_TORCH=torch)
+        assert f"{venv} belongs to the clone in {machine.clone}." in said
+        assert "ZEROLAB_VENV=/some/folder ./zero" in said
+    assert machine.zero("verify")[2] == ["-c ", "-m zerolab verify"], "it is still the first clone's"
+    shutil.rmtree(machine.clone / "zerolab")
+    (machine.clone / "zero").unlink()
+    assert other.zero("verify", ZEROLAB_VENV=str(venv))[0] == 0, "of a clone that is gone it is taken over"
+
+
 def test_a_torch_that_is_no_choice(machine: Machine):
     assert "ZEROLAB_TORCH=gpu is not a choice: cpu, or default" in refused(machine, ZEROLAB_TORCH="gpu")
 
@@ -224,6 +254,18 @@ def test_windows_is_sent_to_wsl(machine: Machine):
     (machine.bin / "uname").write_text("#!/bin/sh\necho MINGW64_NT-10.0\n")
     (machine.bin / "uname").chmod(0o755)
     assert "WSL" in refused(machine)
+
+
+@pytest.mark.parametrize("typo", ["trian", "Lab", "--verbose"])
+def test_an_unknown_command_is_answered_with_all_there_are_and_sets_nothing_up(machine: Machine, typo: str):
+    code, said, calls = machine.zero(typo)
+    assert code == 1 and calls == [] and not (machine.clone / ".venv").exists()
+    assert f"{typo} is not a command. There are: lab, test, {', '.join(COMMANDS)}." in said
+
+
+def test_every_command_of_the_package_is_a_command_here(machine: Machine):
+    for command in COMMANDS:
+        assert machine.zero(command, "--help")[2][-1] == f"-m zerolab {command} --help"
 
 
 def test_without_a_command_it_says_what_there_is(machine: Machine):

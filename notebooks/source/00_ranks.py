@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 import zerolab
-from zerolab.course import predict, show
+from zerolab.course import predict, quiz, show
 from zerolab.course.checks.ranks import check_average
 from zerolab.course.figures.ranks import drift, separate_memories
 
@@ -313,23 +313,16 @@ predict(my_guess, received + sent, "MB", mistakes)
 # ## Quiz
 #
 # Four ranks train with averaged gradients, each on batches of 8. Which single-process run is the same?
-# Open the answer that you would give.
 #
-# <details><summary><b>a)</b> batch size 8, since each rank has 8</summary>
-#
-# No. The mean over four ranks is taken over 4 × 8 samples.
-# </details>
-#
-# <details><summary><b>b)</b> batch size 32</summary>
-#
-# Right. The mean of four mean gradients of 8 samples each is the mean gradient of all 32.
-# </details>
-#
-# <details><summary><b>c)</b> batch size 8, at four times the learning rate</summary>
-#
-# No. That would be a *sum* of four gradients, if the four batches were one and the same.
-# </details>
-#
+# - **a)** batch size 8, since each rank has 8
+# - **b)** batch size 32
+# - **c)** batch size 8, at four times the learning rate
+
+# %%
+my_answer = ...
+quiz("same_run", my_answer)
+
+# %% [markdown]
 # ## Summary
 #
 # - A rank is a process with a number; ranks share nothing, so plain data parallelism holds everything N

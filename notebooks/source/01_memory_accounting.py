@@ -21,7 +21,7 @@ import torch
 
 import zerolab
 from zerolab import memory
-from zerolab.course import choice, explore, predict, show, show_source
+from zerolab.course import choice, explore, predict, quiz, show, show_source
 from zerolab.course.checks.memory import check_bytes_per_gpu
 from zerolab.course.figures import memory as figures
 from zerolab.measure import storage_bytes
@@ -309,24 +309,17 @@ explore(
 # ## Quiz
 #
 # A colleague plans 13B parameters on 16 GPUs of 32 GB at stage 2, and computes 2Ψ + 14Ψ/16 = 37.4 GB.
-# "It will fit with SGD and momentum instead of Adam." Will it? Open the answer that you would give.
+# "It will fit with SGD and momentum instead of Adam." Will it?
 #
-# <details><summary><b>a)</b> yes: K drops from 12 to 8</summary>
-#
-# No. K does drop to 8 (the master copy and one moment), but 2Ψ + 10Ψ/16 is 34.1 GB, still above 32.
-# </details>
-#
-# <details><summary><b>b)</b> no: what stage 2 leaves whole is the problem</summary>
-#
-# Right. The parameters alone are 2Ψ = 26 GB on every GPU; with K = 8 the sum is 34.1 GB. Stage 3 shards
-# them too.
-# </details>
-#
-# <details><summary><b>c)</b> no: K stays the same</summary>
-#
-# No. Momentum keeps one number where Adam keeps two, so K is 4 + 4 = 8. It still does not fit.
-# </details>
-#
+# - **a)** yes: K drops from 12 to 8
+# - **b)** no: what stage 2 leaves whole is the problem
+# - **c)** no: K stays the same
+
+# %%
+my_answer = ...
+quiz("momentum_instead", my_answer)
+
+# %% [markdown]
 # ## Summary
 #
 # - Model states are 16 bytes for each parameter: 2 + 2 + 12 in mixed precision, 4 + 4 + 8 in fp32. You

@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 import zerolab
 from zerolab import cost, ring
-from zerolab.course import choice, explore, predict, show_source, slider
+from zerolab.course import choice, explore, predict, quiz, show_source, slider
 from zerolab.course.checks.collectives import check_reduce_scatter
 from zerolab.course.figures.ring import ring_step
 
@@ -258,25 +258,17 @@ check_reduce_scatter(my_reduce_scatter)
 # ## Quiz
 #
 # A library offers `reduce_scatter`, and inside it does an all-reduce and keeps its own slice. The
-# values are right. What does that cost? Open the answer that you would give.
+# values are right. What does that cost?
 #
-# <details><summary><b>a)</b> nothing, as the result is the same</summary>
-#
-# No. The values are the same, the messages are not.
-# </details>
-#
-# <details><summary><b>b)</b> the same bytes, but more memory</summary>
-#
-# No. It takes more memory too, and the second half of the all-reduce is sent for nothing.
-# </details>
-#
-# <details><summary><b>c)</b> twice the bytes</summary>
-#
-# Right. An all-reduce is a reduce-scatter *and* an all-gather, and the gathered chunks are thrown away.
-# This is not made up: torch's own reduce-scatter on gloo, the CPU backend, works this way. So zerolab
-# builds its own there.
-# </details>
-#
+# - **a)** nothing, as the result is the same
+# - **b)** the same bytes, but more memory
+# - **c)** twice the bytes
+
+# %%
+my_answer = ...
+quiz("all_reduce_inside", my_answer)
+
+# %% [markdown]
 # ## Summary
 #
 # - Reduce-scatter adds and leaves everyone one chunk; all-gather hands the chunks round. Together:

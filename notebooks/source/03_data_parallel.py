@@ -465,26 +465,15 @@ show(figures.held_by_rank, height=2.8, memories=memories, psi=psi)
 # The ranks see different data. Which part of the step do all of them compute identically, on identical
 # inputs?
 #
-# a) the forward pass · b) the backward pass · c) the optimizer's update
+# - **a)** the forward pass
+# - **b)** the backward pass
+# - **c)** the optimizer's update
 
 # %%
 my_answer = ...
-quiz(
-    my_answer,
-    "c",
-    a="each rank runs its own micro-batch forward.",
-    b="each rank's gradients come from its own micro-batch.",
-    c="after the all-reduce all gradients are equal, and so are m, v and the weights: N times the same work.",
-)
+quiz("identical_work", my_answer)
 
 # %% [markdown]
-# <details><summary>Answer</summary>
-#
-# **c.** After the all-reduce every rank has the same gradients, the same m and v and the same weights, and
-# computes the same update: N times the same work, on N copies of the same state. That is where stage 1
-# begins.
-# </details>
-#
 # ## Exercise: average the gradients
 #
 # > **Difficulty 3 of 5 · 15 minutes.** Write `average_gradients(parameters, count)`, to be called after

@@ -153,6 +153,13 @@ ranks = choice(range(1, 9), 4)
 explore(partial(figures.partition_map, layer=layer), height=3.4, ranks=ranks)
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
+# Eight ranks: the first weight's 120 numbers then lie on four of them, 32 + 32 + 32 + 24. At every setting
+# each number of each parameter has exactly one owner. At 5 and 7 ranks the last rank owns nothing but
+# padding, because shards are equal, and this model is tiny.
+# </details>
+#
 # The padding inside starts each parameter on a 64-byte boundary, as PyTorch's own allocations do, and the
 # padding at the end makes the shards equal. In a model of real size both are negligible.
 #
@@ -247,7 +254,9 @@ for stage in (0, 1):
 # ## One step, line by line
 #
 # Now follow one step with the smallest model there is: softmax regression, a `weight` of 10 × 784 numbers
-# and a `bias` of 10, on two ranks, with SGD and momentum.
+# and a `bias` of 10, on two ranks, with SGD and momentum. Every rank keeps a *trace* of what it sends and
+# updates. We leave out the phase called `control`: before some collectives the ranks tell each other in a
+# few bytes what is coming, so that one that took another path is found out. No tensor of the model is in it.
 
 
 # %%
@@ -276,8 +285,10 @@ for rank, events in enumerate(zerolab.launch(one_step, 2)):
 # - **step, all-gather.** The second half: each rank sends its updated half, and both have the whole model
 #   again.
 #
-# `print(optimizer.trace.text())` shows the same with line numbers and times, and so does `python -m zerolab
-# train --model logistic --stage 1 --world-size 2 --trace trace.txt`.
+# `print(optimizer.trace.text())` shows the same with line numbers and times. So does, from a terminal in the
+# clone, `./zero train --model logistic --stage 1 --world-size 2 --trace trace.txt`. (`./zero COMMAND` is
+# short for `.venv/bin/python -m zerolab COMMAND`; on Colab, where there is no `./zero`, write `!python -m
+# zerolab COMMAND` in a cell.)
 #
 # ## Exercise: your own stage 1
 #

@@ -29,7 +29,7 @@ from torch.distributed import get_rank
 
 import zerolab
 from zerolab import memory, ring
-from zerolab.course import choice, explore, predict, show, show_diff, slider
+from zerolab.course import choice, explore, predict, quiz, show, show_diff, slider
 from zerolab.course.checks.zero_stage_2 import check_reduce_and_keep
 from zerolab.course.figures import losses, zero_stage_2
 from zerolab.data import NextByte, text
@@ -210,8 +210,8 @@ knobs = (0, 1, 2, 4, 8)
 stage_2 = {k: zerolab.launch(watch_backward, 4, 2, reduces_in_flight=k)[0][0] for k in knobs}
 
 
-def draw(figure, reduces_in_flight):
-    return zero_stage_2.gradients_over_time(figure, stage_1, stage_2, reduces_in_flight)
+def draw(sketch, reduces_in_flight):
+    return zero_stage_2.gradients_over_time(sketch, stage_1, stage_2, reduces_in_flight)
 
 
 explore(draw, height=3.4, reduces_in_flight=choice(knobs, 1))
@@ -286,30 +286,23 @@ for m in (1, 2, 4, 8):
 
 # %%
 explore(
-    lambda figure, micro_batches: zero_stage_2.accumulation(figure, costs, psi, micro_batches),
+    lambda sketch, micro_batches: zero_stage_2.accumulation(sketch, costs, psi, micro_batches),
     height=2.6,
     micro_batches=slider(1, 8, 4),
 )
 
 # %% [markdown]
-# **"Stage 2 never costs more than stage 1."** You will read this often. Is it so? Open the answer
-# that you would give.
+# ## Quiz
 #
-# <details><summary><b>a)</b> True: both move 2Ψ, and stage 2 holds less</summary>
+# **"Stage 2 never costs more than stage 1."** You will read this often. Is it so?
 #
-# At M = 1 only. Look at the left bars for M = 4.
-# </details>
-#
-# <details><summary><b>b)</b> True for one micro-batch only</summary>
-#
-# Right. A gradient that may not stay has to travel. With M micro-batches stage 2 moves (M+1)Ψ, or
-# it gives back its memory under `no_sync`: 2Ψ of traffic or 1/N of the gradients, not both.
-# </details>
-#
-# <details><summary><b>c)</b> False: it always moves more, because it reduces unit by unit</summary>
-#
-# No. It is the sum of the messages that counts, and at M = 1 both stages move 2Ψ.
-# </details>
+# - **a)** True: both move 2Ψ, and stage 2 holds less
+# - **b)** True for one micro-batch only
+# - **c)** False: it always moves more, because it reduces unit by unit
+
+# %%
+my_answer = ...
+quiz("never_costs_more", my_answer)
 
 # %% [markdown]
 # ## A mistake: `zero_grad` that clears only its part

@@ -317,8 +317,8 @@ predict(my_guess, max(blocks), "blocks", known)
 names = ["root" if name == "root" else name.replace("blocks.", "block ") for name in numels]
 
 
-def draw(figure, prefetch):
-    return zero_stage_3.residency(figure, moments, names, prefetch)
+def draw(sketch, prefetch):
+    return zero_stage_3.residency(sketch, moments, names, prefetch)
 
 
 explore(draw, height=4.4, prefetch=slider(0, 5, 1))

@@ -1,7 +1,7 @@
 """What only the notebooks need: figures, sliders, predictions, quizzes, live source, exercises, checks.
 
 Nothing in the engine imports this package. Names load on first use, because the checks run in worker
-processes that have no use for matplotlib.
+processes that have no use for IPython and widgets.
 
 How a lesson is made
 --------------------
@@ -19,11 +19,12 @@ What a lesson uses
 ``predict(my_guess, answer, "GB", {"a classic mistake": its_value})``
     How far off the reader was, and which mistake a known wrong number comes from. ``my_guess = ...``
     stays unanswered in the committed notebook, which then prints the answer and the known mistakes.
-``quiz(my_answer, "b", a="why not a", b="why b", c="why not c")``
-    The same for a question with letters. Where the reasons would give the answer away, write it as markdown
-    instead: the question, then one ``<details>`` per option, which needs no kernel either.
+``quiz("name", my_answer)``
+    The same for a question with letters. The question and what its letters say stand in markdown above; the
+    right letter and the reasons in ``questions.py``, so that nobody reads the answer with the question. With
+    ``my_answer = ...`` the reasons are folded away in the output.
 ``show(draw, height=3, **values)`` and ``explore(draw, height=3, **controls)``
-    ``draw(figure, **values)`` paints on an empty matplotlib figure and returns its alt text. ``show``
+    ``draw(sketch, **values)`` draws on an empty ``Sketch`` and returns its alt text. ``show``
     displays it once; ``explore`` puts controls above it (``slider(low, high, value)`` or
     ``choice(options, value)``), shows the default state as a plain image, and redraws it in place.
     Drawings live in ``zerolab/course/figures/``, one module per lesson; colours in ``look``.
@@ -43,7 +44,6 @@ _HOMES = {
     "predict": "quizzes",
     "quiz": "quizzes",
     "show": "look",
-    "show_figure": "look",
     "CATEGORY_COLOURS": "look",
     "rank_colour": "look",
     "explore": "sliders",

@@ -2,13 +2,11 @@
 
 import base64
 import html
-import io
 from collections.abc import Callable
 
 from IPython.display import display
-from matplotlib import rc_context
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+
+from zerolab.course.sketch import INK, Sketch
 
 # Okabe and Ito's colours stay apart for colour-blind readers; every figure also writes the name beside the
 # colour.
@@ -20,25 +18,7 @@ CATEGORY_COLOURS = {
 }
 # Ranks are not categories: a second set of hues, so that "rank 1" is never mistaken for "gradients".
 _RANK_COLOURS = ("#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377", "#BBBBBB", "#994F00")
-INK, PALE = "#222222", "#EEEEEE"
-WIDTH_INCHES, DPI = 7.6, 144
-WIDTH_PIXELS = 684  # on the page; the PNG has more of them, so that it is sharp on a dense screen
-STYLE = {
-    "font.family": "DejaVu Sans",
-    "font.size": 10,
-    "text.color": INK,
-    "axes.edgecolor": "#888888",
-    "axes.labelcolor": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlesize": 11,
-    "axes.titlelocation": "left",
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "legend.frameon": False,
-    "figure.facecolor": "white",
-    "svg.hashsalt": "zerolab",
-}
+WIDTH_PIXELS = 684  # on the page, and less where that is narrower
 
 Draw = Callable[..., str]
 
@@ -54,70 +34,38 @@ def ink_on(colour: str) -> str:
     return "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 140 else INK
 
 
-def paint(draw: Draw, height: float, values: dict) -> tuple[bytes, str]:
-    """Run `draw(figure, **values)` in the course's style and return the PNG with its alt text.
-
-    A figure made here belongs to no pyplot state, so nothing is shown twice and nothing has to be closed.
+def paint(draw: Draw, height: float, values: dict) -> tuple[str, str]:
+    """Run `draw(sketch, **values)` on an empty sketch and return the SVG with its alt text.
 
     Raises: ValueError if the drawing returns no alt text.
     """
-    with rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH_INCHES, height), dpi=DPI)
-        canvas = FigureCanvasAgg(figure)
-        alt = draw(figure, **values)
-        if not isinstance(alt, str) or not alt.strip():
-            raise ValueError(
-                f"{draw.__name__} returned {alt!r}: a drawing returns its alt text, one or two sentences"
-            )
-        return _png(canvas), alt
+    sketch = Sketch(height)
+    alt = draw(sketch, **values)
+    if not isinstance(alt, str) or not alt.strip():
+        name = getattr(draw, "__name__", repr(draw))
+        raise ValueError(f"{name} returned {alt!r}: a drawing returns its alt text, one or two sentences")
+    return sketch.svg(alt), alt
 
 
-def _png(canvas) -> bytes:
-    buffer = io.BytesIO()
-    # Level 1 costs a few more kilobytes and saves a third of the time a slider takes to answer.
-    canvas.print_png(buffer, pil_kwargs={"compress_level": 1})
-    return buffer.getvalue()
-
-
-def image_html(png: bytes, alt: str) -> str:
+def image_html(svg: str, alt: str) -> str:
     """An <img> with its alt text, no wider than the page."""
-    source = base64.b64encode(png).decode()
+    source = base64.b64encode(svg.encode()).decode()
     size = f'width="{WIDTH_PIXELS}" style="max-width: 100%"'
-    return f'<img alt="{html.escape(alt)}" {size} src="data:image/png;base64,{source}">'
+    return f'<img alt="{html.escape(alt)}" {size} src="data:image/svg+xml;base64,{source}">'
 
 
-def bundle(png: bytes, alt: str) -> dict:
+def bundle(svg: str, alt: str) -> dict[str, str]:
     """The picture in the forms that front ends read, each with the alt text.
 
-    JupyterLab drops the alt text of an ``image/png`` and keeps that of an ``<img>``; nbconvert and
-    nbviewer keep both; a page that strips HTML falls back on the PNG, and a terminal reads the alt text
-    itself.
+    A browser draws an ``<img>`` in a document of its own, where no rule of the page reaches it; a page that
+    strips HTML falls back on the SVG itself, and a terminal reads the alt text.
     """
-    return {
-        "data": {
-            "text/html": image_html(png, alt),
-            "image/png": base64.b64encode(png).decode(),
-            "text/plain": alt,
-        },
-        "metadata": {"image/png": {"alt": alt, "width": WIDTH_PIXELS}},
-    }
+    return {"text/html": image_html(svg, alt), "image/svg+xml": svg, "text/plain": alt}
 
 
 def show(draw: Draw, *, height: float = 3.2, **values) -> None:
     """Draw one figure and display it with its alt text.
 
-    `draw(figure, **values)` paints on an empty matplotlib figure and returns the alt text.
+    `draw(sketch, **values)` draws on an empty sketch and returns the alt text.
     """
-    shown = bundle(*paint(draw, height, values))
-    display(shown["data"], metadata=shown["metadata"], raw=True)
-
-
-def show_figure(figure: Figure, alt: str) -> None:
-    """Display a matplotlib figure made elsewhere, with its alt text.
-
-    Raises: ValueError if the alt text is empty.
-    """
-    if not alt.strip():
-        raise ValueError("the alt text is empty: say in one or two sentences what the figure shows")
-    shown = bundle(_png(FigureCanvasAgg(figure)), alt)
-    display(shown["data"], metadata=shown["metadata"], raw=True)
+    display(bundle(*paint(draw, height, values)), raw=True)

@@ -1,7 +1,12 @@
 """Predict a number before you run it, and learn which mistake a wrong number comes from."""
 
+import html
 from collections.abc import Mapping
 from types import EllipsisType
+
+from IPython.display import display
+
+from zerolab.course.questions import QUIZZES
 
 # A size in bytes can be confused with its binary namesake, which is 1024/1000 larger once, twice or more.
 _BYTE_UNITS = {"KB": ("KiB", 1), "MB": ("MiB", 2), "GB": ("GiB", 3), "TB": ("TiB", 4)}
@@ -76,16 +81,31 @@ def _number(value: float, unit: str) -> str:
     return f"{value:,.4g} {unit}".rstrip() if abs(value) < 1e4 else f"{value:,.0f} {unit}".rstrip()
 
 
-def quiz(answer: str | EllipsisType, right: str, **because: str) -> None:
-    """Say whether a lettered answer is right, and why; unanswered, ask for a letter and give nothing away.
+def quiz(name: str, answer: str | EllipsisType) -> None:
+    """Say whether a lettered answer is right, and why.
 
-    Raises: ValueError for a letter that is not offered.
+    Unanswered (`...`), it asks for a letter and keeps the reasons folded away, where a page that is only read
+    has them, too.
+
+    Raises: ValueError for a letter that is not offered, or a quiz that there isn't.
     """
-    letters = ", ".join(sorted(because))
+    if name not in QUIZZES:
+        raise ValueError(f"there is no quiz {name!r}; there are {', '.join(QUIZZES)}")
+    right, because = QUIZZES[name]
+    letters = ", ".join(because)
     if answer is ...:
-        print(f"Put one of {letters} in quotes in place of the ... and run this cell again.")
+        asked = f"Put one of {letters} in quotes in place of the ... and run this cell again."
+        display({"text/plain": asked, "text/html": f"<p>{asked}</p>{_folded(right, because)}"}, raw=True)
         return
     if not isinstance(answer, str) or answer.lower() not in because:
         raise ValueError(f"my_answer is {answer!r}: the letters offered are {letters}")
     letter = answer.lower()
     print(f"{'Right' if letter == right else 'Not quite'}: {because[letter]}")
+
+
+def _folded(right: str, because: Mapping[str, str]) -> str:
+    reasons = (
+        f"<p><b>{letter})</b> {'Right' if letter == right else 'No'}: {html.escape(reason, quote=False)}</p>"
+        for letter, reason in because.items()
+    )
+    return f"<details><summary>The answer, and why not the others</summary>{''.join(reasons)}</details>"

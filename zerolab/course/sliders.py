@@ -67,13 +67,12 @@ class _OutputScreen:
     def __init__(self, panel: ipywidgets.VBox):
         self.panel, self.handle = panel, None
 
-    def put(self, png: bytes, alt: str) -> None:
-        shown = bundle(png, alt)
+    def put(self, svg: str, alt: str) -> None:
         if self.handle is None:
             _display_widget(self.panel, _caption(self.panel))
-            self.handle = display(shown["data"], metadata=shown["metadata"], raw=True, display_id=True)
+            self.handle = display(bundle(svg, alt), raw=True, display_id=True)
         else:
-            self.handle.update(shown["data"], metadata=shown["metadata"], raw=True)
+            self.handle.update(bundle(svg, alt), raw=True)
 
 
 class _WidgetScreen:
@@ -82,8 +81,8 @@ class _WidgetScreen:
     def __init__(self, panel: ipywidgets.VBox):
         self.panel, self.picture = panel, None
 
-    def put(self, png: bytes, alt: str) -> None:
+    def put(self, svg: str, alt: str) -> None:
         if self.picture is None:
             self.picture = ipywidgets.HTML()
             _display_widget(ipywidgets.VBox([self.panel, self.picture]), _caption(self.panel))
-        self.picture.value = image_html(png, alt)
+        self.picture.value = image_html(svg, alt)

@@ -3,11 +3,9 @@
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 
-from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
-
 from zerolab import cost
-from zerolab.course.look import CATEGORY_COLOURS, INK, PALE, ink_on
+from zerolab.course.look import CATEGORY_COLOURS, ink_on
+from zerolab.course.sketch import INK, PALE, Panel, Sketch, nice, powers_of_ten
 
 # A made-up but ordinary machine and step, for the model of buckets: 1.5B bf16 gradients.
 GRADIENT_MB = 3000
@@ -42,23 +40,23 @@ def exposed_seconds(bucket_mb: int, gpus: int) -> float:
     return send_buckets(bucket_mb, gpus)[-1][1] - BACKWARD_SECONDS
 
 
-def buckets(figure: Figure, bucket_MB: int = 3000, gpus: int = 64) -> str:
+def buckets(sketch: Sketch, bucket_MB: int = 3000, gpus: int = 64) -> str:
     """One step's buckets on a time line, and below it the waiting time against the bucket's size."""
     sent, waits = send_buckets(bucket_MB, gpus), [exposed_seconds(size, gpus) for size in BUCKET_MB]
-    _draw_step(figure.add_axes((0.13, 0.67, 0.84, 0.21)), sent)
-    axes = figure.add_axes((0.13, 0.14, 0.84, 0.33))
-    axes.plot(BUCKET_MB, [wait * 1e3 for wait in waits], color=INK, marker="o", markersize=4)
-    here = exposed_seconds(bucket_MB, gpus)
-    axes.plot([bucket_MB], [here * 1e3], "o", color=CATEGORY_COLOURS["grads"], markersize=11, zorder=0)
-    axes.set(xscale="log", yscale="log", xlabel="bucket size, MB", ylabel="waiting, ms")
-    axes.set_xticks(BUCKET_MB, [str(size) for size in BUCKET_MB])
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
-    axes.minorticks_off()
+    _draw_step(sketch, sent)
+    here, low, high = exposed_seconds(bucket_MB, gpus), min(waits) * 1e3 / 1.6, max(waits) * 1e3 * 1.6
+    plot = sketch.panel(0.13, 0.14, 0.84, 0.33, x=(0.67, 4500), y=(low, high), log=True)
+    curve = [(size, wait * 1e3) for size, wait in zip(BUCKET_MB, waits, strict=True)]
+    plot.marks([(bucket_MB, here * 1e3)], CATEGORY_COLOURS["grads"], size=2.4)
+    plot.line(curve, width=1.5)
+    plot.marks(curve, INK)
+    plot.x_axis({size: str(size) for size in BUCKET_MB}, "bucket size, MB")
+    plot.y_axis(powers_of_ten(low, high), "waiting, ms")
     messages = f"{len(sent):,} message{'s' if len(sent) > 1 else ''}"
     title = (
         f"{messages} of {bucket_MB:,} MB on {gpus} GPUs: after backward the step waits {here * 1e3:,.0f} ms"
     )
-    figure.text(0.01, 0.98, title, weight="bold", va="top")
+    sketch.text(0.01, 0.98, title, bold=True, vertical="top")
     best = min(BUCKET_MB, key=lambda size: exposed_seconds(size, gpus))
     return (
         f"{title}. The curve of waiting time against bucket size is lowest at {best} MB, "
@@ -66,16 +64,29 @@ def buckets(figure: Figure, bucket_MB: int = 3000, gpus: int = 64) -> str:
     )
 
 
-def _draw_step(axes, sent: list[tuple[float, float]]) -> None:
+def _draw_step(sketch: Sketch, sent: list[tuple[float, float]]) -> None:
     """The backward pass above, its messages below, with a thin gap between them while they are few."""
     end = sent[-1][1]
-    axes.broken_barh([(0, BACKWARD_SECONDS)], (1.1, 0.8), color="#999999")
-    gap = end / 600 if len(sent) <= 120 else 0
-    bars = [(start, stop - start - gap) for start, stop in sent]
-    axes.broken_barh(bars, (0.1, 0.8), facecolor=CATEGORY_COLOURS["grads"], linewidth=0)
-    axes.axvline(BACKWARD_SECONDS, color=INK, linestyle=(0, (4, 3)), linewidth=1)
-    axes.set(yticks=(1.5, 0.5), yticklabels=("backward", "all-reduce"), ylim=(0, 2), xlim=(0, end * 1.01))
-    axes.set_xlabel("seconds (model)", labelpad=1)
+    lanes = sketch.panel(0.13, 0.67, 0.84, 0.21, x=(0, end * 1.01), y=(0, 2))
+    lanes.rect(0, 1.1, BACKWARD_SECONDS, 0.8, "#999999")
+    hair = end / 600
+    bars = [(start, stop - hair) for start, stop in sent] if len(sent) <= 120 else _merged(sent, hair)
+    for start, stop in bars:
+        lanes.rect(start, 0.1, stop - start, 0.8, CATEGORY_COLOURS["grads"])
+    lanes.line([(BACKWARD_SECONDS, 0), (BACKWARD_SECONDS, 2)], dash="4 3")
+    lanes.y_axis({1.5: "backward", 0.5: "all-reduce"})
+    lanes.x_axis(nice(0, end), "seconds (model)")
+
+
+def _merged(sent: list[tuple[float, float]], hair: float) -> list[tuple[float, float]]:
+    """Thousands of messages as a few bars: what a hair's breadth separates is one."""
+    bars = [sent[0]]
+    for start, stop in sent[1:]:
+        if start - bars[-1][1] < hair:
+            bars[-1] = (bars[-1][0], stop)
+        else:
+            bars.append((start, stop))
+    return bars
 
 
 def in_order(gradients: Iterable[tuple[float, str]], events: Iterable) -> list[Entry]:
@@ -90,69 +101,58 @@ def in_order(gradients: Iterable[tuple[float, str]], events: Iterable) -> list[E
     return [entry for _, entry in sorted(moments)]
 
 
-def timeline(figure: Figure, runs: Mapping[str, Sequence[Entry]]) -> str:
+def timeline(sketch: Sketch, runs: Mapping[str, Sequence[Entry]]) -> str:
     """For each run a lane of gradients and a lane of all-reduces; each column is one event, in order."""
     spans = []
     for place, (title, entries) in enumerate(runs.items()):
         height = 1 / len(runs)
-        axes = figure.add_axes((0.13, 1 - (place + 1) * height + 0.02, 0.86, height * 0.76))
-        _draw_lanes(axes, entries)
-        axes.set_title(title, weight="bold", fontsize=10)
+        lanes = sketch.panel(
+            0.13, 1 - (place + 1) * height + 0.02, 0.86, height * 0.76, x=(-0.1, len(entries)), y=(0, 2)
+        )
+        _draw_lanes(lanes, entries)
+        lanes.text(-0.1, 2, title, bold=True, vertical="bottom", shift=(0, -5))
         listed = ", ".join(f"{kind} {name}" for kind, name in entries)
         spans.append(f"{title}: {listed}")
     return "The order of events in one backward pass. " + ". ".join(spans) + "."
 
 
-def _draw_lanes(axes, entries: Sequence[Entry]) -> None:
+def _draw_lanes(lanes: Panel, entries: Sequence[Entry]) -> None:
     open_at: dict[str, int] = {}
     for column, (kind, name) in enumerate(entries):
         unit = name.split(".")[0]
         colour = _LAYER_COLOURS[int(unit) % 2]
         if kind == "gradient":
-            axes.add_patch(Rectangle((column, 1.15), 0.92, 0.75, facecolor=colour))
-            axes.text(column + 0.46, 1.52, name.replace(".", "\n"), color=ink_on(colour), **_SMALL)
+            lanes.rect(column, 1.15, 0.92, 0.75, colour)
+            lanes.text(column + 0.46, 1.52, name.replace(".", "\n"), colour=ink_on(colour), **_SMALL)
         elif kind == "start":
             open_at[name] = column
         else:
-            row = 0.1 + 0.5 * (int(unit) % 2)
-            start = open_at.pop(name)
-            box = Rectangle((start, row), column + 0.92 - start, 0.42, facecolor=colour)
-            axes.add_patch(box)
-            axes.text((start + column + 0.92) / 2, row + 0.2, f"layer {unit}", color=ink_on(colour), **_SMALL)
-    axes.set(xlim=(-0.1, len(entries)), ylim=(0, 2), xticks=[], yticks=(1.5, 0.55))
-    axes.set_yticklabels(("gradient of", "all-reduce of"))
-    axes.tick_params(length=0)
-    for side in ("left", "bottom"):
-        axes.spines[side].set_visible(False)
+            row, start, stop = 0.1 + 0.5 * (int(unit) % 2), open_at.pop(name), column + 0.92
+            lanes.rect(start, row, stop - start, 0.42, colour)
+            lanes.text((start + stop) / 2, row + 0.21, f"layer {unit}", colour=ink_on(colour), **_SMALL)
+    lanes.y_axis({1.5: "gradient of", 0.55: "all-reduce of"}, line=False)
 
 
-_SMALL = {"ha": "center", "va": "center", "fontsize": 6.5, "weight": "bold"}
+_SMALL = {"align": "middle", "size": 6.5, "bold": True}
 
 
-def held_by_rank(figure: Figure, memories: Sequence, psi: int) -> str:
+def held_by_rank(sketch: Sketch, memories: Sequence, psi: int) -> str:
     """What each rank was measured to hold, in bytes per parameter of the model."""
-    axes = figure.add_axes((0.1, 0.2, 0.88, 0.62))
+    bars = sketch.panel(0.1, 0.2, 0.88, 0.62, x=(0, 16.2), y=(len(memories) - 0.4, -0.6))
+    bars.rect(0, -0.6, 16, len(memories) + 0.2, PALE)
     for rank, memory in enumerate(memories):
         left = 0.0
         for category in NAMES:
+            colour = CATEGORY_COLOURS[category]
             width = getattr(memory, f"{category}_bytes") / psi
-            axes.barh(rank, width, left=left, color=CATEGORY_COLOURS[category])
-            axes.text(
-                left + width / 2,
-                rank,
-                f"{width:g}",
-                ha="center",
-                va="center",
-                color=ink_on(CATEGORY_COLOURS[category]),
-                weight="bold",
-            )
+            bars.rect(left, rank - 0.4, width, 0.8, colour)
+            middle = left + width / 2
+            bars.text(middle, rank, f"{width:g}", align="middle", colour=ink_on(colour), bold=True)
             left += width
-    axes.set(yticks=range(len(memories)), yticklabels=[f"rank {rank}" for rank in range(len(memories))])
-    axes.set(xlim=(0, 16.2), xticks=range(0, 17, 4), ylim=(len(memories) - 0.4, -0.6))
-    axes.axvspan(0, 16, color=PALE, zorder=-1)
-    axes.set_xlabel("measured bytes per parameter (Ψ)")
-    for place, (category, name) in enumerate(NAMES.items()):
-        figure.text(0.1 + 0.2 * place, 0.9, f"■ {name}", color=CATEGORY_COLOURS[category], weight="bold")
+    bars.y_axis({rank: f"rank {rank}" for rank in range(len(memories))})
+    bars.x_axis(range(0, 17, 4), "measured bytes per parameter (Ψ)")
+    places = enumerate(NAMES.items())
+    sketch.key(0.91, {0.1 + 0.2 * i: (name, CATEGORY_COLOURS[category]) for i, (category, name) in places})
     per_rank = "; ".join(
         f"rank {rank}: "
         + ", ".join(f"{name} {getattr(m, f'{c}_bytes') / psi:g}Ψ" for c, name in NAMES.items())

@@ -1,17 +1,15 @@
 """Lesson 01's drawings: sixteen bytes, the four stages, and what fills a GPU besides the model states."""
 
-from matplotlib.figure import Figure
-
 from zerolab import memory
-from zerolab.course.look import CATEGORY_COLOURS, INK
+from zerolab.course.look import CATEGORY_COLOURS
+from zerolab.course.sketch import INK, Panel, Sketch, nice, powers_of_ten
 
 NAMES = {"params": "parameters", "grads": "gradients", "optimizer": "optimizer state"}
 STAGE_NAMES = ("data parallel", "stage 1", "stage 2", "stage 3")
 
 
-def sixteen_bytes(figure: Figure) -> str:
+def sixteen_bytes(sketch: Sketch) -> str:
     """One parameter's bytes under the paper's convention, a box a byte."""
-    axes = figure.add_axes((0.01, 0.02, 0.98, 0.96))
     blocks = (
         ("bf16\nparameter", 2, "params"),
         ("bf16\ngradient", 2, "grads"),
@@ -19,17 +17,16 @@ def sixteen_bytes(figure: Figure) -> str:
         ("fp32 m\n(mean)", 4, "optimizer"),
         ("fp32 v\n(mean square)", 4, "optimizer"),
     )
+    boxes = sketch.panel(0.01, 0.02, 0.98, 0.96, x=(-0.3, 17.75), y=(-1.9, 1.1))
     left = 0.0
     for label, width, category in blocks:
         for byte in range(width):
-            axes.barh(0, 0.94, left=left + byte, color=CATEGORY_COLOURS[category], height=0.8)
-        axes.text(left + width / 2 - 0.03, -0.62, f"{label}\n{width} bytes", ha="center", va="top")
+            boxes.rect(left + byte, -0.4, 0.94, 0.8, CATEGORY_COLOURS[category])
+        words = f"{label}\n{width} bytes"
+        boxes.text(left + width / 2 - 0.03, -0.62, words, align="middle", vertical="top")
         left += width + 0.35
-    axes.text(
-        4.7, 0.62, "the optimizer's own: K = 12 bytes", color=CATEGORY_COLOURS["optimizer"], weight="bold"
-    )
-    axes.set(xlim=(-0.3, left), ylim=(-1.9, 1.1))
-    axes.axis("off")
+    title = "the optimizer's own: K = 12 bytes"
+    boxes.text(4.7, 0.74, title, colour=CATEGORY_COLOURS["optimizer"], bold=True)
     return (
         "The 16 bytes of one parameter: 2 for the bf16 parameter, 2 for its bf16 gradient, and 12 for the "
         "optimizer: an fp32 master copy, Adam's m and Adam's v, 4 bytes each."
@@ -37,7 +34,7 @@ def sixteen_bytes(figure: Figure) -> str:
 
 
 def stage_bars(
-    figure: Figure,
+    sketch: Sketch,
     model: float = 7.5e9,
     gpus: int = 64,
     stage: int | None = None,
@@ -45,34 +42,33 @@ def stage_bars(
     gpu_memory_gb: float = 32,
 ) -> str:
     """Bytes on each GPU at the four stages; a given `stage` stands out, beside one GPU's memory."""
-    axes = figure.add_axes((0.14, 0.17, 0.84, 0.62))
-    totals = []
-    for row in range(4):
-        states = memory.model_states(model, gpus, row, precision)
-        totals.append(states.total_bytes / 1e9)
-        left, faint = 0.0, stage is not None and row != stage
-        for category in NAMES:
-            width = getattr(states, f"{category}_bytes") / 1e9
-            axes.barh(row, width, left=left, color=CATEGORY_COLOURS[category], alpha=0.25 if faint else 1.0)
-            left += width
-        axes.annotate(
-            memory.format_bytes(states.total_bytes),
-            (left, row),
-            xytext=(6, 0),
-            textcoords="offset points",
-            va="center",
-            weight="normal" if faint else "bold",
-            bbox={"facecolor": "white", "linewidth": 0, "pad": 1},
-        )
-    axes.set(yticks=range(4), yticklabels=STAGE_NAMES, xlim=(0, totals[0] * 1.16), ylim=(3.6, -0.6))
-    axes.set_xlabel("GB on each GPU (1 GB = 10⁹ bytes)")
-    if in_sight := gpu_memory_gb < totals[0] * 1.16:
-        axes.axvline(gpu_memory_gb, color=INK, linestyle=(0, (4, 3)), linewidth=1)
-    _legend(figure)
+    rows = [memory.model_states(model, gpus, row, precision) for row in range(4)]
+    totals = [states.total_bytes / 1e9 for states in rows]
+    widest = totals[0] * 1.16
+    bars = sketch.panel(0.14, 0.17, 0.84, 0.62, x=(0, widest), y=(3.6, -0.6))
+    for row, states in enumerate(rows):
+        _stacked(bars, row, states, 1.0 if stage in (None, row) else 0.25)
+    if in_sight := gpu_memory_gb < widest:
+        bars.line([(gpu_memory_gb, -0.6), (gpu_memory_gb, 3.6)], dash="4 3")
+    for row, states in enumerate(rows):
+        words, bold = memory.format_bytes(states.total_bytes), stage in (None, row)
+        bars.text(totals[row], row, words, bold=bold, shift=(6, 0), halo=True)
+    bars.y_axis(dict(enumerate(STAGE_NAMES)))
+    bars.x_axis(nice(0, widest), "GB on each GPU (1 GB = 10⁹ bytes)")
+    places = zip((0.14, 0.32, 0.49), NAMES.items(), strict=True)
+    sketch.key(0.84, {place: (name, CATEGORY_COLOURS[category]) for place, (category, name) in places})
     title = _headline(model, gpus, stage, totals, gpu_memory_gb) + (" (dashed)" if in_sight else "")
-    figure.text(0.01, 0.97, title, weight="bold", va="top")
+    sketch.text(0.01, 0.97, title, bold=True, vertical="top")
     listed = ", ".join(f"{name} {total:.3g}" for name, total in zip(STAGE_NAMES, totals, strict=True))
     return f"{title}. GB on each GPU, precision {precision}: {listed}."
+
+
+def _stacked(bars: Panel, row: int, states: memory.ModelStates, opacity: float) -> None:
+    left = 0.0
+    for category in NAMES:
+        width = getattr(states, f"{category}_bytes") / 1e9
+        bars.rect(left, row - 0.4, width, 0.8, CATEGORY_COLOURS[category], opacity=opacity)
+        left += width
 
 
 def _headline(model: float, gpus: int, stage: int | None, totals: list[float], gpu_memory_gb: float) -> str:
@@ -84,54 +80,53 @@ def _headline(model: float, gpus: int, stage: int | None, totals: list[float], g
     return f"{where}, {STAGE_NAMES[stage]}: {totals[stage]:.3g} GB each, {verdict} {gpu_memory_gb:g} GB"
 
 
-def _legend(figure: Figure) -> None:
-    for left, (category, name) in zip((0.14, 0.32, 0.49), NAMES.items(), strict=True):
-        figure.text(left, 0.82, f"■ {name}", color=CATEGORY_COLOURS[category], weight="bold")
-
-
 def _size(psi: float) -> str:
     return f"{psi / 1e12:g}T" if psi >= 1e12 else f"{psi / 1e9:g}B"
 
 
-def per_gpu_curves(figure: Figure, model: float = 7.5e9, precision: str = "mixed") -> str:
+def per_gpu_curves(sketch: Sketch, model: float = 7.5e9, precision: str = "mixed") -> str:
     """GB on each GPU against the number of GPUs: what shrinks with N, and the floor of what does not."""
-    axes = figure.add_axes((0.09, 0.17, 0.69, 0.79))
     counts = [2**power for power in range(11)]
+    sizes = [
+        [memory.model_states(model, n, stage, precision).total_bytes / 1e9 for n in counts]
+        for stage in range(4)
+    ]
+    low, high = sizes[3][-1] / 1.4, sizes[0][0] * 1.5
+    plot = sketch.panel(0.09, 0.17, 0.69, 0.79, x=(0.7, 1460), y=(low, high), log=True)
     shades = (INK, CATEGORY_COLOURS["optimizer"], CATEGORY_COLOURS["grads"], CATEGORY_COLOURS["params"])
-    ends = []
-    for stage, (shade, marker) in enumerate(zip(shades, "xos^", strict=True)):
-        sizes = [memory.model_states(model, n, stage, precision).total_bytes / 1e9 for n in counts]
-        ends.append(f"{STAGE_NAMES[stage]}: {sizes[-1]:.3g}")
-        axes.plot(counts, sizes, color=shade, marker=marker, markersize=4)
-        axes.text(1250, sizes[-1], ends[-1], color=shade, va="center", weight="bold")
-    axes.set(xscale="log", yscale="log", xlabel="number of GPUs", ylabel="GB on each GPU")
-    axes.set_xticks(counts[::2], [str(count) for count in counts[::2]])
-    powers = [power for power in (0.1, 1, 10, 100, 1000, 10_000) if power <= 16 * model / 1e9]
-    axes.set_yticks(powers, [f"{power:g}" for power in powers])
-    axes.minorticks_off()
+    signs, ends = ("cross", "circle", "square", "triangle"), []
+    for stage, series in enumerate(sizes):
+        points = list(zip(counts, series, strict=True))
+        plot.line(points, colour=shades[stage], width=1.5)
+        plot.marks(points, shades[stage], signs[stage])
+        ends.append(f"{STAGE_NAMES[stage]}: {series[-1]:.3g}")
+        plot.text(1250, series[-1], ends[-1], colour=shades[stage], bold=True)
+    plot.x_axis({count: str(count) for count in counts[::2]}, "number of GPUs")
+    plot.y_axis(powers_of_ten(low, high), "GB on each GPU")
     return (
         f"GB per GPU against GPU count, 1 to 1024, for {_size(model)} parameters. At 1024 GPUs: "
         f"{', '.join(ends)}. Stages 1 and 2 flatten out; stage 3 keeps falling."
     )
 
 
-def states_and_activations(figure: Figure, batch: int = 32, checkpointing: bool = False) -> str:
+def states_and_activations(sketch: Sketch, batch: int = 32, checkpointing: bool = False) -> str:
     """GPT-2 1.5B on one GPU: 24 GB that depend on the model, and activations that depend on the batch."""
-    axes = figure.add_axes((0.02, 0.3, 0.96, 0.4))
     states = memory.model_states(1.5e9, 1, 0)
     kept = memory.activations(48, 1600, batch, 1024, checkpointing=checkpointing)
     sizes = {name: getattr(states, f"{name}_bytes") / 1e9 for name in NAMES} | {"activations": kept / 1e9}
+    total = sum(sizes.values())
+    bar = sketch.panel(0.02, 0.3, 0.96, 0.36, x=(0, max(100, total * 1.02)), y=(-0.5, 0.5))
     listed = [f"{NAMES.get(category, category)} {size:.3g} GB" for category, size in sizes.items()]
     left = 0.0
-    for place, text, (category, size) in zip((0.02, 0.23, 0.43, 0.7), listed, sizes.items(), strict=True):
-        axes.barh(0, size, left=left, color=CATEGORY_COLOURS[category])
-        figure.text(place, 0.76, f"■ {text}", color=CATEGORY_COLOURS[category], weight="bold")
+    for category, size in sizes.items():
+        bar.rect(left, -0.42, size, 0.84, CATEGORY_COLOURS[category])
         left += size
-    axes.axvline(32, color=INK, linestyle=(0, (4, 3)), linewidth=1)
-    axes.text(32, 0.47, " 32 GB", va="top", color=INK)
-    axes.set(yticks=[], xlim=(0, max(100, left * 1.02)), ylim=(-0.5, 0.5), xlabel="GB on one GPU")
-    axes.spines["left"].set_visible(False)
+    bar.line([(32, -0.5), (32, 0.5)], dash="4 3")
+    bar.text(32, 0.5, "32 GB", vertical="bottom", align="middle", size=9)
+    bar.x_axis(nice(0, max(100, total)), "GB on one GPU")
+    named = zip((0.02, 0.23, 0.43, 0.7), listed, sizes, strict=True)
+    sketch.key(0.8, {place: (words, CATEGORY_COLOURS[category]) for place, words, category in named})
     how = "with checkpointing" if checkpointing else "all kept"
-    title = f"GPT-2 1.5B on one GPU, batch {batch} × 1024 tokens, activations {how}: {left:.3g} GB"
-    figure.text(0.02, 0.97, title, weight="bold", va="top")
+    title = f"GPT-2 1.5B on one GPU, batch {batch} × 1024 tokens, activations {how}: {total:.3g} GB"
+    sketch.text(0.02, 0.97, title, bold=True, vertical="top")
     return f"{title}, of which {', '.join(listed)}; the dashed line is one GPU of 32 GB."

@@ -1,11 +1,7 @@
 """Lesson 02's drawings: the ring's chunks moving, drawn from what a real run reported."""
 
-from matplotlib.collections import PolyCollection
-from matplotlib.figure import Figure
-from matplotlib.patches import FancyArrowPatch
-from matplotlib.path import Path
-
-from zerolab.course.look import INK, ink_on, rank_colour
+from zerolab.course.look import ink_on, rank_colour
+from zerolab.course.sketch import INK, Panel, Sketch
 
 Sum = tuple[int, ...]  # the ranks whose contributions a chunk holds, in the order of arrival
 Rounds = list[list[tuple[int, int, int, int]]]  # by rank: (step, sent, received, bytes) of each round
@@ -28,69 +24,43 @@ def holdings(rounds: Rounds, upto: int) -> list[list[Sum]]:
     return held
 
 
-def ring_step(figure: Figure, recorded: dict[int, Rounds], ranks: int = 4, step: int = 1) -> str:
+def ring_step(sketch: Sketch, recorded: dict[int, Rounds], ranks: int = 4, step: int = 1) -> str:
     """Every rank's chunks after `step` rounds of the run `recorded[ranks]`, and the last round's messages."""
     rounds = recorded[ranks]
     step = min(step, 2 * (ranks - 1))
     held = holdings(rounds, step)
-    axes = figure.add_axes((0.01, 0.01, 0.98, 0.86))
-    _draw_chunks(axes, held)
+    grid = sketch.panel(0.01, 0.01, 0.98, 0.86, x=(-0.6, ranks), y=(ranks - 0.5, -0.85))
     for rank in range(ranks):
-        axes.text(-0.08, rank, f"rank {rank}", ha="right", va="center", weight="bold")
-        axes.text(rank + CELL / 2, -0.6, f"chunk {rank}", ha="center", va="center")
-        if step:
-            _draw_message(axes, rank, rounds[rank][step - 1][1], ranks)
-    axes.set(xlim=(-0.6, ranks), ylim=(ranks - 0.5, -0.85))
-    axes.axis("off")
+        grid.text(-0.08, rank, f"rank {rank}", align="right", bold=True)
+        grid.text(rank + CELL / 2, -0.6, f"chunk {rank}", align="middle")
+        for chunk, contributors in enumerate(held[rank]):
+            _draw_chunk(grid, rank, chunk, contributors, ranks)
+    for rank in range(ranks if step else 0):
+        _draw_message(grid, rank, rounds[rank][step - 1][1], ranks)
     title = _title(step, ranks)
-    figure.text(0.01, 0.97, title, weight="bold", va="top")
+    sketch.text(0.01, 0.97, title, bold=True, vertical="top")
     complete = sum(len(chunk) == ranks for row in held for chunk in row)
     return f"{title} {_moves(rounds, step)}{complete} of {ranks**2} chunks hold the sum of all {ranks} ranks."
 
 
-def _draw_chunks(axes, held: list[list[Sum]]) -> None:
-    """All boxes in two collections: drawing them one by one would be felt at the slider."""
-    ranks = len(held)
+def _draw_chunk(grid: Panel, rank: int, chunk: int, contributors: Sum, ranks: int) -> None:
+    """A frame with a box for each rank whose numbers have been added; a broad frame when all have."""
     width = CELL / ranks
-    parts, colours, frames, weights = [], [], [], []
-    for rank, row in enumerate(held):
-        for chunk, contributors in enumerate(row):
-            frames.append(_box(chunk, rank, CELL))
-            weights.append(2.2 if len(contributors) == ranks else 0.7)
-            for place, contributor in enumerate(sorted(contributors)):
-                parts.append(_box(chunk + place * width, rank, width))
-                colours.append(rank_colour(contributor))
-                axes.text(
-                    chunk + (place + 0.5) * width,
-                    rank,
-                    str(contributor),
-                    color=ink_on(colours[-1]),
-                    ha="center",
-                    va="center",
-                    clip_on=False,
-                )
-    axes.add_collection(PolyCollection(parts, facecolors=colours, linewidths=0), autolim=False)
-    axes.add_collection(
-        PolyCollection(frames, facecolors="none", edgecolors=INK, linewidths=weights), autolim=False
-    )
+    for place, contributor in enumerate(sorted(contributors)):
+        left, colour = chunk + place * width, rank_colour(contributor)
+        grid.rect(left, rank - 0.28, width, 0.56, colour)
+        grid.text(left + width / 2, rank, str(contributor), colour=ink_on(colour), align="middle")
+    weight = 2.2 if len(contributors) == ranks else 0.7
+    grid.rect(chunk, rank - 0.28, CELL, 0.56, "none", edge=INK, line=weight)
 
 
-def _box(left: float, rank: int, width: float) -> list[tuple[float, float]]:
-    top, bottom = rank - 0.28, rank + 0.28
-    return [(left, top), (left + width, top), (left + width, bottom), (left, bottom)]
-
-
-def _draw_message(axes, rank: int, chunk: int, ranks: int) -> None:
+def _draw_message(grid: Panel, rank: int, chunk: int, ranks: int) -> None:
     """An arrow from the sender to the receiver below; the last rank's goes around, back to the first."""
     receiver, side = (rank + 1) % ranks, chunk + CELL
     if receiver > rank:
-        road = [(chunk + CELL / 2, rank + 0.29), (chunk + CELL / 2, receiver - 0.29)]
+        grid.arrow([(chunk + CELL / 2, rank + 0.29), (chunk + CELL / 2, receiver - 0.31)])
     else:
-        road = [(side, rank), (side + 0.1, rank), (side + 0.1, receiver), (side, receiver)]
-    arrow = FancyArrowPatch(
-        path=Path(road), arrowstyle="-|>", mutation_scale=13, color=INK, linewidth=1.4, clip_on=False
-    )
-    axes.add_artist(arrow)
+        grid.arrow([(side, rank), (side + 0.1, rank), (side + 0.1, receiver), (side + 0.015, receiver)])
 
 
 def _title(step: int, ranks: int) -> str:

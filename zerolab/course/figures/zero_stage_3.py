@@ -2,13 +2,12 @@
 
 from typing import NamedTuple
 
-from matplotlib.colors import ListedColormap
-from matplotlib.figure import Figure
+from zerolab.course.look import CATEGORY_COLOURS
+from zerolab.course.sketch import Sketch, nice
 
-from zerolab.course.look import CATEGORY_COLOURS, INK
-
+MB = 1e6
 AWAY, ARRIVING, WHOLE = range(3)
-_COLOURS = ListedColormap(["#F0F0F0", "#BFDBEE", CATEGORY_COLOURS["params"]])
+_COLOURS = ("#F0F0F0", "#BFDBEE", CATEGORY_COLOURS["params"])
 
 
 class Moment(NamedTuple):
@@ -19,19 +18,18 @@ class Moment(NamedTuple):
     nbytes: list[int]
 
 
-def residency(figure: Figure, measured: dict[int, list[Moment]], names: list[str], prefetch: int = 1) -> str:
+def residency(sketch: Sketch, measured: dict[int, list[Moment]], names: list[str], prefetch: int = 1) -> str:
     """A row for each unit, a column for each look: whole, being gathered, or away; below, the bytes."""
     moments = measured[prefetch]
-    grid = figure.add_axes((0.11, 0.42, 0.87, 0.46))
-    states = [list(row) for row in zip(*(moment.states for moment in moments), strict=True)]
-    grid.pcolormesh(states, cmap=_COLOURS, vmin=AWAY, vmax=WHOLE, edgecolors="white", linewidth=3)
-    grid.set(xlim=(0, len(moments)), ylim=(len(names), 0), xticks=[])
-    grid.set_yticks([row + 0.5 for row in range(len(names))], names)
-    grid.tick_params(length=0)
-    grid.spines[["left", "bottom"]].set_visible(False)
-    totals = [sum(moment.nbytes) / 1e6 for moment in moments]
-    _draw_bytes(figure, moments, totals, max(sum(m.nbytes) for run in measured.values() for m in run) / 1e6)
-    _draw_key(figure)
+    grid = sketch.panel(0.11, 0.42, 0.87, 0.46, x=(0, len(moments)), y=(len(names), 0))
+    for column, moment in enumerate(moments):
+        for row, state in enumerate(moment.states):
+            grid.rect(column, row, 1, 1, _COLOURS[state], edge="white", line=3)
+    grid.y_axis({row + 0.5: name for row, name in enumerate(names)}, line=False)
+    totals = [sum(moment.nbytes) / MB for moment in moments]
+    _draw_bytes(sketch, moments, totals, max(sum(m.nbytes) for run in measured.values() for m in run) / MB)
+    sketch.key(0.94, {0.11: ("whole", _COLOURS[WHOLE]), 0.24: ("being gathered", "#6FA8D0")})
+    sketch.key(0.94, {0.45: ("away (only the own shard is here)", "#999999")})
     highest = max(sum(state != AWAY for state in moment.states) for moment in moments) - 1
     return (
         f"Which of the units {', '.join(names)} are whole while each block computes, with "
@@ -40,39 +38,15 @@ def residency(figure: Figure, measured: dict[int, list[Moment]], names: list[str
     )
 
 
-def _draw_bytes(figure: Figure, moments: list[Moment], totals: list[float], tallest: float) -> None:
-    axes = figure.add_axes((0.11, 0.14, 0.87, 0.24))
-    axes.bar(
-        [column + 0.5 for column in range(len(moments))], totals, width=0.9, color=CATEGORY_COLOURS["params"]
-    )
-    axes.axhline(max(totals), color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
-    axes.text(
-        len(moments),
-        max(totals),
-        f"peak {max(totals):.2f} MB",
-        ha="right",
-        va="bottom",
-        weight="bold",
-        fontsize=9,
-    )
-    axes.set(xlim=(0, len(moments)), ylim=(0, tallest * 1.3), ylabel="MB")
-    axes.set_xticks(
-        [column + 0.5 for column in range(len(moments))], [moment.label.split()[1] for moment in moments]
-    )
-    axes.tick_params(axis="x", length=0)
+def _draw_bytes(sketch: Sketch, moments: list[Moment], totals: list[float], tallest: float) -> None:
+    count, peak = len(moments), max(totals)
+    bars = sketch.panel(0.11, 0.14, 0.87, 0.24, x=(0, count), y=(0, tallest * 1.3))
+    for column, total in enumerate(totals):
+        bars.rect(column + 0.05, 0, 0.9, total, CATEGORY_COLOURS["params"])
+    bars.line([(0, peak), (count, peak)], width=0.8, dash="4 3")
+    bars.text(count, peak, f"peak {peak:.2f} MB", align="right", vertical="bottom", bold=True, size=9)
+    bars.x_axis({c + 0.5: moment.label.split()[1] for c, moment in enumerate(moments)}, marks=False)
+    bars.y_axis(nice(0, tallest * 1.3, 3), "MB")
     forward = sum(moment.label.startswith("forward") for moment in moments)
-    for start, stop, phase in (
-        (0, forward, "forward of block"),
-        (forward, len(moments), "backward of block"),
-    ):
-        place = axes.get_position().x0 + axes.get_position().width * (start + stop) / 2 / len(moments)
-        figure.text(place, 0.02, phase, ha="center", va="bottom")
-
-
-def _draw_key(figure: Figure) -> None:
-    for left, word, colour in (
-        (0.11, "whole", CATEGORY_COLOURS["params"]),
-        (0.24, "being gathered", "#6FA8D0"),
-    ):
-        figure.text(left, 0.93, f"■ {word}", color=colour, weight="bold")
-    figure.text(0.45, 0.93, "■ away (only the own shard is here)", color="#999999", weight="bold")
+    for start, stop, phase in ((0, forward, "forward of block"), (forward, count, "backward of block")):
+        bars.text((start + stop) / 2, 0, phase, align="middle", vertical="top", shift=(0, 22))
