@@ -124,7 +124,7 @@ def test_verify_refuses_before_it_starts_a_process(keywords: dict, kind: type, m
         ("--world-size 0", "world_size must be"),
         ("--world-size 100000", "100000"),
         ("--steps 0", "steps is 0: pass a whole number of 1 or more"),
-        ("--optimizer Nadam", "--optimizer is 'Nadam': name a torch.optim class, as Adam or SGD"),
+        ("--optimizer Adom", "--optimizer is 'Adom': name a torch.optim class, as adam or SGD"),
         ("--optimizer lr_scheduler", "lr_scheduler"),
         ("--optimizer LBFGS", "LBFGS cannot be sharded"),
         ("--stage 0 7 --world-size 1", "stage is 7: choose from 0, 1, 2, 3"),

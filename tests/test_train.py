@@ -47,8 +47,10 @@ def test_both_ranks_of_logistic_print_the_same_falling_loss_and_the_trace_shows_
     assert losses[0] == losses[1]
     assert all(later < earlier for earlier, later in zip(losses[0], losses[0][1:], strict=False))
 
-    first, second = trace.read_text().split("\nrank 1\n")
-    assert first.startswith("rank 0\n")
+    heading, ranks = trace.read_text().split("\nrank 0\n")
+    assert "in the setup and in the first two steps" in heading
+    first, second = ranks.split("\nrank 1\n")
+    assert first.startswith("setup\n")
     updates = {rank: update_slices(text) for rank, text in ((0, first), (1, second))}
     assert updates == {0: {"weight[0:3936]"}, 1: {"weight[3936:7840]", "bias[0:10]"}}
     assert os.listdir(tmp_path) == ["trace.txt"]
@@ -175,16 +177,16 @@ def test_a_run_that_would_not_be_the_same_is_not_resumed(flags, complaint, tmp_p
         ("--stage 4", r"--stage: invalid choice: 4 \(choose from 0, 1, 2, 3\)"),
         ("--model gpt-9000", r"--model: invalid choice: 'gpt-9000' \(choose from .*gpt-tiny"),
         ("--optimizer lbfgs", r"--optimizer: invalid choice: 'lbfgs' \(choose from .*adamw"),
-        ("--world-size 0", r"--world-size: '0' must be of type int, from 1 to"),
-        ("--world-size two", r"--world-size: 'two' must be of type int, from 1 to"),
-        ("--steps 1.5", r"--steps: '1.5' must be of type int, from 1 to"),
-        ("--epochs -3", r"--epochs: '-3' must be of type int, from 1 to"),
-        ("--batch 0", r"--batch: '0' must be of type int, from 1 to"),
-        ("--seed -1", r"--seed: '-1' must be of type int, from 0 to"),
-        ("--lr nan", r"--lr: 'nan' must be of type float, from 0 to"),
-        ("--lr inf", r"--lr: 'inf' must be .* to 2\*\*63"),
-        ("--clip -1", r"--clip: '-1' must be of type float, from 0 to"),
-        ("--prefetch -1", r"--prefetch: '-1' must be of type int, from 0 to"),
+        ("--world-size 0", r"--world-size: '0': pass a whole number of 1 or more"),
+        ("--world-size two", r"--world-size: 'two': pass a whole number of 1 or more"),
+        ("--steps 1.5", r"--steps: '1.5': pass a whole number of 1 or more"),
+        ("--epochs -3", r"--epochs: '-3': pass a whole number of 1 or more"),
+        ("--batch 0", r"--batch: '0': pass a whole number of 1 or more"),
+        ("--seed -1", r"--seed: '-1': pass a whole number of 0 or more"),
+        ("--lr nan", r"--lr: 'nan': pass a number of 0 or more"),
+        ("--lr inf", r"--lr: 'inf': pass a number of 0 or more, and below 2\*\*63"),
+        ("--clip -1", r"--clip: '-1': pass a number of 0 or more"),
+        ("--prefetch -1", r"--prefetch: '-1': pass a whole number of 0 or more"),
         (
             "--trace no/such/trace.txt",
             r"--trace: 'no/such/trace.txt' must be a file in a directory that exists",
@@ -192,9 +194,9 @@ def test_a_run_that_would_not_be_the_same_is_not_resumed(flags, complaint, tmp_p
         (f"--trace {__file__}/trace.txt", r"--trace: .* must be a file in a directory that exists"),
         ("--trace /dev/null", r"--trace: '/dev/null' must be a file in a directory that exists"),
         ("--trace .", r"--trace: '.' must be a file in a directory that exists"),
-        ("--save no/such/folder", r"--save: 'no/such/folder' must be a folder that can be written"),
+        ("--save /dev/null/runs", r"--save: '/dev/null/runs' must be a folder that can be written"),
         (f"--save {__file__}", r"--save: .* must be a folder that can be written"),
-        ("--save-every 0", r"--save-every: '0' must be of type int, from 1 to"),
+        ("--save-every 0", r"--save-every: '0': pass a whole number of 1 or more"),
         ("--resume no/such/folder", r"--resume: no checkpoint in .*no/such/folder"),
         (f"--resume {__file__}", r"--resume: no checkpoint in"),
     ],

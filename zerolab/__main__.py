@@ -8,6 +8,7 @@ without loading torch.
 import argparse
 import importlib
 import sys
+from typing import NoReturn
 
 COMMANDS = {
     "plan": ("zerolab.plan", "what fits on your GPUs at each stage, and why not"),
@@ -17,9 +18,16 @@ COMMANDS = {
 }
 
 
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line; all the flags are there for the asking."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog.removeprefix('python -m ')}: {message} (--help lists all flags)\n")
+
+
 def build_parser(chosen: str | None) -> argparse.ArgumentParser:
     """The parser, with the arguments of the chosen command alone filled in."""
-    parser = argparse.ArgumentParser(prog="python -m zerolab", description=__doc__.splitlines()[0])
+    parser = Parser(prog="python -m zerolab", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module, summary) in COMMANDS.items():
         command = commands.add_parser(name, help=summary, description=summary)

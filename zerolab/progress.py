@@ -83,6 +83,14 @@ class Progress:
         print(f"held-out loss {held_out_loss:.4f}, {verdict} the unigram entropy {entropy:.4f}", flush=True)
 
 
+TRACE_HEADING = """\
+What each rank did in the setup and in the first two steps; the later ones are like the second.
+A line: the phase, the operation and the unit; dtype and shape of the tensor it was called with; the payload as
+the paper counts it (logical) and the bytes this rank sent (wire); how long it took; the line of code that asked
+for it. Below it, which slices of which parameters it touched. Control messages carry no tensor of the model.
+"""
+
+
 def write_trace(path: Path, text: str) -> None:
     """Write the traces of all ranks, which only together show the partition, to one file: all or nothing."""
     texts = [None] * dist.get_world_size()
@@ -91,7 +99,8 @@ def write_trace(path: Path, text: str) -> None:
         return
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        partial.write_text("\n".join(f"rank {rank}\n{part}" for rank, part in enumerate(texts)))
+        ranks = "\n".join(f"rank {rank}\n{part}" for rank, part in enumerate(texts))
+        partial.write_text(f"{TRACE_HEADING}\n{ranks}")
         os.replace(partial, path)  # atomic: a reader finds the old file or the new one, never half of one
     finally:
         partial.unlink(missing_ok=True)

@@ -152,7 +152,8 @@ def at_least(least: int, kind: type = int) -> Callable[[str], float]:
         except ValueError:
             number = math.nan
         if not least <= number < 2**63:
-            raise ArgumentTypeError(f"{text!r} must be of type {kind.__name__}, from {least} to 2**63")
+            noun = "whole number" if kind is int else "number"
+            raise ArgumentTypeError(f"{text!r}: pass a {noun} of {least} or more, and below 2**63")
         return number
 
     return parse
@@ -168,11 +169,11 @@ def writable(text: str) -> Path:
 
 
 def folder(text: str) -> Path:
-    """A flag's type: a folder that can be written, or made in one that exists."""
+    """A flag's type: a folder that can be written, or made, with those it is to be in."""
     path = Path(text).resolve()
-    nearest = path if path.exists() else path.parent
+    nearest = next(each for each in (path, *path.parents) if each.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
-        raise ArgumentTypeError(f"{text!r} must be a folder that can be written, or made where one exists")
+        raise ArgumentTypeError(f"{text!r} must be a folder that can be written, or made")
     return path
 
 

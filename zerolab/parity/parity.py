@@ -184,9 +184,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Verify every stage at every world size; 1 where anything differs from what was predicted."""
-    optimizer_class = getattr(torch.optim, args.optimizer, None)
+    by_name = {name.lower(): each for name, each in vars(torch.optim).items() if isinstance(each, type)}
+    optimizer_class = by_name.get(args.optimizer.lower())
     if optimizer_class is None:
-        raise ValueError(f"--optimizer is {args.optimizer!r}: name a torch.optim class, as Adam or SGD")
+        raise ValueError(f"--optimizer is {args.optimizer!r}: name a torch.optim class, as adam or SGD")
     for stage in args.stage:
         choose("stage", stage, STAGES)
     for world_size in args.world_size:
