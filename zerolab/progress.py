@@ -85,9 +85,10 @@ class Progress:
 
 TRACE_HEADING = """\
 What each rank did in the setup and in the first two steps; the later ones are like the second.
-A line: the phase, the operation and the unit; dtype and shape of the tensor it was called with; the payload as
-the paper counts it (logical) and the bytes this rank sent (wire); how long it took; the line of code that asked
-for it. Below it, which slices of which parameters it touched. Control messages carry no tensor of the model.
+A line: the phase, the operation and the unit; dtype and shape of the tensor it was called with; the payload
+as the paper counts it (logical) and the bytes this rank sent (wire); how long it took; the line of code that
+asked for it. Below it, which slices of which parameters it touched. Control messages carry no tensor of the
+model.
 """
 
 
