@@ -13,6 +13,7 @@ COMMANDS = {
     "plan": ("zerolab.plan", "what fits on your GPUs at each stage, and why not"),
     "verify": ("zerolab.parity.parity", "run the stages on real processes against single-process training"),
     "train": ("zerolab.train", "train a small model with a ZeRO stage, and watch it"),
+    "bench": ("zerolab.bench.bench", "time it side by side with DDP, FSDP2 and DeepSpeed"),
 }
 
 
