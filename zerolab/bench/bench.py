@@ -1,7 +1,9 @@
 """The command: ``python -m zerolab bench``."""
 
 import json
+import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -36,32 +38,43 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Measure, print, and save where asked to."""
+    """Measure, print, and save where asked to; 1 where a rank failed."""
     check_arguments(race, args.world_size, None)
+    try:
+        for report in measure(args):
+            if args.out:
+                save(report, args.out)
+    except WorkerError as error:
+        print(f"zerolab bench: {error}", file=sys.stderr)
+        return 1
+    print(f"\n{table.text(report)}", end="")
+    return 0
+
+
+def measure(args: Namespace) -> Iterator[Report]:
+    """All that the flags ask for; the report after each part, so that a run broken off keeps what it had."""
     names = [name for name in CONTESTANTS if name in args.contestants]
     settings = Settings(
         build=partial(models.make, args.model),
-        update="",
         names=tuple(names),
         world_size=args.world_size,
         rounds=args.rounds,
         batch=args.batch,
         threads=threads_per_rank(args.world_size),
-        title="",
     )
     asked = {"model": args.model, "batch": args.batch, "rounds": args.rounds, "threads": settings.threads}
     report = Report(describe(), asked)
-    updates = list(UPDATES) if args.update == "both" else [args.update]
-    report.tables = [measure(settings, update) for update in updates]
+    for update in UPDATES if args.update == "both" else [args.update]:
+        report.tables.append(one_table(settings, update))
+        yield report
     if args.sweep:
-        _sweep(report, settings, updates[-1])
-    print(f"\n{table.text(report)}", end="")
-    if args.out:
-        save(report, args.out)
-    return 0
+        rounds, ours = min(args.rounds, SWEEP_ROUNDS), (FLOOR, *STAGE_OF)
+        settings = replace(settings, update=update, rounds=rounds, names=ours)
+        report.by_ranks, report.by_parameters = sweep.by_ranks(settings), sweep.by_parameters(settings)
+        yield report
 
 
-def measure(settings: Settings, update: str) -> Table:
+def one_table(settings: Settings, update: str) -> Table:
     """One table: who can take part, what each holds and sends, the race, and the engine's own share."""
     settings = replace(settings, update=update, title=update)
     footprints, missing = _weigh_all(settings)
@@ -84,7 +97,7 @@ def measure(settings: Settings, update: str) -> Table:
 
 
 def _weigh_all(settings: Settings) -> tuple[dict[str, Footprint], dict[str, str]]:
-    """The footprints, and why a contestant has none. Another engine may fail, and is then said to; not ours."""
+    """The footprints, and why a contestant has none: another engine may be missing, or fail; ours may not."""
     footprints, missing = {}, {}
     for name in settings.names:
         if reason := absent(name):
@@ -100,15 +113,6 @@ def _weigh_all(settings: Settings) -> tuple[dict[str, Footprint], dict[str, str]
     return footprints, missing
 
 
-def _sweep(report: Report, settings: Settings, update: str) -> None:
-    """Both sweeps, of our stages against the floor."""
-    ours = replace(
-        settings, update=update, rounds=min(settings.rounds, SWEEP_ROUNDS), names=(FLOOR, *STAGE_OF)
-    )
-    report.by_ranks = sweep.by_ranks(ours)
-    report.by_parameters = sweep.by_parameters(ours)
-
-
 def save(report: Report, folder: Path) -> None:
     """Write what was measured, what was printed, and the pictures if matplotlib is there to draw them."""
     folder.mkdir(exist_ok=True)
@@ -117,4 +121,4 @@ def save(report: Report, folder: Path) -> None:
     try:
         plot.draw(report, folder)
     except ImportError:
-        print("no plot: matplotlib is not installed (pip install matplotlib)")
+        print("no plot: it needs matplotlib, which is not installed")

@@ -53,8 +53,8 @@ class Footprint:
 
 
 def weigh(settings: Settings, name: str) -> Footprint:
-    """Train one contestant alone, for as few steps as show all it holds. Raises: WorkerError where it fails."""
-    ranks = launch(_weigh, settings.world_size, settings, name, backend=settings.backend)
+    """Train one contestant alone, in as few steps as show all it holds. Raises: WorkerError if it fails."""
+    ranks = launch(_weigh, settings.world_size, settings, name)
     matches = [rank.states_match for rank in ranks if rank.states_match is not None]
     return Footprint(
         _most(rank.peak_bytes for rank in ranks),

@@ -47,16 +47,14 @@ def on_one_rank(settings: Settings, names: list[str]) -> dict[str, Spread]:
 
 def by_profile(settings: Settings, name: str) -> Shares:
     """Where a step's time goes on rank 0, at the race's world size."""
-    return launch(_profile, settings.world_size, settings, name, backend=settings.backend)[0]
+    return launch(_profile, settings.world_size, settings, name)[0]
 
 
 def _profile(settings: Settings, name: str) -> Shares:
     """One rank's part; all profile, so that none waits for a slower one."""
     torch.set_num_threads(settings.threads)
-    contestant, batches = (
-        enter(name, settings.build, settings.update),
-        Batches(settings.build, settings.batch),
-    )
+    contestant = enter(name, settings.build, settings.update)
+    batches = Batches(settings.build, settings.batch)
     for step in range(WARM_UP_ROUNDS):
         contestant.step(batches.of(step))
     prepared = [batches.of(WARM_UP_ROUNDS + step) for step in range(PROFILED_STEPS)]

@@ -28,14 +28,13 @@ class Settings:
     """One race: the model, Adam's flags by the name of their table, and who takes part."""
 
     build: Callable[[], nn.Module]
-    update: str
     names: tuple[str, ...]
     world_size: int
     rounds: int
     batch: int
     threads: int
-    title: str
-    backend: str = "auto"
+    update: str = "fused"
+    title: str = "race"
 
 
 @dataclass(frozen=True)
@@ -45,8 +44,9 @@ class Result:
     Attributes:
         seconds: of each contestant, a number a round: the slowest rank's.
         cpu_seconds: the same of the processor time, all threads of a rank together.
-        differences: how far each one's parameters ended from the first communicating contestant's, on any
-            rank, as a share of the largest distance that any parameter went.
+        differences: how far each one's parameters ended from those of the first that communicates, as a share
+            of the way that these went; of the rank where it is largest. The floor's says what it looks like
+            to have trained something else.
     """
 
     seconds: dict[str, list[float]]
@@ -68,7 +68,7 @@ class Batches:
 
 def race(settings: Settings) -> Result:
     """Start the ranks, let the contestants train in turn, and bring the ranks' clocks together."""
-    ranks = launch(_train_in_turn, settings.world_size, settings, backend=settings.backend)
+    ranks = launch(_train_in_turn, settings.world_size, settings)
     return Result(
         {name: slowest([rank.seconds[name] for rank in ranks]) for name in settings.names},
         {name: slowest([rank.cpu_seconds[name] for rank in ranks]) for name in settings.names},
@@ -119,18 +119,14 @@ def _say(settings: Settings, done: int) -> None:
 
 
 def _differences(contestants: dict[str, Contestant], start: dict[str, Tensor]) -> dict[str, float]:
-    """How far the contestants are from one another after the same steps; all but the floor should be close."""
-    reference: dict[str, Tensor] | None = None
-    found, longest_way = {}, 0.0
-    for name, contestant in contestants.items():
-        if name == FLOOR:
-            continue
-        ended = contestant.read()
-        if reference is None:
-            reference, longest_way = ended, _distance(ended, start)
-        found[name] = _distance(ended, reference) / longest_way
-    return found
+    """How far apart the same steps have left the contestants, as `Result` has it."""
+    against = next((name for name in contestants if name != FLOOR), FLOOR)
+    reference = contestants[against].read()
+    way = _distance(reference, start)
+    return {name: _distance(each.read(), reference) / way for name, each in contestants.items()}
 
 
 def _distance(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
-    return max((ours[name] - theirs[name]).abs().max().item() for name in theirs)
+    """Euclidean, over all parameters; in double precision, as small differences of large sums."""
+    squares = sum((ours[name].double() - theirs[name].double()).square().sum().item() for name in theirs)
+    return squares**0.5

@@ -22,7 +22,7 @@ class Spread:
 def spread(values: Sequence[float]) -> Spread:
     """Median and quartiles; of one value, that value. Raises: ValueError for none."""
     if not values:
-        raise ValueError("no values to take a median of: run at least one round")
+        raise ValueError("no rounds to take a median of: run at least one")
     low, _, high = quantiles(values, n=4, method="inclusive") if len(values) > 1 else 3 * list(values)
     return Spread(median(values), low, high)
 

@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass, field
 
 from zerolab.bench import targets
+from zerolab.bench.contestants import FLOOR
 from zerolab.bench.footprint import Footprint
 from zerolab.bench.overhead import Shares
 from zerolab.bench.race import Result
@@ -37,6 +38,11 @@ class Table:
     def baseline(self) -> str:
         """Whose steps the ratios are of: DDP's, or the first one's where it does not take part."""
         return "ddp" if "ddp" in self.race.seconds else next(iter(self.race.seconds))
+
+    @property
+    def reference(self) -> str:
+        """Whose parameters the others' are compared with: see `Result.differences`."""
+        return next((name for name in self.race.seconds if name != FLOOR), FLOOR)
 
     def seconds(self, name: str) -> Spread:
         return spread(self.race.seconds[name])

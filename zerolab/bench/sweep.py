@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
+import torch
 from torch import nn
 
 from zerolab.bench.contestants import FLOOR
@@ -20,8 +21,8 @@ from zerolab.launcher.launcher import memory_bytes
 from zerolab.models import GPT
 
 WORLD_SIZES = (1, 2, 4, 8)
-SHAPES = {"1M": (128, 5), "3M": (192, 7), "11M": (320, 9), "32M": (512, 10), "100M": (768, 14)}
-"""Width and depth of the GPTs of growing size; heads are 64 wide."""
+SHAPES = ((128, 5), (192, 7), (320, 9), (512, 10), (768, 14))
+"""Width and depth of GPTs of 1M, 3M, 11M, 32M and 100M parameters."""
 
 STEADY_BYTES = 16  # of a parameter and its gradient and Adam's two moments, at the stage that holds most
 
@@ -38,6 +39,7 @@ class Point:
 
 
 def gpt(width: int, depth: int, context: int = 256) -> GPT:
+    """A GPT with heads 64 wide."""
     return GPT(width=width, depth=depth, heads=width // 64, context=context)
 
 
@@ -49,15 +51,16 @@ def by_ranks(settings: Settings) -> list[Point]:
 def by_parameters(settings: Settings) -> list[Point]:
     """Models of growing size on the same ranks; one that would not fit into memory is left out, aloud."""
     points = []
-    for name, (width, depth) in SHAPES.items():
+    for width, depth in SHAPES:
         larger = replace(settings, build=partial(gpt, width, depth))
         needed_bytes = STEADY_BYTES * count(larger.build) * len(settings.names) * settings.world_size
-        if needed_bytes > memory_bytes():
-            print(
-                f"{name} is left out: it takes up to {needed_bytes / 1e9:.0f} GB of {memory_bytes() / 1e9:.0f}"
-            )
-        else:
+        if needed_bytes <= memory_bytes():
             points.append(_point(larger))
+            continue
+        print(
+            f"a GPT of {count(larger.build) / 1e6:.0f}M is left out: {settings.world_size} ranks "
+            f"would take up to {needed_bytes / 1e9:.0f} GB, and this machine has {memory_bytes() / 1e9:.0f}"
+        )
     return points
 
 
@@ -81,7 +84,5 @@ def _point(settings: Settings) -> Point:
 
 def count(build: Callable[[], nn.Module]) -> int:
     """The parameters of a model, without the memory for them."""
-    import torch
-
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in build().parameters())

@@ -24,8 +24,8 @@ def one_table(table: Table, settings: dict) -> str:
     """Contestants, the engine's own share, and the targets."""
     heading = (
         f"{table.update}: Adam in {_UPDATES[table.update]} on every side. GPT of {table.psi / 1e6:.1f}M "
-        f"parameters, {table.world_size} ranks of {settings['threads']} threads, batch {settings['batch']}, "
-        f"fp32, medians of {settings['rounds']} rounds with their quartiles"
+        f"parameters, {table.world_size} ranks, {settings['threads']} thread(s) each, batch "
+        f"{settings['batch']}, fp32, medians of {settings['rounds']} rounds with their quartiles"
     )
     parts = ["\n".join([heading, *_contestants(table)])]
     if table.one_rank:
@@ -47,14 +47,13 @@ def _contestants(table: Table) -> Iterator[str]:
     for name, reason in table.absent.items():
         yield f"{name:{_NAME}} {reason}"
     yield (
-        "peak: resident memory above what was there before the model. sent: by one rank in one step. off by: "
-        "how far the\nparameters ended from the first communicating contestant's, as a share of the longest "
-        "way one went"
+        "peak: resident memory above what was there before the model. sent: by one rank in one step.\n"
+        f"off by: distance of the parameters from {table.reference}'s at the end, as a share of their way"
     )
 
 
 def _shares(table: Table) -> Iterator[str]:
-    yield "The engine's own share: a step on one rank over the plain loop's, and rank 0's main thread by profile"
+    yield "The engine's own share: a step on one rank over the plain loop's; rank 0's main thread by profile"
     yield f"{'':{_NAME}} {'one rank':>20} {'compute ms':>11} {'wire ms':>9} {'engine ms':>10} {'engine':>7}"
     for name, ratio in table.one_rank.items():
         share = table.shares[name]
@@ -76,19 +75,17 @@ def _targets(table: Table) -> Iterator[str]:
 
 
 def _points(heading: str, points: list[Point]) -> str:
+    names = list(points[0].extra_cpu_seconds)
     lines = [
-        f"{heading}: processor time of a rank above the floor's, ms a step (and wall time of the floor's)",
-        f"{'ranks':>5} {'parameters':>11} {'floor ms':>9} "
-        + " ".join(f"{name:>20}" for name in points[0].extra_cpu_seconds),
+        f"{heading}: processor time of a rank above the floor's, ms a step (ns a parameter)",
+        f"{'ranks':>5} {'parameters':>12} {'floor ms':>9} " + " ".join(f"{name:>15}" for name in names),
     ]
     for point in points:
-        cells = [
-            f"{1e3 * extra.median:.1f} ({point.ratios[name].median:.3f})"
-            for name, extra in point.extra_cpu_seconds.items()
-        ]
+        extra = [point.extra_cpu_seconds[name].median for name in names]
+        cells = [f"{1e3 * seconds:.1f} ({1e9 * seconds / point.psi:.2f})" for seconds in extra]
         lines.append(
-            f"{point.world_size:>5} {point.psi:>11,} {1e3 * point.floor_seconds:>9.1f} "
-            + " ".join(f"{cell:>20}" for cell in cells)
+            f"{point.world_size:>5} {point.psi:>12,} {1e3 * point.floor_seconds:>9.1f} "
+            + " ".join(f"{cell:>15}" for cell in cells)
         )
     return "\n".join(lines)
 
