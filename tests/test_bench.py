@@ -20,6 +20,7 @@ from zerolab.__main__ import main
 from zerolab.bench import bench, contestants, overhead, race, sweep, targets
 from zerolab.bench.contestants import CONTESTANTS, FLOOR
 from zerolab.bench.footprint import Footprint
+from zerolab.bench.machine import describe
 from zerolab.bench.race import Settings
 from zerolab.bench.ratios import Spread, pairwise, slowest, spread
 
@@ -27,6 +28,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares the ranks 
 
 OTHERS = tuple(name for name in CONTESTANTS if name.startswith("deepspeed"))
 HERE = tuple(name for name in CONTESTANTS if name not in OTHERS)
+MACHINE = describe()
 STAGES = ("zerolab-0", "zerolab-1", "zerolab-2", "zerolab-3")
 
 
@@ -47,7 +49,8 @@ def tiny() -> models.GPT:
 
 
 def settings(*names: str, build=tiny, **options) -> Settings:
-    return Settings(build, names, **{"world_size": 2, "rounds": 2, "batch": 1, "threads": 1} | options)
+    sizes = {"world_size": 2, "rounds": 2, "batch": 1, "threads": 1}
+    return Settings(build, names, "fused", **sizes | options)
 
 
 # The command.
@@ -199,6 +202,35 @@ def test_our_own_engine_that_fails_fails_the_command(capsys, monkeypatch):
     assert "no such kernel" in capsys.readouterr().err
 
 
+def tell_flags(model, flags):
+    raise RuntimeError(f"flags {sorted(flags.items())}")
+
+
+@pytest.mark.parametrize("update", contestants.UPDATES)
+def test_a_table_has_the_update_that_was_asked_for(update: str, capsys, monkeypatch):
+    build = spoiled("floor", tell_flags)
+    monkeypatch.setattr(bench.models, "make", lambda name: build())
+    assert main(["bench", "--contestants", "floor", "--rounds", "1", "--update", update]) == 1
+    assert f"flags {sorted(contestants.UPDATES[update].items())}" in capsys.readouterr().err
+
+
+def flags_of_all(update: str) -> dict[str, dict]:
+    """What each contestant's own torch optimizer was told."""
+    found = {}
+    for name in HERE:
+        owner = contestants.enter(name, tiny, update).update.__self__
+        (group,) = getattr(owner, "optim", owner).param_groups
+        found[name] = {flag: group[flag] for flag in contestants.UPDATES[update]} | {"lr": group["lr"]}
+    return found
+
+
+@pytest.mark.parametrize("update", contestants.UPDATES)
+def test_all_sides_make_the_same_update(update: str):
+    told = contestants.UPDATES[update] | {"lr": contestants.LEARNING_RATE}
+    for found in zerolab.launch(flags_of_all, 2, update):
+        assert found == dict.fromkeys(HERE, told)
+
+
 def test_without_matplotlib_the_numbers_are_still_saved(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     monkeypatch.setattr(bench.table, "text", lambda report: "words")
@@ -291,7 +323,7 @@ def test_a_profile_is_split_by_whose_code_it_was():
 # The sweep.
 
 
-def test_the_sweep_lets_ranks_and_parameters_grow(monkeypatch):
+def test_the_sweep_lets_ranks_and_parameters_grow(monkeypatch, tmp_path):
     monkeypatch.setattr(sweep, "WORLD_SIZES", (1, 2))
     monkeypatch.setattr(sweep, "SHAPES", ((64, 1), (64, 2)))
     given = settings(FLOOR, "zerolab-0", "zerolab-3", rounds=1)
@@ -303,6 +335,13 @@ def test_the_sweep_lets_ranks_and_parameters_grow(monkeypatch):
     ]
     for point in (*ranks, *sizes):
         assert point.extra_cpu_seconds.keys() == point.ratios.keys() == {"zerolab-0", "zerolab-3"}
+    report = bench.Report(MACHINE, {}, [], ranks, sizes)
+    printed = bench.table.text(report)
+    assert re.search(r"^ +1 .* \(-\) .* \(-\)$", printed, re.M)  # one rank sends nothing
+    seconds, psi = sizes[1].extra_cpu_seconds["zerolab-3"].median, sizes[1].psi
+    assert re.search(rf"^ +2 +{psi:,} .* {1e3 * seconds:.1f} \({1e9 * seconds / psi:.2f}\)$", printed, re.M)
+    assert bench.plot.draw(report, tmp_path) == [tmp_path / "sweep.png"]
+    assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_model_that_does_not_fit_is_left_out_aloud(monkeypatch, capsys):

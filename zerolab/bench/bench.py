@@ -53,10 +53,11 @@ def run(args: Namespace) -> int:
 
 def measure(args: Namespace) -> Iterator[Report]:
     """All that the flags ask for; the report after each part, so that a run broken off keeps what it had."""
-    names = [name for name in CONTESTANTS if name in args.contestants]
+    updates = list(UPDATES) if args.update == "both" else [args.update]
     settings = Settings(
         build=partial(models.make, args.model),
-        names=tuple(names),
+        names=tuple(name for name in CONTESTANTS if name in args.contestants),
+        update=updates[0],
         world_size=args.world_size,
         rounds=args.rounds,
         batch=args.batch,
@@ -64,19 +65,18 @@ def measure(args: Namespace) -> Iterator[Report]:
     )
     asked = {"model": args.model, "batch": args.batch, "rounds": args.rounds, "threads": settings.threads}
     report = Report(describe(), asked)
-    for update in UPDATES if args.update == "both" else [args.update]:
-        report.tables.append(one_table(settings, update))
+    for update in updates:
+        report.tables.append(one_table(replace(settings, update=update, title=update)))
         yield report
     if args.sweep:
-        rounds, ours = min(args.rounds, SWEEP_ROUNDS), (FLOOR, *STAGE_OF)
-        settings = replace(settings, update=update, rounds=rounds, names=ours)
+        rounds, ours = min(args.rounds, SWEEP_ROUNDS), (FLOOR, "ddp", *STAGE_OF)
+        settings = replace(settings, update=updates[-1], rounds=rounds, names=ours)
         report.by_ranks, report.by_parameters = sweep.by_ranks(settings), sweep.by_parameters(settings)
         yield report
 
 
-def one_table(settings: Settings, update: str) -> Table:
+def one_table(settings: Settings) -> Table:
     """One table: who can take part, what each holds and sends, the race, and the engine's own share."""
-    settings = replace(settings, update=update, title=update)
     footprints, missing = _weigh_all(settings)
     if not footprints:
         reasons = ", ".join(f"{name} is {reason}" for name, reason in missing.items())
@@ -85,7 +85,7 @@ def one_table(settings: Settings, update: str) -> Table:
     result = race(settings)
     ours = [name for name in settings.names if name in STAGE_OF]
     return Table(
-        update=update,
+        update=settings.update,
         psi=sweep.count(settings.build),
         world_size=settings.world_size,
         race=result,

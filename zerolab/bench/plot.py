@@ -1,4 +1,4 @@
-"""The report as a picture: seconds, memory and bytes of every contestant, a row of panels for each table."""
+"""The report as a picture: time, memory and bytes of every contestant, a row of panels for each table."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from zerolab.bench.report import Report, Table
 from zerolab.bench.sweep import Point
 
 _OURS, _THEIRS, _INK = "#0072B2", "#999999", "#222222"
-_MARKS = ("o", "s", "^", "D")
+_MARKS = ("x", "o", "s", "^", "D")
 
 
 def draw(report: Report, folder: Path) -> list[Path]:
@@ -30,14 +30,11 @@ def draw(report: Report, folder: Path) -> list[Path]:
 
 def _row(table: Table, axes) -> None:
     names = list(table.race.seconds)
-    steps = [table.seconds(name) for name in names]
-    middle = [1e3 * step.median for step in steps]
-    whiskers = [
-        [1e3 * (step.median - step.low) for step in steps],
-        [1e3 * (step.high - step.median) for step in steps],
-    ]
-    weights = [table.footprints[name] for name in names]
-    _bars(axes[0], names, middle, f"{table.update}: ms a step, median and quartiles", whiskers)
+    ratios, weights = [table.ratio(name) for name in names], [table.footprints[name] for name in names]
+    whiskers = [[each.median - each.low for each in ratios], [each.high - each.median for each in ratios]]
+    title = f"{table.update}: step, of {table.baseline}'s; median and quartiles"
+    _bars(axes[0], names, [each.median for each in ratios], title, whiskers)
+    axes[0].axvline(1.0, color=_INK, linewidth=0.8)
     _bars(axes[1], names, [(each.peak_bytes or 0) / 1e6 for each in weights], "peak memory, MB")
     _bars(axes[2], names, [(each.wire_bytes or 0) / 1e6 for each in weights], "sent by a rank in a step, MB")
 
@@ -57,6 +54,10 @@ def _sweep(axes, report: Report) -> None:
     _lines(axes[1], report.by_parameters, millions, "million parameters")
     axes[0].set_ylabel("CPU ms a rank and step above the floor")
     axes[1].set(xscale="log", yscale="log")
+    axes[1].set_xticks(millions, [f"{each:.0f}" for each in millions], minor=False)
+    axes[1].yaxis.set_major_formatter("{x:g}")
+    axes[1].yaxis.set_minor_formatter("{x:g}")
+    axes[1].xaxis.set_minor_formatter("")
     axes[0].legend(frameon=False, fontsize=8)
 
 

@@ -29,11 +29,11 @@ class Settings:
 
     build: Callable[[], nn.Module]
     names: tuple[str, ...]
+    update: str
     world_size: int
     rounds: int
     batch: int
     threads: int
-    update: str = "fused"
     title: str = "race"
 
 

@@ -3,8 +3,8 @@ parameters alone.
 
 With more ranks than cores, ranks take turns, and wall time says more of the queue than of the engine. So the
 sweep reads processor time: what all threads of one rank used in a step, less what the floor used in the same
-round. It holds the engine's work, the summing, and the copies in and out of sockets; of those a rank's bytes
-grow as (N-1)/N, so from 2 ranks to 8 they grow by 7/4 and the rest should not grow at all.
+round. It holds the engine's work, the summing, and the copies in and out of sockets. A rank's bytes grow as
+(N-1)/N, by 7/4 from 2 ranks to 8, so the cost should be flat by the byte, and by the parameter.
 """
 
 from collections.abc import Callable

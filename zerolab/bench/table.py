@@ -1,11 +1,12 @@
 """The report in words: what ``python -m zerolab bench`` prints."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from zerolab.bench.machine import in_words
 from zerolab.bench.ratios import Spread
-from zerolab.bench.report import Report, Table
+from zerolab.bench.report import STAGE_OF, Report, Table
 from zerolab.bench.sweep import Point
+from zerolab.bench.targets import minimum_wire_bytes
 
 _UPDATES = {"exact": "torch's loop", "fused": "torch's fused kernel"}
 _NAME = 12
@@ -15,8 +16,8 @@ def text(report: Report) -> str:
     """The whole report."""
     parts = [in_words(report.machine), *(one_table(table, report.settings) for table in report.tables)]
     if report.by_ranks:
-        parts.append(_points("Sweep over ranks", report.by_ranks))
-        parts.append(_points("Sweep over parameters", report.by_parameters))
+        parts.append(_sweep(report.by_ranks, "ranks", "byte sent", _sent_bytes))
+        parts.append(_sweep(report.by_parameters, "parameters", "parameter", lambda point, name: point.psi))
     return "\n\n".join(parts) + "\n"
 
 
@@ -74,20 +75,26 @@ def _targets(table: Table) -> Iterator[str]:
         )
 
 
-def _points(heading: str, points: list[Point]) -> str:
+def _sweep(points: list[Point], what: str, per: str, count: Callable[[Point, str], float]) -> str:
+    """A line a point; in brackets what the cost comes to by what it should be proportional to."""
     names = list(points[0].extra_cpu_seconds)
     lines = [
-        f"{heading}: processor time of a rank above the floor's, ms a step (ns a parameter)",
-        f"{'ranks':>5} {'parameters':>12} {'floor ms':>9} " + " ".join(f"{name:>15}" for name in names),
+        f"Sweep over {what}: processor time of a rank above the floor's, ms a step (ns a {per})",
+        f"{'ranks':>5} {'parameters':>12} {'floor ms':>9} " + " ".join(f"{name:>14}" for name in names),
     ]
     for point in points:
-        extra = [point.extra_cpu_seconds[name].median for name in names]
-        cells = [f"{1e3 * seconds:.1f} ({1e9 * seconds / point.psi:.2f})" for seconds in extra]
-        lines.append(
-            f"{point.world_size:>5} {point.psi:>12,} {1e3 * point.floor_seconds:>9.1f} "
-            + " ".join(f"{cell:>15}" for cell in cells)
-        )
+        head = f"{point.world_size:>5} {point.psi:>12,} {1e3 * point.floor_seconds:>9.1f}"
+        cells = [_cost(point.extra_cpu_seconds[name].median, count(point, name)) for name in names]
+        lines.append(f"{head} {' '.join(f'{cell:>14}' for cell in cells)}")
     return "\n".join(lines)
+
+
+def _cost(seconds: float, count: float) -> str:
+    return f"{1e3 * seconds:.1f} ({1e9 * seconds / count:.2f})" if count else f"{1e3 * seconds:.1f} (-)"
+
+
+def _sent_bytes(point: Point, name: str) -> float:
+    return minimum_wire_bytes(point.psi, point.world_size, STAGE_OF.get(name, 0))
 
 
 def _spread(values: Spread, scale: float = 1.0, digits: int = 3) -> str:
