@@ -15,6 +15,7 @@ COMMANDS = {
     "verify": ("zerolab.parity.parity", "run the stages on real processes against single-process training"),
     "train": ("zerolab.train", "train a small model with a ZeRO stage, and watch it"),
     "doctor": ("zerolab.doctor", "what of all this works on this machine, and what helps"),
+    "bench": ("zerolab.bench.bench", "time it side by side with DDP, FSDP2 and DeepSpeed"),
 }
 
 

@@ -1,0 +1,124 @@
+"""The command: ``python -m zerolab bench``."""
+
+import json
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from zerolab import models
+from zerolab.bench import footprint, overhead, plot, sweep, table
+from zerolab.bench.contestants import CONTESTANTS, FLOOR, UPDATES, absent
+from zerolab.bench.footprint import Footprint
+from zerolab.bench.machine import describe
+from zerolab.bench.race import Settings, race
+from zerolab.bench.report import STAGE_OF, Report, Table
+from zerolab.launcher import WorkerError
+from zerolab.launcher.launcher import check_arguments, threads_per_rank
+from zerolab.train import at_least, folder
+
+MODELS = [name for name in models.MODELS if name.startswith("gpt")]
+SWEEP_ROUNDS = 7
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The flags of ``python -m zerolab bench``."""
+    add = parser.add_argument
+    add("--model", default="gpt-11m", choices=MODELS, help="default gpt-11m")
+    add("--world-size", type=at_least(1), default=2, help="ranks (default 2)")
+    add("--batch", type=at_least(1), default=1, help="sequences in the batch of each rank (default 1)")
+    add("--rounds", type=at_least(1), default=40, help="steps of each contestant that count (default 40)")
+    add("--update", default="both", choices=[*UPDATES, "both"], help="which of Adam's kernels (default both)")
+    add("--contestants", nargs="+", choices=CONTESTANTS, metavar="NAME", default=list(CONTESTANTS),
+        help=f"default all: {', '.join(CONTESTANTS)}")  # fmt: skip
+    add("--sweep", action="store_true", help="also 1 to 8 ranks, and 1M to 100M parameters")
+    add("--out", type=folder, help="a folder for bench.json, bench.txt and the plots; default: print only")
+
+
+def run(args: Namespace) -> int:
+    """Measure, print, and save where asked to; 1 where a rank failed."""
+    check_arguments(race, args.world_size, None)
+    try:
+        for report in measure(args):
+            if args.out:
+                save(report, args.out)
+    except WorkerError as error:
+        print(f"zerolab bench: {error}", file=sys.stderr)
+        return 1
+    print(f"\n{table.text(report)}", end="")
+    return 0
+
+
+def measure(args: Namespace) -> Iterator[Report]:
+    """All that the flags ask for; the report after each part, so that a run broken off keeps what it had."""
+    updates = list(UPDATES) if args.update == "both" else [args.update]
+    settings = Settings(
+        build=partial(models.make, args.model),
+        names=tuple(name for name in CONTESTANTS if name in args.contestants),
+        update=updates[0],
+        world_size=args.world_size,
+        rounds=args.rounds,
+        batch=args.batch,
+        threads=threads_per_rank(args.world_size),
+    )
+    asked = {"model": args.model, "batch": args.batch, "rounds": args.rounds, "threads": settings.threads}
+    report = Report(describe(), asked)
+    for update in updates:
+        report.tables.append(one_table(replace(settings, update=update, title=update)))
+        yield report
+    if args.sweep:
+        rounds, ours = min(args.rounds, SWEEP_ROUNDS), (FLOOR, "ddp", *STAGE_OF)
+        settings = replace(settings, update=updates[-1], rounds=rounds, names=ours)
+        report.by_ranks, report.by_parameters = sweep.by_ranks(settings), sweep.by_parameters(settings)
+        yield report
+
+
+def one_table(settings: Settings) -> Table:
+    """One table: who can take part, what each holds and sends, the race, and the engine's own share."""
+    footprints, missing = _weigh_all(settings)
+    if not footprints:
+        reasons = ", ".join(f"{name} is {reason}" for name, reason in missing.items())
+        raise ValueError(f"no contestant can take part: {reasons}; name others with --contestants")
+    settings = replace(settings, names=tuple(footprints))
+    result = race(settings)
+    ours = [name for name in settings.names if name in STAGE_OF]
+    return Table(
+        update=settings.update,
+        psi=sweep.count(settings.build),
+        world_size=settings.world_size,
+        race=result,
+        absent=missing,
+        footprints=footprints,
+        one_rank=overhead.on_one_rank(settings, ours) if ours else {},
+        shares={name: overhead.by_profile(settings, name) for name in ours},
+    )
+
+
+def _weigh_all(settings: Settings) -> tuple[dict[str, Footprint], dict[str, str]]:
+    """The footprints, and why a contestant has none: another engine may be missing, or fail; ours may not."""
+    footprints, missing = {}, {}
+    for name in settings.names:
+        if reason := absent(name):
+            missing[name] = reason
+            continue
+        print(f"{settings.title}: weighing {name}", flush=True)
+        try:
+            footprints[name] = footprint.weigh(settings, name)
+        except WorkerError as error:
+            if name in STAGE_OF or name == FLOOR:
+                raise
+            missing[name] = f"failed: {str(error).splitlines()[0]}"
+    return footprints, missing
+
+
+def save(report: Report, folder: Path) -> None:
+    """Write what was measured, what was printed, and the pictures if matplotlib is there to draw them."""
+    folder.mkdir(exist_ok=True)
+    (folder / "bench.json").write_text(json.dumps(report.as_json(), indent=1) + "\n", "utf-8")
+    (folder / "bench.txt").write_text(table.text(report), "utf-8")
+    try:
+        plot.draw(report, folder)
+    except ImportError:
+        print("no plot: it needs matplotlib, which is not installed")

@@ -1,0 +1,162 @@
+"""The contestants: the same model, data and update, and each engine's own way of training them on many ranks.
+
+Every engine is used as its documentation says to, with nothing tuned; all get the same optimizer class with
+the same flags.
+"""
+
+import importlib.util
+import logging
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Adam
+
+from zerolab.optimizer import STAGES, ZeroOptimizer
+
+LEARNING_RATE = 1e-4
+UPDATES = {"exact": {"foreach": False, "fused": False}, "fused": {"fused": True}}
+"""Adam's flags in each table: torch's loop, which gives the same bits however tensors are cut, or its fused
+kernel."""
+
+FLOOR = "floor"
+
+
+@dataclass
+class Contestant:
+    """One engine with a model of its own: it takes steps, and shows its parameters.
+
+    Attributes:
+        loss, backward, update, clear: the four parts of its training step.
+        read: a copy of its parameters, whole, by name; every rank calls it.
+        zero, stage: zerolab's own optimizer, which can tell more, and the stage it was built for.
+    """
+
+    loss: Callable[..., Tensor]
+    update: Callable[[], object]
+    clear: Callable[[], None]
+    read: Callable[[], dict[str, Tensor]]
+    backward: Callable[[Tensor], object] = Tensor.backward
+    zero: ZeroOptimizer | None = None
+    stage: int | None = None
+
+    def step(self, batch: tuple[Tensor, ...]) -> None:
+        """One training step, from a batch to updated parameters whose gradients are cleared."""
+        self.backward(self.loss(*batch))
+        self.update()
+        self.clear()
+
+
+def device() -> torch.device:
+    """Where this rank computes."""
+    gpu = dist.get_backend() == "nccl"
+    return torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
+
+
+def enter(name: str, build: Callable[[], nn.Module], update: str, seed: int = 0) -> Contestant:
+    """Build a contestant from the seed that all of them begin with."""
+    torch.manual_seed(seed)
+    return CONTESTANTS[name](build().to(device()), UPDATES[update])
+
+
+def absent(name: str) -> str | None:
+    """Why a contestant cannot take part here; None where it can."""
+    if name.startswith("deepspeed") and importlib.util.find_spec("deepspeed") is None:
+        return "not installed"
+    return None
+
+
+def alone(model: nn.Module, flags: dict) -> Contestant:
+    """Every rank trains for itself: the floor, which nothing that computes as much can be below."""
+    optimizer = Adam(model.parameters(), lr=LEARNING_RATE, **flags)
+    return Contestant(model, optimizer.step, optimizer.zero_grad, partial(_copy, model))
+
+
+def ddp(model: nn.Module, flags: dict) -> Contestant:
+    """torch's DistributedDataParallel, and the stock optimizer on every rank."""
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    optimizer = Adam(model.parameters(), lr=LEARNING_RATE, **flags)
+    return Contestant(wrapped, optimizer.step, optimizer.zero_grad, partial(_copy, model))
+
+
+def ddp_with_zero(model: nn.Module, flags: dict) -> Contestant:
+    """DistributedDataParallel, with torch's own optimizer of stage 1."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), Adam, lr=LEARNING_RATE, **flags)
+    return Contestant(wrapped, optimizer.step, optimizer.zero_grad, partial(_copy, model))
+
+
+def fully_sharded(model: nn.Module, flags: dict) -> Contestant:
+    """torch's fully_shard (FSDP2): each block a unit and the rest the root, which is how zerolab cuts too."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(device().type, (dist.get_world_size(),))
+    for module in (*model.blocks, model):
+        fully_shard(module, mesh=mesh)
+    optimizer = Adam(model.parameters(), lr=LEARNING_RATE, **flags)
+
+    def read() -> dict[str, Tensor]:
+        return {name: p.full_tensor().detach().clone() for name, p in model.named_parameters()}
+
+    return Contestant(model, optimizer.step, optimizer.zero_grad, read)
+
+
+def deepspeed(model: nn.Module, flags: dict, stage: int) -> Contestant:
+    """DeepSpeed's ZeRO in fp32 with the same torch optimizer, which it has to be told to accept."""
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
+    import deepspeed as library
+
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    optimizer = Adam(model.parameters(), lr=LEARNING_RATE, **flags)
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "zero_optimization": {"stage": stage},
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+    }
+    engine, *_ = library.initialize(model=model, optimizer=optimizer, config=config)
+
+    def read() -> dict[str, Tensor]:
+        with library.zero.GatheredParameters(list(model.parameters())):
+            return _copy(model)
+
+    return Contestant(engine, engine.step, _cleared_by_step, read, engine.backward)
+
+
+def zerolab(model: nn.Module, flags: dict, stage: int) -> Contestant:
+    """This package, with its defaults."""
+    optimizer = ZeroOptimizer(model, Adam, stage=stage, lr=LEARNING_RATE, **flags)
+
+    def read() -> dict[str, Tensor]:
+        with optimizer.full_params():
+            return _copy(model)
+
+    return Contestant(model, optimizer.step, optimizer.zero_grad, read, zero=optimizer, stage=stage)
+
+
+def _cleared_by_step() -> None:
+    """DeepSpeed's step clears the gradients itself."""
+
+
+def _copy(model: nn.Module) -> dict[str, Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+CONTESTANTS: dict[str, Callable[[nn.Module, dict], Contestant]] = {
+    FLOOR: alone,
+    "ddp": ddp,
+    "ddp+zero": ddp_with_zero,
+    "fully_shard": fully_sharded,
+    **{f"deepspeed-{stage}": partial(deepspeed, stage=stage) for stage in (1, 2, 3)},
+    **{f"zerolab-{stage}": partial(zerolab, stage=stage) for stage in STAGES},
+}

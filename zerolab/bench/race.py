@@ -1,0 +1,132 @@
+"""The race: all contestants in one process group, each taking one step a round.
+
+A machine drifts: it warms up, and other programs come and go. Were contestants run one after another, whoever
+met the quiet minute would win. Here every round has all of them within seconds, in an order that is shuffled
+anew (the same on all ranks), so that nobody always follows the same neighbour.
+"""
+
+import gc
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from zerolab import data
+from zerolab.bench.contestants import FLOOR, Contestant, device, enter
+from zerolab.bench.ratios import slowest
+from zerolab.launcher import launch
+
+WARM_UP_ROUNDS = 3  # buffers and connections come into being, and DDP orders its buckets anew after one
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One race: the model, Adam's flags by the name of their table, and who takes part."""
+
+    build: Callable[[], nn.Module]
+    names: tuple[str, ...]
+    update: str
+    world_size: int
+    rounds: int
+    batch: int
+    threads: int
+    title: str = "race"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a race gave.
+
+    Attributes:
+        seconds: of each contestant, a number a round: the slowest rank's.
+        cpu_seconds: the same of the processor time, all threads of a rank together.
+        differences: how far each one's parameters ended from those of the first that communicates, as a share
+            of the way that these went; of the rank where it is largest. The floor's says what it looks like
+            to have trained something else.
+    """
+
+    seconds: dict[str, list[float]]
+    cpu_seconds: dict[str, list[float]]
+    differences: dict[str, float]
+
+
+class Batches:
+    """Real text, cut for this rank, on its device."""
+
+    def __init__(self, build: Callable[[], nn.Module], batch: int):
+        with torch.device("meta"):
+            context = build().context
+        self.training, _ = data.training_and_held_out(context, batch, seed=0)
+
+    def of(self, step: int) -> tuple[Tensor, ...]:
+        return tuple(part.to(device()) for part in self.training.batch(step, dist.get_rank()))
+
+
+def race(settings: Settings) -> Result:
+    """Start the ranks, let the contestants train in turn, and bring the ranks' clocks together."""
+    ranks = launch(_train_in_turn, settings.world_size, settings)
+    return Result(
+        {name: slowest([rank.seconds[name] for rank in ranks]) for name in settings.names},
+        {name: slowest([rank.cpu_seconds[name] for rank in ranks]) for name in settings.names},
+        {name: max(rank.differences[name] for rank in ranks) for name in ranks[0].differences},
+    )
+
+
+def _train_in_turn(settings: Settings) -> Result:
+    """One rank's part of the race."""
+    torch.set_num_threads(settings.threads)
+    contestants = {name: enter(name, settings.build, settings.update) for name in settings.names}
+    start = next(iter(contestants.values())).read()
+    batches = Batches(settings.build, settings.batch)
+    gc.collect()
+    gc.freeze()  # what was built is no garbage: without this, each collection walks all contestants' models
+    seconds: dict[str, list[float]] = {name: [] for name in settings.names}
+    cpu_seconds: dict[str, list[float]] = {name: [] for name in settings.names}
+    for number in range(-WARM_UP_ROUNDS, settings.rounds):
+        batch = batches.of(number + WARM_UP_ROUNDS)
+        for name in random.Random(number).sample(settings.names, len(settings.names)):
+            wall, cpu = timed(contestants[name], batch)
+            if number >= 0:
+                seconds[name].append(wall)
+                cpu_seconds[name].append(cpu)
+        _say(settings, number + 1)
+    return Result(seconds, cpu_seconds, _differences(contestants, start))
+
+
+def timed(contestant: Contestant, batch: tuple[Tensor, ...]) -> tuple[float, float]:
+    """Wall seconds of one step from a common start to its end on the device, and processor seconds."""
+    dist.barrier()
+    synchronize()
+    wall, cpu = time.perf_counter(), time.process_time()
+    contestant.step(batch)
+    synchronize()
+    return time.perf_counter() - wall, time.process_time() - cpu
+
+
+def synchronize() -> None:
+    """Wait for the device: a GPU's kernels run after the call that started them has returned."""
+    if device().type == "cuda":
+        torch.cuda.synchronize()
+
+
+def _say(settings: Settings, done: int) -> None:
+    if dist.get_rank() == 0 and done > 0 and (done % 10 == 0 or done == settings.rounds):
+        print(f"{settings.title}: round {done} of {settings.rounds}", flush=True)
+
+
+def _differences(contestants: dict[str, Contestant], start: dict[str, Tensor]) -> dict[str, float]:
+    """How far apart the same steps have left the contestants, as `Result` has it."""
+    against = next((name for name in contestants if name != FLOOR), FLOOR)
+    reference = contestants[against].read()
+    way = _distance(reference, start)
+    return {name: _distance(each.read(), reference) / way for name, each in contestants.items()}
+
+
+def _distance(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
+    """Euclidean, over all parameters; in double precision, as small differences of large sums."""
+    squares = sum((ours[name].double() - theirs[name].double()).square().sum().item() for name in theirs)
+    return squares**0.5

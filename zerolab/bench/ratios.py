@@ -1,0 +1,39 @@
+"""The arithmetic of a race: contestants are compared round by round, and a ratio is the median over rounds.
+
+Steps a second apart run under the same other load on the machine; steps a minute apart may not. So the
+quotient is taken within a round, where what disturbed one side most likely disturbed the other, and only then
+the median: the quotient of two medians would compare steps that never were neighbours.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median, quantiles
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A median, with the quartiles that say how far to trust it."""
+
+    median: float
+    low: float
+    high: float
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Median and quartiles; of one value, that value. Raises: ValueError for none."""
+    if not values:
+        raise ValueError("no rounds to take a median of: run at least one")
+    low, _, high = quantiles(values, n=4, method="inclusive") if len(values) > 1 else 3 * list(values)
+    return Spread(median(values), low, high)
+
+
+def pairwise(ours: Sequence[float], theirs: Sequence[float]) -> Spread:
+    """Our seconds over theirs, round by round. Raises: ValueError where the rounds do not pair up."""
+    if len(ours) != len(theirs):
+        raise ValueError(f"{len(ours)} rounds cannot be paired with {len(theirs)}: both sides need the same")
+    return spread([mine / other for mine, other in zip(ours, theirs, strict=True)])
+
+
+def slowest(by_rank: Sequence[Sequence[float]]) -> list[float]:
+    """For each round, the rank that took longest: a step is over when the last rank's is."""
+    return [max(seconds) for seconds in zip(*by_rank, strict=True)]
