@@ -92,7 +92,8 @@ def test_micro_batches_share_one_total():
         total = optimizer.total(sum(counts))
         for micro, count in enumerate(counts):
             x, y = tokens(micro, optimizer.rank, count)
-            optimizer.mean_loss(F.cross_entropy(model(x), y, reduction="sum"), count, total).backward()
+            loss_sum = F.cross_entropy(model(x), y, reduction="sum")
+            optimizer.mean_loss(loss_sum, total_count=total).backward()
         optimizer.step()
         return {name: p.detach().clone() for name, p in model.named_parameters()}
 
@@ -124,3 +125,13 @@ def test_counts_that_cannot_be_are_refused_on_every_rank(counts: tuple, complain
         return "accepted"
 
     assert all(answer.startswith(complaint) for answer in zerolab.launch(run, 2))
+
+
+@pytest.mark.parametrize("counts", [{}, {"count": 1, "total_count": 2}])
+def test_one_of_both_counts_is_asked_for(counts: dict):
+    def run() -> None:
+        optimizer = zerolab.ZeroOptimizer(build_model(), torch.optim.SGD, lr=0.5)
+        optimizer.mean_loss(torch.zeros(()), **counts)
+
+    with pytest.raises(zerolab.WorkerError, match="pass this rank's count of tokens, or the total_count"):
+        zerolab.launch(run, 1)

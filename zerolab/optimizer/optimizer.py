@@ -141,7 +141,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         return loss if self.loss_scale is None else self.loss_scale.apply(loss)
 
     def mean_loss(
-        self, loss_sum: torch.Tensor, count: float, total_count: float | None = None
+        self, loss_sum: torch.Tensor, count: float | None = None, total_count: float | None = None
     ) -> torch.Tensor:
         """This rank's part of a mean over the tokens of all ranks, where ranks have unequal numbers of them.
 
@@ -152,11 +152,16 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
         Args:
             count: how many tokens this rank's sum is over; may be 0, but not on all ranks.
-            total_count: how many there are on all ranks together, if known, as where a step has several
-                micro-batches: pass their total, from `total`, with each.
+            total_count: instead of it, how many there are on all ranks. Where a step has several
+                micro-batches, pass with each the same number: `total` of what this rank has in all of them.
         Comm: 8 bytes a rank, unless total_count is given.
-        Raises: ValueError for a count that is negative or not finite, or a total of 0.
+        Raises: ValueError for a count that is negative or not finite, for a total of 0, and for neither.
         """
+        if (count is None) == (total_count is None):
+            raise ValueError(
+                f"count is {count} and total_count {total_count}: pass this rank's count of tokens, or the "
+                "total_count of all ranks, and not both"
+            )
         total = self.total(count) if total_count is None else total_count
         return tokens.part_of_mean(self.comm, loss_sum, total)
 
@@ -171,9 +176,9 @@ class ZeroOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], torch.Tensor] | None = None):
         """Average the gradients, update what this rank owns, and share the result as the stage does.
 
-        Comm: a small message that says which parameters anybody used; then the stage's own. Raises:
-        RuntimeError on every rank, and before any parameter changes, where ranks issued different
-        collectives.
+        Comm: a small message that says which parameters anybody used; then the stage's own.
+        Raises: RuntimeError on every rank, and before any parameter changes, where ranks issued different
+            collectives; where an fp16 loss was not scaled.
         """
         loss = None
         if closure is not None:
@@ -235,8 +240,10 @@ class ZeroOptimizer(torch.optim.Optimizer):
         """Scale the gradients to a norm of at most ``max_norm`` over all ranks; returns the norm.
 
         Every rank sums its part in double precision, the parts are added in rank order, so the norm does not
-        depend on how many ranks there are. Comm: 8 bytes a rank. Raises: ValueError for a negative max_norm
-        or norm_type.
+        depend on how many ranks there are.
+
+        Comm: 8 bytes a rank.
+        Raises: ValueError for a negative max_norm or norm_type.
         """
         used = self._finish_grads()
         return clip_grads(self.comm, self.engine.trainable, used, max_norm, norm_type, self._gradient_scale)
