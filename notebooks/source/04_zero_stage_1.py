@@ -255,8 +255,9 @@ for stage in (0, 1):
 #
 # Now follow one step with the smallest model there is: softmax regression, a `weight` of 10 × 784 numbers
 # and a `bias` of 10, on two ranks, with SGD and momentum. Every rank keeps a *trace* of what it sends and
-# updates. We leave out the phase called `control`: before some collectives the ranks tell each other in a
-# few bytes what is coming, so that one that took another path is found out. No tensor of the model is in it.
+# updates. We leave out its events of the phase `control`: there the ranks agree, in some bytes, that all took
+# the same path and which parameters anyone used, so that one that strayed is named instead of waited for.
+# Nothing of the model travels with them.
 
 
 # %%
