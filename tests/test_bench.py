@@ -338,6 +338,9 @@ def test_the_sweep_lets_ranks_and_parameters_grow(monkeypatch, tmp_path):
     report = bench.Report(MACHINE, {}, [], ranks, sizes)
     printed = bench.table.text(report)
     assert re.search(r"^ +1 .* \(-\) .* \(-\)$", printed, re.M)  # one rank sends nothing
+    seconds, psi = ranks[1].extra_cpu_seconds["zerolab-3"].median, ranks[1].psi
+    by_byte = 1e9 * seconds / (3 * 4 * psi / 2)
+    assert re.search(rf"^ +2 +{psi:,} .* {1e3 * seconds:.1f} \({by_byte:.2f}\)$", printed, re.M)
     seconds, psi = sizes[1].extra_cpu_seconds["zerolab-3"].median, sizes[1].psi
     assert re.search(rf"^ +2 +{psi:,} .* {1e3 * seconds:.1f} \({1e9 * seconds / psi:.2f}\)$", printed, re.M)
     assert bench.plot.draw(report, tmp_path) == [tmp_path / "sweep.png"]
