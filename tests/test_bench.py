@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -311,14 +312,19 @@ def test_a_profile_is_split_by_whose_code_it_was():
         file("models.py"): (1, 1, 4.0, 9.0, {}),
         torch_file("distributed/distributed_c10d.py"): (1, 1, 8.0, 9.0, {}),
         torch_file("optim/adam.py"): (1, 1, 16.0, 9.0, {}),
+        ("~", 0, "<acquire>"): (1, 1, 128.0, 128.0, {(threading.__file__, 1, "wait"): called(128.0)}),
         ("~", 0, "<copy_>"): (
             2, 2, 96.0, 96.0,
             {file("unit/grads.py"): called(32.0), torch_file("nn/functional.py"): called(64.0)},
         ),
     }  # fmt: skip
     shares = overhead.attribute(SimpleNamespace(stats=stats), steps=2)
-    assert (shares.compute, shares.wire, shares.engine) == ((4 + 16 + 64) / 2, (2 + 8) / 2, (1 + 32) / 2)
-    assert shares.engine_share == 33 / 127
+    assert (shares.compute, shares.wire, shares.engine) == (
+        (4 + 16 + 64) / 2,
+        (2 + 8 + 128) / 2,
+        (1 + 32) / 2,
+    )
+    assert shares.engine_share == 33 / 255
 
 
 # The sweep.
