@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -148,15 +149,16 @@ def test_what_is_held_is_seen_from_outside(ran):
     ("flags", "complaint"),
     [
         ("--model logistic", r"--model: invalid choice: 'logistic' \(choose from 'gpt-tiny', 'gpt-11m'\)"),
-        ("--world-size 0", "--world-size: '0' must be of type int, from 1 to"),
-        ("--rounds 0", "--rounds: '0' must be of type int, from 1 to"),
-        ("--batch x", "--batch: 'x' must be of type int, from 1 to"),
+        ("--world-size 0", "--world-size: '0': pass a whole number of 1 or more"),
+        ("--rounds 0", "--rounds: '0': pass a whole number of 1 or more"),
+        ("--batch x", "--batch: 'x': pass a whole number of 1 or more"),
         ("--update slow", r"--update: invalid choice: 'slow' \(choose from 'exact', 'fused', 'both'\)"),
         ("--contestants ddp fsdp", r"--contestants: invalid choice: 'fsdp' \(choose from 'floor', 'ddp',"),
-        ("--out no/such/folder", "--out: 'no/such/folder' must be a folder that can be written"),
+        ("--out /dev/null/runs", "--out: '/dev/null/runs' must be a folder that can be written"),
     ],
 )
-def test_a_bad_flag_is_named_with_its_bound(flags: str, complaint: str, capsys):
+def test_a_bad_flag_is_named_with_its_bound(flags: str, complaint: str, capsys, monkeypatch):
+    monkeypatch.setattr(bench, "measure", lambda args: pytest.fail("ranks were started"))
     with pytest.raises(SystemExit) as stopped:
         main(["bench", *flags.split()])
     assert stopped.value.code == 2
@@ -310,14 +312,19 @@ def test_a_profile_is_split_by_whose_code_it_was():
         file("models.py"): (1, 1, 4.0, 9.0, {}),
         torch_file("distributed/distributed_c10d.py"): (1, 1, 8.0, 9.0, {}),
         torch_file("optim/adam.py"): (1, 1, 16.0, 9.0, {}),
+        ("~", 0, "<acquire>"): (1, 1, 128.0, 128.0, {(threading.__file__, 1, "wait"): called(128.0)}),
         ("~", 0, "<copy_>"): (
             2, 2, 96.0, 96.0,
             {file("unit/grads.py"): called(32.0), torch_file("nn/functional.py"): called(64.0)},
         ),
     }  # fmt: skip
     shares = overhead.attribute(SimpleNamespace(stats=stats), steps=2)
-    assert (shares.compute, shares.wire, shares.engine) == ((4 + 16 + 64) / 2, (2 + 8) / 2, (1 + 32) / 2)
-    assert shares.engine_share == 33 / 127
+    assert (shares.compute, shares.wire, shares.engine) == (
+        (4 + 16 + 64) / 2,
+        (2 + 8 + 128) / 2,
+        (1 + 32) / 2,
+    )
+    assert shares.engine_share == 33 / 255
 
 
 # The sweep.
@@ -338,6 +345,9 @@ def test_the_sweep_lets_ranks_and_parameters_grow(monkeypatch, tmp_path):
     report = bench.Report(MACHINE, {}, [], ranks, sizes)
     printed = bench.table.text(report)
     assert re.search(r"^ +1 .* \(-\) .* \(-\)$", printed, re.M)  # one rank sends nothing
+    seconds, psi = ranks[1].extra_cpu_seconds["zerolab-3"].median, ranks[1].psi
+    by_byte = 1e9 * seconds / (3 * 4 * psi / 2)
+    assert re.search(rf"^ +2 +{psi:,} .* {1e3 * seconds:.1f} \({by_byte:.2f}\)$", printed, re.M)
     seconds, psi = sizes[1].extra_cpu_seconds["zerolab-3"].median, sizes[1].psi
     assert re.search(rf"^ +2 +{psi:,} .* {1e3 * seconds:.1f} \({1e9 * seconds / psi:.2f}\)$", printed, re.M)
     assert bench.plot.draw(report, tmp_path) == [tmp_path / "sweep.png"]

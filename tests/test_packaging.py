@@ -80,14 +80,21 @@ def imported(files: Iterable[Path]) -> set[str]:
     nodes = [node for path in files for node in ast.walk(ast.parse(path.read_text("utf-8"), str(path)))]
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
-    return {name.split(".")[0].lower() for name in names} - {"zerolab"} - set(sys.stdlib_module_names)
+    packages = {name.split(".")[0] for name in names} - {"zerolab"} - set(sys.stdlib_module_names)
+    return {name.lower() for name in packages}
+
+
+OPTIONAL = {"matplotlib", "deepspeed"}
+"""What bench takes up where it is there, and names where it is not."""
 
 
 def test_what_is_imported_is_declared():
     needs = requirements(project()["dependencies"]).keys()
     course_needs = requirements(project()["optional-dependencies"]["course"]).keys()
     course = set((ROOT / "zerolab/course").rglob("*.py"))
-    assert imported(set((ROOT / "zerolab").rglob("*.py")) - course) <= needs
+    benchmark = set((ROOT / "zerolab/bench").rglob("*.py"))
+    assert imported(set((ROOT / "zerolab").rglob("*.py")) - course - benchmark) <= needs
+    assert imported(benchmark) <= needs | OPTIONAL
     assert imported(course) <= needs | course_needs
 
 

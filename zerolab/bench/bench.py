@@ -115,7 +115,7 @@ def _weigh_all(settings: Settings) -> tuple[dict[str, Footprint], dict[str, str]
 
 def save(report: Report, folder: Path) -> None:
     """Write what was measured, what was printed, and the pictures if matplotlib is there to draw them."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "bench.json").write_text(json.dumps(report.as_json(), indent=1) + "\n", "utf-8")
     (folder / "bench.txt").write_text(table.text(report), "utf-8")
     try:
