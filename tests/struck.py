@@ -1,8 +1,7 @@
 """A training run in which one rank is struck: killed, by an exception, or by hanging, in a phase of a step.
 
-The run saves a checkpoint after every step, and whoever resumes it compares with training that nothing befell:
-in one process, by plain.py. So a bit that a fault has cost is found. `Fault.strike` and what follows it run on
-the ranks; `suffer` and `judge` in the process that launches them.
+The run saves a checkpoint after every step, and whoever resumes it compares with training that nothing
+befell, plain.py's in one process; so a bit that a fault has cost is found.
 """
 
 import contextlib

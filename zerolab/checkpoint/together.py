@@ -14,8 +14,8 @@ Answer = TypeVar("Answer")
 def from_rank_0(comm: Comm, action: Callable[[], Answer]) -> Answer:
     """What ``action`` returns on rank 0, where alone it runs, on every rank; its error, if it fails, too.
 
-    An error that stayed with rank 0 would leave the others waiting for it; ``raised_on`` tells a launcher whose
-    it is. Comm: the answer, pickled.
+    An error that stayed with rank 0 would leave the others waiting for it. Its ``raised_on`` tells a launcher
+    whose it is. Comm: the answer, pickled.
     """
     message = [None, None]
     if comm.rank == 0:

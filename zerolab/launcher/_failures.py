@@ -1,9 +1,8 @@
 """What a launch raises, and how it decides which rank is to blame.
 
 When one rank of a job dies the others fail too, each with a complaint about its peer. The useful error is the
-first cause, so deaths by signal come before everything else, and complaints about a peer come last. Where ranks
-pass an error on to one another, so that none waits for the one that has it, the exception carries that rank as
-``raised_on``: on every other it is a complaint about a peer too."""
+first cause, so deaths by signal come before everything else and complaints about a peer come last. An
+exception's ``raised_on`` names the rank that passed it on: on every other it complains about that peer."""
 
 import pickle
 import re
