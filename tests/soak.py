@@ -23,6 +23,7 @@ import struck
 import torch
 from struck import KINDS, PHASES, STAGES, STEPS, Fault, Outcome
 
+import zerolab
 from zerolab.launcher.launcher import core_count, memory_bytes
 
 WORLD_SIZES = (2, 3, 4)
@@ -45,6 +46,7 @@ def strike(planned: Iterator[Fault], deadline_seconds: float) -> Iterator[Outcom
         launches = tempfile.tempdir = os.path.join(scratch, "launches")
         os.mkdir(launches)
         try:
+            zerolab.launch(int, 1, backend="gloo")  # starts what forks the ranks: seconds, and but once
             for number, fault in enumerate(planned):
                 folder = Path(scratch, str(number))
                 outcome = struck.suffer(fault, folder, deadline_seconds)
