@@ -1,6 +1,7 @@
 """Promise: whatever befalls a rank or the caller, the culprit is named and nothing is left behind."""
 
 import ctypes
+import errno
 import os
 import signal
 import subprocess
@@ -46,6 +47,36 @@ def no_rank_left() -> bool:
 def all_reduce_for_ever() -> None:
     while True:
         dist.all_reduce(torch.ones(1000))
+
+
+def save_and_be_slow_to_tell(culprit: int, path: Path, disk_is_full: bool) -> None:
+    """A save that fails on one rank is an error on all of them; here the culprit reports its own last."""
+    from zerolab.checkpoint import pieces
+
+    def full(data, file) -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    optimizer = zerolab.ZeroOptimizer(torch.nn.Linear(8, 8), torch.optim.SGD, lr=0.1)
+    if disk_is_full and dist.get_rank() == culprit:
+        pieces._put = full
+    try:
+        zerolab.save(optimizer, path)
+    finally:
+        time.sleep(1.0 * (dist.get_rank() == culprit))
+
+
+@pytest.mark.parametrize("culprit", [0, 1, 2])
+def test_a_rank_that_could_not_write_is_named_not_those_it_told(culprit: int, tmp_path: Path):
+    error = fail(save_and_be_slow_to_tell, 3, culprit, tmp_path / "run", True)
+    assert error.rank == culprit
+    assert f"rank {culprit} failed: OSError: {tmp_path}" in str(error)
+    assert f"rank {culprit} failed with OSError: [Errno {errno.ENOSPC}] no room" in str(error)
+
+
+def test_rank_0_is_named_for_what_it_does_for_all(tmp_path: Path):
+    (tmp_path / "file").touch()
+    error = fail(save_and_be_slow_to_tell, 3, 0, tmp_path / "file", False)
+    assert error.rank == 0 and str(error).startswith("rank 0 failed: FileExistsError")
 
 
 class Unbuildable(Exception):
@@ -406,15 +437,16 @@ def test_a_system_without_room_for_a_rank_is_told(tmp_path: Path):
     assert run_script(CROWDED_PROGRAM, tmp_path).split() == ["True", "0", "True"]
 
 
-def test_deaths_come_before_exceptions_and_complaints_about_peers_come_last():
+def test_deaths_come_before_exceptions_and_what_befell_another_rank_comes_last():
     peer = Failure(
         0, 1.0, summary="RuntimeError: [gloo/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:9"
     )
-    raised = Failure(1, 2.0, summary="ValueError: x")
+    told = Failure(5, 1.5, summary="OSError: no room", raised_on=1)
+    raised = Failure(1, 2.0, summary="OSError: no room", raised_on=1)
     left = Failure(2, 3.0, exitcode=1)
     killed = Failure(3, 4.0, exitcode=-9)
     later = Failure(4, 5.0, exitcode=-9)
-    failures = [peer, left, later, killed, raised]
-    for expected in (killed, later, raised, left, peer):
+    failures = [peer, told, left, later, killed, raised]
+    for expected in (killed, later, raised, left, peer, told):
         assert first_cause(failures) == expected
         failures.remove(expected)

@@ -79,7 +79,7 @@ def write(folder: Path, pieces: Iterable[Piece], objects: dict, group: dist.Proc
     Collective. Memory: a copy of one piece of `MOST_NUMEL`. Raises: OSError on every rank if one failed.
     """
     planner = _WritePlanner(pieces, objects)
-    with _failing_alike(f"{folder} could not be written"):
+    with _failing_alike(f"{folder} could not be written", group):
         dcp.save({}, storage_writer=_Writer(folder), planner=planner, process_group=group)
 
 
@@ -91,7 +91,7 @@ def read(folder: Path, pieces: Iterable[Piece], keys: Iterable[str], group: dist
     short, before anything is filled.
     """
     planner = _ReadPlanner(folder, pieces, keys)
-    with _failing_alike(f"{folder} could not be read"):
+    with _failing_alike(f"{folder} could not be read", group):
         dcp.load({}, storage_reader=dcp.FileSystemReader(folder), planner=planner, process_group=group)
     return planner.objects
 
@@ -223,10 +223,10 @@ def _check_files(folder: Path, places: Iterable[_StorageInfo]) -> None:
 
 
 @contextmanager
-def _failing_alike(what: str) -> Iterator[None]:
+def _failing_alike(what: str, group: dist.ProcessGroup) -> Iterator[None]:
     """torch tells all ranks of any rank's failure, by an exception that no ``except Exception`` would see.
 
-    Raises: OSError, from the lowest rank's own error; an interrupt as it is.
+    Raises: OSError, from the lowest rank's own error, with that rank as ``raised_on``; an interrupt as it is.
     """
     try:
         yield
@@ -234,4 +234,6 @@ def _failing_alike(what: str) -> Iterator[None]:
         rank, (error, _) = min(failure.failures.items())
         if not isinstance(error, Exception):
             raise error from None
-        raise OSError(f"{what}: rank {rank} failed with {type(error).__name__}: {error}") from error
+        told = OSError(f"{what}: rank {rank} failed with {type(error).__name__}: {error}")
+        told.raised_on = dist.get_global_rank(group, rank)
+        raise told from error

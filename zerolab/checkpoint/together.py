@@ -14,7 +14,8 @@ Answer = TypeVar("Answer")
 def from_rank_0(comm: Comm, action: Callable[[], Answer]) -> Answer:
     """What ``action`` returns on rank 0, where alone it runs, on every rank; its error, if it fails, too.
 
-    An error that stayed with rank 0 would leave the others waiting for it. Comm: the answer, pickled.
+    An error that stayed with rank 0 would leave the others waiting for it. Its ``raised_on`` tells a launcher
+    whose it is. Comm: the answer, pickled.
     """
     message = [None, None]
     if comm.rank == 0:
@@ -25,6 +26,7 @@ def from_rank_0(comm: Comm, action: Callable[[], Answer]) -> Answer:
     dist.broadcast_object_list(message, group=comm.control, group_src=0)
     answer, error = message
     if error is not None:
+        error.raised_on = dist.get_global_rank(comm.control, 0)
         raise error
     return answer
 

@@ -1,7 +1,8 @@
 """What a launch raises, and how it decides which rank is to blame.
 
 When one rank of a job dies the others fail too, each with a complaint about its peer. The useful error is the
-first cause, so deaths by signal come before everything else and complaints about a peer come last."""
+first cause, so deaths by signal come before everything else and complaints about a peer come last. An
+exception's ``raised_on`` names the rank that passed it on: on every other it complains about that peer."""
 
 import pickle
 import re
@@ -51,6 +52,7 @@ class Failure(NamedTuple):
     summary: str = ""  # the exception's last line
     traceback: str = ""
     pickled: bytes | None = None  # the exception itself
+    raised_on: int | None = None  # the rank that told this one of its error
 
     def exception(self) -> BaseException | None:
         """The rank's exception itself, where its class can be rebuilt in this process."""
@@ -63,7 +65,8 @@ class Failure(NamedTuple):
     def severity(self) -> int:
         """0 for a death by signal, 2 for a complaint about a peer, 1 for every other failure."""
         if self.exitcode is None:
-            return 2 if _PEER_LOST.search(self.summary) else 1
+            told = self.raised_on not in (None, self.rank)
+            return 2 if told or _PEER_LOST.search(self.summary) else 1
         return 0 if self.exitcode < 0 else 1
 
     def describe(self) -> str:

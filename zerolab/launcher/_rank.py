@@ -150,8 +150,11 @@ def write_failure(error: BaseException, path: str) -> None:
         pickled = cloudpickle.dumps(error)
     except Exception:  # its text must do
         pass
+    told = {
+        "summary": summary,
+        "traceback": "".join(traceback.format_exception(error)),
+        "pickled": pickled,
+        "raised_on": getattr(error, "raised_on", None),
+    }
     with open(path, "wb") as file:
-        pickle.dump(
-            {"summary": summary, "traceback": "".join(traceback.format_exception(error)), "pickled": pickled},
-            file,
-        )
+        pickle.dump(told, file)

@@ -1,0 +1,157 @@
+"""A hundred random faults in a row: python tests/soak.py --faults 100 --seed 0 --out benchmarks/results
+
+In each one rank of a training run is killed, raises, or hangs (struck.py). The parent has to name that rank,
+no process and no file may stay, and the last checkpoint has to go on to the bits of undisturbed training. All
+486 faults there are come in the seed's order, and again after the last; each strikes in a step and at a call
+of its own. The exit code is 1 if anything was wrong.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import platform
+import random
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import struck
+import torch
+from struck import KINDS, PHASES, STAGES, STEPS, Fault, Outcome
+
+import zerolab
+from zerolab.launcher.launcher import core_count, memory_bytes
+
+WORLD_SIZES = (2, 3, 4)
+
+
+def faults(seed: int) -> Iterator[Fault]:
+    """Every kind in every phase on every rank of every world size at every stage, in the seed's order."""
+    chance = random.Random(seed)
+    ranks = [(size, rank) for size in WORLD_SIZES for rank in range(size)]
+    every = list(itertools.product(KINDS, PHASES, ranks, STAGES))
+    while True:
+        for kind, phase, (size, rank), stage in chance.sample(every, len(every)):
+            step, call = chance.randrange(STEPS), chance.randrange(struck.calls_of(phase))
+            yield Fault(kind, phase, size, rank, stage, step, call, late=chance.random() < 0.5)
+
+
+def strike(planned: Iterator[Fault], deadline_seconds: float) -> Iterator[Outcome]:
+    """Let the faults strike, one after the other, and judge each."""
+    with tempfile.TemporaryDirectory() as scratch:
+        launches = tempfile.tempdir = os.path.join(scratch, "launches")
+        os.mkdir(launches)
+        try:
+            zerolab.launch(int, 1, backend="gloo")  # starts what forks the ranks: seconds, and but once
+            for number, fault in enumerate(planned):
+                folder = Path(scratch, str(number))
+                outcome = struck.suffer(fault, folder, deadline_seconds)
+                struck.judge([outcome], [folder])
+                outcome.left += os.listdir(launches)
+                yield outcome
+        finally:
+            tempfile.tempdir = None
+
+
+@dataclass
+class Soak:
+    """One soak: how it was run, where, and what came of it."""
+
+    command: str
+    deadline_seconds: float
+    machine: str
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    def summary(self) -> dict:
+        """What has to be all, or 0; and the seconds."""
+        by_kind = {kind: [o.seconds for o in self.outcomes if o.fault.kind == kind] for kind in KINDS}
+        return {
+            "struck": len(self.outcomes),
+            "named_rightly": sum(outcome.named_rightly for outcome in self.outcomes),
+            "left_over": sum(len(outcome.left) for outcome in self.outcomes),
+            "lost": sum(bool(outcome.lost) for outcome in self.outcomes),
+            "median_and_most_seconds": {
+                kind: [round(statistics.median(seconds), 2), round(max(seconds), 2)]
+                for kind, seconds in by_kind.items()
+                if seconds
+            },
+        }
+
+    def cell(self, kind: str, phase: str) -> str:
+        """Of how many faults how many were named rightly."""
+        faults = [(outcome.fault, outcome.named_rightly) for outcome in self.outcomes]
+        here = [named for f, named in faults if kind in (f.kind, "all") and phase in (f.phase, "all")]
+        return f"{sum(here)} of {len(here)}"
+
+    def text(self) -> str:
+        """The report, in Markdown."""
+        phases, found = (*PHASES, "all"), self.summary()
+        table = [["struck in", *phases], ["---", *["---:"] * len(phases)]]
+        table += [[kind, *(self.cell(kind, phase) for phase in phases)] for kind in (*KINDS, "all")]
+        seconds = [f"{kind} {a} and {b}" for kind, (a, b) in found["median_and_most_seconds"].items()]
+        wrong = [f"- WRONG: {outcome.fault}: {each}" for outcome in self.outcomes for each in outcome.wrong]
+        return "\n".join([
+            f"`{self.command}` on {self.machine}.", "",
+            "Of so many faults so many were named rightly: the rank, it alone, and what befell it.", "",
+            *(f"| {' | '.join(row)} |" for row in table), "",
+            f"- Named rightly: {found['named_rightly']} of {found['struck']}.",
+            f"- Left over, processes and files: {found['left_over']}.",
+            f"- Lost, checkpoints that did not go on to the same bits: {found['lost']}.",
+            f"- Seconds to the report, median and most: {', '.join(seconds)}. Counted from the strike; for a",
+            f"  hang from the deadline that the launch was given, {self.deadline_seconds:g} s.",
+            *wrong, "",
+        ])  # fmt: skip
+
+    def write(self, folder: Path, name: str) -> None:
+        """The report, and every outcome as JSON."""
+        kept = {"command": self.command, "machine": self.machine, "deadline_seconds": self.deadline_seconds}
+        kept |= {"summary": self.summary(), "outcomes": list(map(as_json, self.outcomes))}
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.md").write_text(self.text())
+        (folder / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n")
+
+
+def as_json(outcome: Outcome) -> dict:
+    said = {"named": outcome.named, "seconds": round(outcome.seconds, 3), "wrong": outcome.wrong}
+    return asdict(outcome.fault) | said
+
+
+def this_machine() -> str:
+    """What a reader needs to judge the seconds."""
+    listed = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    names = [line.partition(": ")[2] for line in listed.splitlines() if line.startswith("model name")]
+    return (
+        f"{names[0] if names else platform.machine()}, {core_count()} cores, {memory_bytes() / 1e9:.0f} GB; "
+        f"torch {torch.__version__}, Python {platform.python_version()}, {platform.system()}; "
+        f"load {os.getloadavg()[0]:.1f} before"
+    )
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="soak.py", description=__doc__.splitlines()[0])
+    parser.add_argument("--faults", type=int, default=100, help="how many")
+    parser.add_argument("--seed", type=int, default=0, help="of their order, steps and calls")
+    parser.add_argument("--deadline", type=float, default=5.0, help="seconds for a launch that hangs")
+    parser.add_argument("--out", type=Path, help="a folder for the report")
+    args = parser.parse_args(argv)
+    if args.faults < 1:
+        parser.error(f"--faults is {args.faults}: pass 1 or more")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    soak = Soak(f"python tests/soak.py {' '.join(argv)}", args.deadline, this_machine())
+    for outcome in strike(itertools.islice(faults(args.seed), args.faults), args.deadline):
+        soak.outcomes.append(outcome)
+        verdict = "; ".join(outcome.wrong) or "named, nothing left, nothing lost"
+        place = f"{len(soak.outcomes):>{len(str(args.faults))}}"
+        print(f"{place}  {outcome.fault}  {outcome.seconds:5.2f} s  {verdict}", flush=True)
+    print("\n" + soak.text())
+    if args.out:
+        soak.write(args.out, f"soak-{args.faults}-seed-{args.seed}")
+    return int(any(outcome.wrong for outcome in soak.outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,75 @@
+"""Promise: whichever rank is struck, however and wherever in a step, it is named and nothing is lost."""
+
+import itertools
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import struck
+from conftest import descendants
+from struck import KINDS, PHASES, STAGES, Fault, Outcome
+
+from zerolab.launcher import _forkclient
+
+AT_ONCE = 3  # launches beside each other: ranks that hang need no processor
+DEADLINE_SECONDS = 10.0  # by then all ranks are where they stay, on a busy machine too
+WORLD_SIZES, PLACES, MOMENTS = (2, 3, 4), (0, 1, -1), ((0, False), (0, True), (1, False))
+
+# Every phase in every kind of fault, and the rest spread over them so that any two things meet: an orthogonal
+# array of 18 runs. In each row the first kind takes these levels, and the other kinds the next ones.
+LEVELS = {
+    #           world size, stage, step, place, moment
+    "forward": (0, 0, 0, 0, 0),
+    "backward": (0, 1, 1, 2, 2),
+    "reduce": (1, 0, 2, 1, 2),
+    "update": (1, 2, 0, 2, 1),
+    "gather": (2, 1, 2, 0, 1),
+    "save": (2, 2, 1, 1, 0),
+}
+
+
+def fault(phase: str, kind: str) -> Fault:
+    size, stage, step, place, moment = ((level + KINDS.index(kind)) % 3 for level in LEVELS[phase])
+    world_size, (call, late) = WORLD_SIZES[size], MOMENTS[moment]
+    rank = PLACES[place] % world_size
+    call = min(call, struck.calls_of(phase) - 1)
+    return Fault(kind, phase, world_size, rank, STAGES[stage], step, call, late)
+
+
+FAULTS = [fault(phase, kind) for kind in reversed(KINDS) for phase in PHASES]
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory) -> Iterator[dict[Fault, Outcome]]:
+    """All faults, several at a time; then all runs resumed, a launch for each world size."""
+    scratch = tmp_path_factory.mktemp("faults")
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(AT_ONCE) as pool:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("temporary")))
+        folders = {fault: scratch / str(index) for index, fault in enumerate(FAULTS)}
+        suffered = pool.map(lambda fault: struck.suffer(fault, folders[fault], DEADLINE_SECONDS), FAULTS)
+        found = dict(zip(FAULTS, suffered, strict=True))
+        for size in WORLD_SIZES:
+            alike = [fault for fault in FAULTS if fault.world_size == size]
+            struck.judge([found[fault] for fault in alike], [folders[fault] for fault in alike])
+        yield found
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
+def test_the_struck_rank_is_named_and_the_last_checkpoint_goes_on(fault: Fault, outcomes):
+    assert outcomes[fault].wrong == []
+
+
+def test_no_process_and_no_file_is_left(outcomes):
+    assert descendants(_forkclient.current_pid()) == set()
+    assert list(Path(tempfile.gettempdir()).glob("zerolab-*")) == []
+
+
+def test_any_two_things_meet_in_some_fault():
+    """Phases, kinds, world sizes, stages and steps: whatever two are chosen, one fault has both."""
+    names = ("phase", "kind", "world_size", "stage", "step")
+    for one, other in itertools.combinations(names, 2):
+        pairs = {(getattr(fault, one), getattr(fault, other)) for fault in FAULTS}
+        assert len(pairs) == (18 if one == "phase" else 9), (one, other)
