@@ -462,6 +462,44 @@ print(f"traffic a step   {traffic.logical_bytes:>9,}   formula {4 * (3 * psi - n
 show(losses.both_losses, sharded=sharded, single=alone, stage=3)
 
 # %% [markdown]
+# ## The trillion, run
+#
+# The prediction at the top was a sum on paper. You have neither 1,024 GPUs nor a trillion
+# parameters, but the engine can be run without them. `rehearse` builds the model on torch's meta
+# device, where tensors have shapes and no contents, and joins a make-believe group of 1,024 ranks
+# of which this process is number 0. Then the same hooks, the same stage and the same Adam take two
+# steps. What rank 0 holds and sends is counted from its storages and messages; no formula is
+# asked.
+
+# %%
+def trillion():
+    return zerolab.models.GPT(vocab=50_257, width=25_600, depth=127, heads=200, context=1024)
+
+
+rehearsed = {stage: zerolab.rehearse(trillion, world_size=1024, stage=stage) for stage in (2, 3)}
+print(f"{rehearsed[3].psi:,} parameters")
+for stage, run in rehearsed.items():
+    states, peak = run.memory.total_bytes, max(run.peak_by_phase.values())
+    print(f"stage {stage}: {states / 1e9:7,.1f} GB of model states, {peak / 1e9:7,.1f} GB at the peak")
+
+# %% [markdown]
+# The model states are what you predicted: 16 GB. But **look at the peak**: more than five times
+# that, too much for a GPU of 80 GB. Each of the 127 blocks has 7.9 billion parameters, 15.7 GB in
+# 16 bits. At the worst moment of the backward pass two blocks are whole, the gradients of two are on
+# their way, and the embeddings, which the root holds, are whole with their gradient.
+#
+# The knobs of this lesson are the way out. What does it cost, in GB, to wait for every
+# collective?
+
+# %%
+patient = zerolab.rehearse(trillion, world_size=1024, stage=3, prefetch=0, reduces_in_flight=0)
+print(f"prefetch 0, nothing in flight: {max(patient.peak_by_phase.values()) / 1e9:.1f} GB at the peak")
+
+# %% [markdown]
+# Smaller units would do it without waiting: `units=` names the modules to gather as one, so a model
+# that keeps attention and MLP in modules of their own can be cut there. What fits is a question of
+# the largest unit as much as of the number of ranks.
+#
 # ## Summary
 #
 # - At stage 3 a rank holds 16Ψ/N bytes, and the units at work: a unit is whole while it computes,
