@@ -18,7 +18,7 @@ import pytest
 import zerolab
 from zerolab import models
 from zerolab.__main__ import main
-from zerolab.bench import bench, contestants, overhead, race, sweep, targets
+from zerolab.bench import bench, contestants, footprint, overhead, race, sweep, targets
 from zerolab.bench.contestants import CONTESTANTS, FLOOR
 from zerolab.bench.footprint import Footprint
 from zerolab.bench.machine import describe
@@ -134,6 +134,17 @@ def test_what_is_sent_is_counted_outside_of_the_engine(ran):
         assert sent[name] == pytest.approx(2 * psi_bytes, rel=0.02)
     assert sent["zerolab-3"] == pytest.approx(3 * psi_bytes, rel=0.06)  # less the root
     assert sent["ddp+zero"] == pytest.approx(3 * psi_bytes, rel=0.02)
+
+
+def test_without_the_kernels_counter_only_our_own_ledger_speaks():
+    def build() -> models.GPT:
+        footprint.written_bytes = lambda: None
+        return tiny()
+
+    given = settings(build=build)
+    assert footprint.weigh(given, "ddp").wire_bytes is None
+    psi_bytes = 4 * sweep.count(tiny) / 2
+    assert footprint.weigh(given, "zerolab-2").wire_bytes == pytest.approx(2 * psi_bytes, rel=0.1)  # padding
 
 
 def test_what_is_held_is_seen_from_outside(ran):

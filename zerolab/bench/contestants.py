@@ -133,7 +133,7 @@ def deepspeed(model: nn.Module, flags: dict, stage: int) -> Contestant:
     return Contestant(engine, engine.step, _cleared_by_step, read, engine.backward)
 
 
-def zerolab(model: nn.Module, flags: dict, stage: int) -> Contestant:
+def zero_optimizer(model: nn.Module, flags: dict, stage: int) -> Contestant:
     """This package, with its defaults."""
     optimizer = ZeroOptimizer(model, Adam, stage=stage, lr=LEARNING_RATE, **flags)
 
@@ -158,5 +158,5 @@ CONTESTANTS: dict[str, Callable[[nn.Module, dict], Contestant]] = {
     "ddp+zero": ddp_with_zero,
     "fully_shard": fully_sharded,
     **{f"deepspeed-{stage}": partial(deepspeed, stage=stage) for stage in (1, 2, 3)},
-    **{f"zerolab-{stage}": partial(zerolab, stage=stage) for stage in STAGES},
+    **{f"zerolab-{stage}": partial(zero_optimizer, stage=stage) for stage in STAGES},
 }

@@ -9,7 +9,7 @@ together. Before that the same engine trains a tiny model, so that libraries, th
 count. On a GPU, what torch's allocator says of the same span.
 
 Wire. The bytes that a rank gave to the kernel's write call during a step (wchar of /proc/self/io), which is
-how gloo sends. On NCCL there is no such counter.
+how gloo sends. On NCCL there is no such counter, and only zerolab's stages have a number: their own ledger's.
 """
 
 import ctypes
@@ -73,6 +73,8 @@ def _weigh(settings: Settings, name: str) -> Footprint:
     before_bytes = _settled_bytes()
     contestant = enter(name, settings.build, settings.update)
     wire_bytes = _train(contestant, batches)
+    if wire_bytes is None and contestant.zero is not None:
+        wire_bytes = contestant.zero.trace.traffic().wire_bytes
     synchronize()
     now_bytes = peak_bytes()
     peak = None if before_bytes is None or now_bytes is None else now_bytes - before_bytes
