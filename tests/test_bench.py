@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import cloudpickle
 import pytest
+import torch
 
 import zerolab
 from zerolab import models
@@ -121,6 +122,7 @@ def test_all_have_trained_alike_and_the_floor_has_not(ran):
     off = {name: ran.table["contestants"][name]["parameters_off_by"] for name in HERE}
     assert off.pop(FLOOR) > 0.1
     assert max(off.values()) < 1e-3
+    assert "has not trained what the others have" not in ran.printed
 
 
 def test_what_is_sent_is_counted_outside_of_the_engine(ran):
@@ -266,12 +268,32 @@ def without_messages(model, flags):
     return contestants.alone(model, flags)
 
 
-@pytest.mark.parametrize("cheat", [without_update, without_messages])
-def test_who_skips_a_part_of_the_step_is_found_out(cheat):
+def with_more_than_was_asked(model, flags):
+    """As an engine that clips unless it is told not to."""
+    contestant = contestants.ddp(model, flags)
+    update = contestant.update
+
+    def clip_and_update() -> None:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        update()
+
+    contestant.update = clip_and_update
+    return contestant
+
+
+@pytest.mark.parametrize("cheat", [without_update, without_messages, with_more_than_was_asked])
+def test_who_trains_something_else_is_found_out(cheat):
     build = spoiled("ddp+zero", cheat)
     found = race.race(settings("ddp", "ddp+zero", "zerolab-1", build=build))
-    assert found.differences["ddp+zero"] > 0.1
-    assert found.differences["zerolab-1"] < 1e-3 and found.differences["ddp"] == 0
+    assert found.odd_ones_out() == ["ddp+zero"] and found.differences["ddp+zero"] > 0.01
+    assert found.differences["ddp"] == 0
+
+
+def test_the_table_says_who_trained_something_else(capsys, monkeypatch):
+    build = spoiled("ddp+zero", without_messages)
+    monkeypatch.setattr(bench.models, "make", lambda name: build())
+    assert main(["bench", "--contestants", "ddp", "ddp+zero", "--rounds", "1", "--update", "fused"]) == 0
+    assert "\nddp+zero has not trained what the others have" in capsys.readouterr().out
 
 
 # The arithmetic.

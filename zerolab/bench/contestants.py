@@ -120,6 +120,7 @@ def deepspeed(model: nn.Module, flags: dict, stage: int) -> Contestant:
     optimizer = Adam(model.parameters(), lr=LEARNING_RATE, **flags)
     config = {
         "train_micro_batch_size_per_gpu": 1,
+        "gradient_clipping": 0.0,  # its default of 1.0 would train something else, and cost it time
         "zero_optimization": {"stage": stage},
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,

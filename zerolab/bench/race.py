@@ -20,6 +20,9 @@ from zerolab.bench.contestants import FLOOR, Contestant, device, enter
 from zerolab.bench.ratios import slowest
 from zerolab.launcher import launch
 
+ALIKE = 1e-3
+"""Contestants further apart than this share of the way have not done the same work; rounding is far below."""
+
 WARM_UP_ROUNDS = 3  # buffers and connections come into being, and DDP orders its buckets anew after one
 
 
@@ -52,6 +55,10 @@ class Result:
     seconds: dict[str, list[float]]
     cpu_seconds: dict[str, list[float]]
     differences: dict[str, float]
+
+    def odd_ones_out(self) -> list[str]:
+        """Who trained something else: skipped a part of the step, or did more than was asked."""
+        return [name for name, off in self.differences.items() if name != FLOOR and off > ALIKE]
 
 
 class Batches:

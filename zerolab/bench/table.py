@@ -47,6 +47,8 @@ def _contestants(table: Table) -> Iterator[str]:
         )
     for name, reason in table.absent.items():
         yield f"{name:{_NAME}} {reason}"
+    for name in table.race.odd_ones_out():
+        yield f"{name} has not trained what the others have, so its seconds do not compare"
     yield (
         "peak: resident memory above what was there before the model. sent: by one rank in one step.\n"
         f"off by: distance of the parameters from {table.reference}'s at the end, as a share of their way"
