@@ -206,6 +206,20 @@ def another_learning_rate(rank: int):
     zerolab.ZeroOptimizer(layers(4, 4), Adam, lr=0.1 * (1 + rank))
 
 
+def another_precision(rank: int):
+    zerolab.ZeroOptimizer(layers(4, 4), Adam, precision="mixed" if rank == 1 else "fp32")
+
+
+def other_betas(rank: int):
+    zerolab.ZeroOptimizer(layers(4, 4), Adam, betas=(0.9, 0.99 if rank == 2 else 0.999))
+
+
+def another_tie(rank: int):
+    model = layers(4, 4, 4, 4)
+    model[2].weight = model[rank % 2].weight
+    zerolab.ZeroOptimizer(model, Adam)
+
+
 def other_units(rank: int):
     model = layers(4, 4, 4)
     zerolab.ZeroOptimizer(model, Adam, units=[model[rank % 2]])
@@ -231,6 +245,9 @@ def another_rate_in_a_group(rank: int):
         (another_stage, ["rank 0 has Stage1", "rank 2 has Stage2"]),
         (another_optimizer, ["rank 0 has", "Adam(", "rank 1 has", "AdamW("]),
         (another_learning_rate, ["lr=0.1", "rank 1 has", "lr=0.2"]),
+        (another_precision, ["rank 0 has Stage2 in fp32", "rank 1 has Stage2 in mixed"]),
+        (other_betas, ["betas=(0.9, 0.999)", "rank 2 has", "betas=(0.9, 0.99)"]),
+        (another_tie, ["rank 0 has 0.bias (4,)", "rank 1 has 0.weight (4, 4)"]),
         (other_units, ["rank 0 has", "in unit", "rank 1 has"]),
         (other_groups, ["rank 0 has", "rank 1 has"]),
         (another_rate_in_a_group, ["rank 0 has", "rank 1 has"]),

@@ -1,14 +1,20 @@
 """Promise: whichever rank is struck, however and wherever in a step, it is named and nothing is lost."""
 
 import itertools
+import os
+import re
+import signal
+import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import struck
-from conftest import descendants
+from conftest import PYTHONPATH, descendants
 from struck import KINDS, PHASES, STAGES, Fault, Outcome
 
 from zerolab.launcher import _forkclient
@@ -65,6 +71,39 @@ def test_the_struck_rank_is_named_and_the_last_checkpoint_goes_on(fault: Fault, 
 def test_no_process_and_no_file_is_left(outcomes):
     assert descendants(_forkclient.current_pid()) == set()
     assert list(Path(tempfile.gettempdir()).glob("zerolab-*")) == []
+
+
+def readme_section() -> str:
+    text = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
+    return text.split("\n## When a rank dies\n")[1].split("\n## ")[0]
+
+
+def command(line: str) -> list[str]:
+    """A ``./zero`` command of the README, run by this Python."""
+    return [sys.executable, "-m", "zerolab", *line.split()[1:]]
+
+
+def test_the_readmes_commands(tmp_path: Path, monkeypatch):
+    """A rank of the first is killed, once there is a checkpoint, and the second goes on from it."""
+    monkeypatch.chdir(tmp_path)
+    environment = os.environ | {"PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"}
+    first, second, _ = re.findall(r"```sh\n(.*)\n```", readme_section())
+    (said,) = re.findall(r"```text\n(.*)\n```", readme_section())
+    settings = {"env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command(first), **settings) as running:
+        while not Path("checkpoints", "LATEST").exists():
+            assert running.poll() is None, "it ended before it saved"
+            time.sleep(0.02)
+        (server,) = (pid for pid in descendants(running.pid) if len(descendants(pid)) == 4)
+        os.kill(sorted(descendants(server))[2], signal.SIGKILL)
+        _, complaint = running.communicate(timeout=60)
+    assert running.returncode == 1
+    assert re.sub(r"rank \d", "rank 2", complaint.splitlines()[-1]) == said
+    saved = Path("checkpoints", "LATEST").read_text()
+    done = subprocess.run(command(second), timeout=120, **settings)
+    assert done.returncode == 0, done.stderr
+    assert {line.split()[1] for line in done.stdout.splitlines() if "epoch 10" in line} == {"0", "1", "2"}
+    assert Path("checkpoints", "LATEST").read_text() > saved
 
 
 def test_any_two_things_meet_in_some_fault():

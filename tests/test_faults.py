@@ -79,6 +79,21 @@ def test_rank_0_is_named_for_what_it_does_for_all(tmp_path: Path):
     assert error.rank == 0 and str(error).startswith("rank 0 failed: FileExistsError")
 
 
+def test_the_error_begins_on_a_line_of_its_own(capsys):
+    """A progress bar leaves its line unfinished; where nothing fails it stays as the rank wrote it."""
+
+    def work(error) -> None:
+        print("50%", end="", flush=True)
+        print("loss", end="\r", file=sys.stderr, flush=True)
+        if error:
+            raise error
+
+    zerolab.launch(work, 1, None)
+    assert capsys.readouterr() == ("50%", "loss\r")
+    fail(work, 1, ValueError())
+    assert capsys.readouterr() == ("50%\n", "loss\r")
+
+
 class Unbuildable(Exception):
     def __init__(self, first, second):
         super().__init__("needs two")
@@ -441,12 +456,15 @@ def test_deaths_come_before_exceptions_and_what_befell_another_rank_comes_last()
     peer = Failure(
         0, 1.0, summary="RuntimeError: [gloo/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:9"
     )
+    vanished = Failure(
+        6, 1.2, summary="RuntimeError: Read error. This is typically caused by a remote worker"
+    )
     told = Failure(5, 1.5, summary="OSError: no room", raised_on=1)
     raised = Failure(1, 2.0, summary="OSError: no room", raised_on=1)
     left = Failure(2, 3.0, exitcode=1)
     killed = Failure(3, 4.0, exitcode=-9)
     later = Failure(4, 5.0, exitcode=-9)
-    failures = [peer, told, left, later, killed, raised]
-    for expected in (killed, later, raised, left, peer, told):
+    failures = [peer, vanished, told, left, later, killed, raised]
+    for expected in (killed, later, raised, left, peer, vanished, told):
         assert first_cause(failures) == expected
         failures.remove(expected)

@@ -40,6 +40,18 @@ def test_a_short_soak_as_it_is_run_by_hand(tmp_path: Path):
     assert f"- Named rightly: {FAULTS} of {FAULTS}.\n- Left over, processes and files: 0.\n- Lost" in text
 
 
+def test_the_readme_says_what_the_committed_soak_found():
+    root = Path(soak.__file__).parents[1]
+    found = json.loads((root / "benchmarks/results/soak-100-seed-0.json").read_text())
+    readme = (root / "README.md").read_text("utf-8").replace("\n", " ")
+    assert found["command"] in readme and found["command"] in (root / "tests/soak.py").read_text()
+    assert [len(found["outcomes"]), *(each["wrong"] for each in found["outcomes"])] == [100, *[[]] * 100]
+    most = max(seconds for _, seconds in found["summary"]["median_and_most_seconds"].values())
+    assert (
+        f"100 of 100 named, nothing left over, nothing lost, and {most:.1f} seconds to the report" in readme
+    )
+
+
 def test_a_seed_is_one_order_of_all_faults():
     every = 3 * 6 * 9 * 3
     first, again, other = (list(itertools.islice(soak.faults(seed), every)) for seed in (0, 0, 1))

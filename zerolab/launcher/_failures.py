@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 # What torch, gloo and NCCL say on a rank whose peer went away.
 _PEER_LOST = re.compile(
-    r"connection (was )?(closed|reset|refused|aborted)|broken pipe|closed by peer|remote process exited|"
-    r"socket (closed|error|timeout)|peer (closed|disconnected)|NCCL error|ncclRemoteError",
+    r"connection (was )?(closed|reset|refused|aborted)|broken pipe|closed by peer|"
+    r"remote (worker|process exited)|socket (closed|error|timeout)|peer (closed|disconnected)|"
+    r"NCCL error|ncclRemoteError",
     re.IGNORECASE,
 )
 

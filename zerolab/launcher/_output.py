@@ -31,22 +31,30 @@ class Relay:
     def __init__(self, source: io.RawIOBase, name: str) -> None:
         self.source, self.name = source, name
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.shown = "\n"
 
     def pass_on(self) -> bool:
         """Show what there is by now; False at the end of the source."""
         return self.show() != b""
 
-    def drain(self) -> None:
-        """Show all that is there."""
+    def drain(self, end_line: bool) -> None:
+        """Show all that is there. ``end_line``: end a line that is left unfinished, as by a progress bar."""
         while self.show():
             pass
+        if end_line and not self.shown.endswith(("\n", "\r")):
+            self.write("\n")
 
     def show(self) -> bytes | None:
         """Show the next piece and return it: empty at the end, None where there is nothing yet."""
         data = self.source.read(65536)
         text = self.decoder.decode(data or b"", final=data == b"")
         if text:
-            stream = getattr(sys, self.name)
-            stream.write(text)
-            stream.flush()
+            self.write(text)
         return data
+
+    def write(self, text: str) -> None:
+        """Show a text at once."""
+        stream = getattr(sys, self.name)
+        stream.write(text)
+        stream.flush()
+        self.shown = text

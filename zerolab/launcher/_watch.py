@@ -56,7 +56,7 @@ class Launch:
         with self.cleanup, interrupts_ignored():
             if self.running:
                 self.stop(politely=exception[0] is not None)
-            self.show_output()
+            self.show_output(end_lines=exception[0] is not None)
 
     def start(self) -> None:
         """Write the job down, open the pipes, ask for the ranks."""
@@ -206,14 +206,14 @@ class Launch:
         for rank in self.running:
             self.server.signal(self.number, rank, number)
 
-    def show_output(self) -> None:
-        """The rest of rank 0's output, then the other ranks' in their order."""
+    def show_output(self, end_lines: bool) -> None:
+        """The rest of rank 0's output, then the other ranks' in their order; an error begins its own line."""
         for relay in self.relays:
-            relay.drain()
+            relay.drain(end_lines)
         for rank in range(1, self.world_size if self.relays else 1):
             for name in ("stdout", "stderr"):
                 with contextlib.suppress(FileNotFoundError), open(self.path(f"{name}-{rank}"), "rb") as file:
-                    Relay(file, name).drain()
+                    Relay(file, name).drain(end_lines)
 
 
 @contextlib.contextmanager
