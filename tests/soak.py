@@ -10,7 +10,6 @@ import argparse
 import itertools
 import json
 import os
-import platform
 import random
 import statistics
 import sys
@@ -20,11 +19,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import struck
-import torch
 from struck import KINDS, PHASES, STAGES, STEPS, Fault, Outcome
 
 import zerolab
-from zerolab.launcher.launcher import core_count, memory_bytes
+from zerolab.bench import machine
 
 WORLD_SIZES = (2, 3, 4)
 
@@ -63,7 +61,7 @@ class Soak:
 
     command: str
     deadline_seconds: float
-    machine: str
+    machine: dict
     outcomes: list[Outcome] = field(default_factory=list)
 
     def summary(self) -> dict:
@@ -95,7 +93,7 @@ class Soak:
         seconds = [f"{kind} {a} and {b}" for kind, (a, b) in found["median_and_most_seconds"].items()]
         wrong = [f"- WRONG: {outcome.fault}: {each}" for outcome in self.outcomes for each in outcome.wrong]
         return "\n".join([
-            f"`{self.command}` on {self.machine}.", "",
+            f"`{self.command}` on {machine.in_words(self.machine)}.", "",
             "Of so many faults so many were named rightly: the rank, it alone, and what befell it.", "",
             *(f"| {' | '.join(row)} |" for row in table), "",
             f"- Named rightly: {found['named_rightly']} of {found['struck']}.",
@@ -120,17 +118,6 @@ def as_json(outcome: Outcome) -> dict:
     return asdict(outcome.fault) | said
 
 
-def this_machine() -> str:
-    """What a reader needs to judge the seconds."""
-    listed = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    names = [line.partition(": ")[2] for line in listed.splitlines() if line.startswith("model name")]
-    return (
-        f"{names[0] if names else platform.machine()}, {core_count()} cores, {memory_bytes() / 1e9:.0f} GB; "
-        f"torch {torch.__version__}, Python {platform.python_version()}, {platform.system()}; "
-        f"load {os.getloadavg()[0]:.1f} before"
-    )
-
-
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="soak.py", description=__doc__.splitlines()[0])
     parser.add_argument("--faults", type=int, default=100, help="how many")
@@ -141,7 +128,7 @@ def main(argv: list[str]) -> int:
     if args.faults < 1:
         parser.error(f"--faults is {args.faults}: pass 1 or more")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    soak = Soak(f"python tests/soak.py {' '.join(argv)}", args.deadline, this_machine())
+    soak = Soak(f"python tests/soak.py {' '.join(argv)}", args.deadline, machine.describe())
     for outcome in strike(itertools.islice(faults(args.seed), args.faults), args.deadline):
         soak.outcomes.append(outcome)
         verdict = "; ".join(outcome.wrong) or "named, nothing left, nothing lost"

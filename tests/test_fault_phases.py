@@ -91,7 +91,7 @@ def test_the_readmes_commands(tmp_path: Path, monkeypatch):
     (said,) = re.findall(r"```text\n(.*)\n```", readme_section())
     settings = {"env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command(first), **settings) as running:
-        while not Path("checkpoints", "LATEST").exists():
+        while not Path("runs/a/LATEST").exists():
             assert running.poll() is None, "it ended before it saved"
             time.sleep(0.02)
         (server,) = (pid for pid in descendants(running.pid) if len(descendants(pid)) == 4)
@@ -99,11 +99,11 @@ def test_the_readmes_commands(tmp_path: Path, monkeypatch):
         _, complaint = running.communicate(timeout=60)
     assert running.returncode == 1
     assert re.sub(r"rank \d", "rank 2", complaint.splitlines()[-1]) == said
-    saved = Path("checkpoints", "LATEST").read_text()
+    saved = Path("runs/a/LATEST").read_text()
     done = subprocess.run(command(second), timeout=120, **settings)
     assert done.returncode == 0, done.stderr
     assert {line.split()[1] for line in done.stdout.splitlines() if "epoch 10" in line} == {"0", "1", "2"}
-    assert Path("checkpoints", "LATEST").read_text() > saved
+    assert Path("runs/a/LATEST").read_text() > saved
 
 
 def test_any_two_things_meet_in_some_fault():
