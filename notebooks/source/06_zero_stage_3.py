@@ -471,6 +471,7 @@ show(losses.both_losses, sharded=sharded, single=alone, stage=3)
 # steps. What rank 0 holds and sends is counted from its storages and messages; no formula is
 # asked.
 
+
 # %%
 def trillion():
     return zerolab.models.GPT(vocab=50_257, width=25_600, depth=127, heads=200, context=1024)
