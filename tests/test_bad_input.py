@@ -235,9 +235,31 @@ def another_rate_in_a_group(rank: int):
     zerolab.ZeroOptimizer(model, Adam, params=[{"params": list(model.parameters()), "lr": 0.1 + rank}])
 
 
+def another_layout(rank: int):
+    model = torch.nn.Conv2d(2, 3, 2)
+    zerolab.ZeroOptimizer(model.to(memory_format=torch.channels_last) if rank == 1 else model, Adam)
+
+
+def another_prefetch(rank: int):
+    zerolab.ZeroOptimizer(layers(4, 4), Adam, stage=3, prefetch=rank % 2)
+
+
+def another_rate_in_a_tensor(rank: int):
+    zerolab.ZeroOptimizer(layers(4, 4), Adam, lr=torch.tensor(0.5 + rank))
+
+
+def another_class_of_that_name(rank: int):
+    kind = type("Adam", (Adam,), {"__module__": "elsewhere"}) if rank == 2 else Adam
+    zerolab.ZeroOptimizer(layers(4, 4), kind)
+
+
 @pytest.mark.parametrize(
     "construct, said",
     [
+        (another_layout, ["rank 0 has weight (3, 2, 2, 2)", "rank 1 has", "with strides (8, 1, 4, 2)"]),
+        (another_prefetch, ["rank 0 has prefetch 0", "rank 1 has prefetch 1"]),
+        (another_rate_in_a_tensor, ["rank 0 has", "lr=0.5", "rank 1 has", "lr=1.5"]),
+        (another_class_of_that_name, ["torch.optim.adam.Adam(", "rank 2 has", "elsewhere.Adam("]),
         (another_width, [r"1.weight (4, 4)", r"rank 2 has 1.weight (5, 4)"]),
         (one_layer_less, ["rank 0 has 1.weight (4, 4)", "rank 1 has"]),
         (no_bias, ["rank 0 has 0.bias (4,)", "rank 1 has"]),

@@ -143,3 +143,31 @@ def test_several_models_in_one_process_do_not_confuse_each_other():
         return [optimizer.trace.step_number for optimizer in pair]
 
     assert zerolab.launch(train, 2, timeout=60) == [[2, 2]] * 2
+
+
+class Gate(torch.nn.Module):
+    """A block with a parameter that only the last rank uses."""
+
+    def __init__(self):
+        super().__init__()
+        self.always, self.sometimes = (torch.nn.Parameter(torch.ones(WIDTH)) for _ in range(2))
+
+    def forward(self, x):
+        last = torch.distributed.get_rank() == torch.distributed.get_world_size() - 1
+        return x * self.always * (self.sometimes if last else 1.0)
+
+
+def test_a_parameter_inside_a_unit_that_some_ranks_use_trains_below_stage_3_and_is_refused_at_it():
+    """A unit that lacks a gradient is reduced at the end of backward: with other gathers before it."""
+
+    def train(stage: int) -> int:
+        model = Net(depth=5)
+        model.blocks[3] = Gate()
+        optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=stage, lr=0.1)
+        loss(optimizer).backward()
+        optimizer.step()
+        return optimizer.trace.step_number
+
+    assert zerolab.launch(train, 3, 2, timeout=60) == [1, 1, 1]
+    with pytest.raises(zerolab.WorkerError, match="ranks took different paths"):
+        zerolab.launch(train, 3, 3, timeout=60)

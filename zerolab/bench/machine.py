@@ -15,7 +15,7 @@ def describe() -> dict[str, str | int | float]:
         "processor": processor(),
         "cores": core_count(),
         "memory_bytes": memory_bytes(),
-        "system": f"{platform.system()} {platform.release()}",
+        "system": f"{platform.system()} {'.'.join(platform.release().split('.')[:2])}",
         "python": platform.python_version(),
         "torch": torch.__version__,
         "load_before": round(os.getloadavg()[0], 2),

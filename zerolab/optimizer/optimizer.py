@@ -93,7 +93,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self.comm = connect(process_group, self.trace)
         self.stage = stage_class(self.comm)
         scopes = find_scopes(model, units)
-        described = signature(scopes, stage_class, precision, optimizer_class, defaults)
+        described = signature(scopes, stage_class, precision, prefetch, optimizer_class, defaults)
         agree_on(self.comm, "the model and its optimizer", described)
         agree_on(self.comm, "the parameter groups", group_signature(model, groups))
         self.units = lay_out(model, scopes, self.comm, self.stage, self.precision)

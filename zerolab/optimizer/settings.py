@@ -102,18 +102,29 @@ def _parameters(entries) -> list[nn.Parameter]:
 
 
 def signature(
-    scopes: list[Scope], stage: type, precision: str, optimizer_class: type, defaults: dict
+    scopes: list[Scope], stage: type, precision: str, prefetch: int, optimizer_class: type, defaults: dict
 ) -> list[str]:
     """What must be the same on every rank, a line for each thing, so that a difference can be named."""
     parameters = [
-        f"{name} {tuple(p.shape)} {p.dtype}{'' if p.requires_grad else ' frozen'} in unit {scope.name}"
-        for scope in scopes
-        for name, p in scope.parameters
+        f"{name} {_form(p)} in unit {scope.name}" for scope in scopes for name, p in scope.parameters
     ]
     return [
-        f"{stage.__name__} in {precision} with {optimizer_class.__name__}({_keywords(defaults)})",
+        f"{stage.__name__} in {precision} with {_full_name(optimizer_class)}({_keywords(defaults)})",
+        f"prefetch {prefetch}",
         *parameters,
     ]
+
+
+def _full_name(kind: type) -> str:
+    """Where a class comes from, too: two may have one name."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _form(parameter: nn.Parameter) -> str:
+    """Shape, dtype, and strides where they are not those of rows: it lies so in the flat buffer, too."""
+    frozen = "" if parameter.requires_grad else " frozen"
+    strides = "" if parameter.is_contiguous() else f" with strides {parameter.stride()}"
+    return f"{tuple(parameter.shape)} {parameter.dtype}{frozen}{strides}"
 
 
 def group_signature(model: nn.Module, groups: list[dict]) -> list[str]:
@@ -126,10 +137,10 @@ def group_signature(model: nn.Module, groups: list[dict]) -> list[str]:
 
 
 def _keywords(keywords: dict) -> str:
-    """Hyperparameters as text; tensors and the parameters themselves are left out."""
+    """Hyperparameters as text, those in a tensor by their values; the parameters themselves are left out."""
     plain = {
-        key: value
+        key: value.tolist() if isinstance(value, torch.Tensor) and not value.is_meta else value
         for key, value in keywords.items()
-        if key != "params" and not isinstance(value, torch.Tensor)
+        if key != "params"
     }
     return ", ".join(f"{key}={value}" for key, value in sorted(plain.items())) or "no options"
