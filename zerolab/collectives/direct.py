@@ -68,7 +68,7 @@ class DirectComm(Comm):
     def assemble(self, what: str) -> int:
         if self.world_size == 1:
             return 0
-        self._courier.carry(lambda: self._roll.call(what)).wait()
+        self._courier.carry(lambda: (self._roll.call(what), self._roll.answer())).wait()
         return MESSAGE_BYTES
 
     def _start(
@@ -98,6 +98,7 @@ class DirectComm(Comm):
         for to, source in self._peers():
             landing = scratch[source - (source > self.rank)]
             handles += self._trade(self.own(flat, to), to, landing, source, 2 * unit.index, event)
+        self._roll.answer()
         for handle in handles:
             handle.wait()
         combine = average_in_rank_order if reduces_to_mean(flat.dtype) else add_in_rank_order
@@ -109,6 +110,7 @@ class DirectComm(Comm):
         for to, source in self._peers():
             landing = self.own(flat, source)
             handles += self._trade(self.own(flat), to, landing, source, 2 * unit.index + 1, event)
+        self._roll.answer()
         for handle in handles:
             handle.wait()
 

@@ -36,6 +36,13 @@ class RollCall:
         self.count += 1
         heard = dist.irecv(theirs, group=self.group, group_src=before, tag=self.tag)
         said = dist.isend(mine, group=self.group, group_dst=after, tag=self.tag)
+        self.pending = (heard, said, mine, theirs)
+
+    def answer(self):
+        if self.pending is None: return
+        heard, said, mine, theirs = self.pending
+        self.pending = None
+        before = (self.rank - 1) % self.world_size
         heard.wait()
         said.wait()
         if not torch.equal(mine, theirs):
