@@ -2,14 +2,13 @@
 
 import itertools
 import weakref
-from collections.abc import Callable
 from typing import final
 
 import torch
 import torch.distributed as dist
 
 from zerolab.collectives.base import Comm, Subject, Work, as_bytes
-from zerolab.collectives.courier import Courier
+from zerolab.collectives.courier import Courier, Job
 from zerolab.collectives.rollcall import MESSAGE_BYTES, RollCall
 from zerolab.precision import reduces_to_mean
 from zerolab.trace import Event, Trace
@@ -47,70 +46,70 @@ class DirectComm(Comm):
         """
         scratch = self._scratch(flat)
         event = self._begin("reduce_scatter", flat, unit, passes=1)
-        return self._start(event, lambda: self._reduce(flat, scratch, unit, event), scratch)
+        return self._start(event, self._reduce(flat, scratch, unit, event), scratch)
 
     def all_gather(self, flat: torch.Tensor, unit: Subject) -> Work:
         """Send my shard to everybody, and receive theirs straight into place."""
         event = self._begin("all_gather", flat, unit, passes=1)
-        return self._start(event, lambda: self._gather(flat, unit, event))
+        return self._start(event, self._gather(flat, unit, event))
 
     def all_reduce(self, flat: torch.Tensor, unit: Subject) -> Work:
         """The two halves back to back: the order of the sum, and so its bits, are reduce_scatter's."""
         scratch = self._scratch(flat)
         event = self._begin("all_reduce", flat, unit, passes=2)
-
-        def halves() -> None:
-            self._reduce(flat, scratch, unit, event)
-            self._gather(flat, unit, event)
-
+        halves = itertools.chain(self._reduce(flat, scratch, unit, event), self._gather(flat, unit, event))
         return self._start(event, halves, scratch)
 
     def assemble(self, what: str) -> int:
         if self.world_size == 1:
             return 0
-        self._courier.carry(lambda: (self._roll.call(what), self._roll.answer())).wait()
+        self._courier.carry(self._announced(what, iter([None]))).wait()
         return MESSAGE_BYTES
 
-    def _start(
-        self, event: Event, collective: Callable[[], None], scratch: torch.Tensor | None = None
-    ) -> Work:
-        """Hand a collective to the courier, who calls the roll before it. Alone in the world, do it here."""
+    def _start(self, event: Event, collective: Job, scratch: torch.Tensor | None = None) -> Work:
+        """Hand a collective to the courier. Alone in the world there is nobody to wait for: do it here."""
         if self.world_size == 1:
-            collective()
+            for _ in collective:
+                pass
             self.trace.finish(event)
             return Work()
         event.control_bytes = MESSAGE_BYTES
-
-        def job() -> None:
-            self._roll.call(f"{event.op} of {event.unit}")
-            collective()
-            self.trace.finish(event)
-
+        job = self._announced(f"{event.op} of {event.unit}", collective, event)
         return Work([self._courier.carry(job)], scratch=scratch)
+
+    def _announced(self, what: str, collective: Job, event: Event | None = None) -> Job:
+        """The collective, with its roll call under way beside its first messages."""
+        hear = self._roll.call(what)
+        next(collective)
+        yield
+        hear()
+        yield from collective
+        if event is not None:
+            self.trace.finish(event)
 
     def _scratch(self, flat: torch.Tensor) -> torch.Tensor:
         """Where the other ranks' parts of my shard land, a row for each, in rank order."""
         return flat.new_empty((self.world_size - 1, flat.numel() // self.world_size))
 
-    def _reduce(self, flat: torch.Tensor, scratch: torch.Tensor, unit: Subject, event: Event) -> None:
+    def _reduce(self, flat: torch.Tensor, scratch: torch.Tensor, unit: Subject, event: Event) -> Job:
         """Everybody's part of my shard comes to me, mine of theirs goes to them; then I add mine up."""
         handles = []
         for to, source in self._peers():
             landing = scratch[source - (source > self.rank)]
             handles += self._trade(self.own(flat, to), to, landing, source, 2 * unit.index, event)
-        self._roll.answer()
+        yield
         for handle in handles:
             handle.wait()
         combine = average_in_rank_order if reduces_to_mean(flat.dtype) else add_in_rank_order
         combine(self.own(flat), scratch, self.rank)
 
-    def _gather(self, flat: torch.Tensor, unit: Subject, event: Event) -> None:
+    def _gather(self, flat: torch.Tensor, unit: Subject, event: Event) -> Job:
         """My shard goes to everybody, theirs come into place."""
         handles = []
         for to, source in self._peers():
             landing = self.own(flat, source)
             handles += self._trade(self.own(flat), to, landing, source, 2 * unit.index + 1, event)
-        self._roll.answer()
+        yield
         for handle in handles:
             handle.wait()
 
