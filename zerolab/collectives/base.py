@@ -10,7 +10,6 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from zerolab.collectives.names import all_gather_single
 from zerolab.trace import CONTROL, Event, Trace
 
 
@@ -121,8 +120,8 @@ class Comm(ABC):
         self.trace.finish(event)
 
     @abstractmethod
-    def assemble(self, what: str) -> int:
-        """See that every rank is about to do ``what``; the bytes this rank sent to find out.
+    def assemble(self, what: str) -> None:
+        """See that every rank is about to do ``what``.
 
         Raises: RuntimeError where another does something else.
         """
@@ -132,16 +131,18 @@ class Comm(ABC):
 
         It travels on the CPU's control group, so on GPUs it never makes the device wait.
         """
-        roll_bytes = self.assemble("an exchange of control messages")
         rows = message.new_empty((self.world_size, *message.shape))
-        wire_bytes = roll_bytes + message.nbytes * (self.world_size - 1)
+        rows[self.rank] = message
+        wire_bytes = message.nbytes * (self.world_size - 1)
         event = self.trace.begin("exchange", "all", message, wire_bytes=wire_bytes, phase=CONTROL)
         if self.world_size > 1:
-            all_gather_single(rows.view(-1), message.view(-1), group=self.control)
-        else:
-            rows[0] = message
+            self._share(rows, event)
         self.trace.finish(event)
         return rows
+
+    @abstractmethod
+    def _share(self, rows: torch.Tensor, event: Event) -> None:
+        """Fill in the other ranks' rows; what is sent beyond this rank's own is added to the event."""
 
     def _begin(self, op: str, flat: torch.Tensor, unit: Subject, passes: int) -> Event:
         """Open the event. ``passes`` is how often the paper counts the payload: 2 for an all-reduce.

@@ -21,7 +21,7 @@ Job = Iterator[None]
 
 
 class Courier:
-    """Starts jobs in the order they are handed over. The thread ends with its courier, and with the process."""
+    """Starts jobs in the order they come. Its thread ends with it, and with the process."""
 
     def __init__(self):
         self._jobs: SimpleQueue[Delivery | None] = SimpleQueue()

@@ -14,7 +14,8 @@ from zerolab.precision import reduces_to_mean
 from zerolab.trace import Event, Trace
 
 _TAGS = 2**20
-"""How many tags one Comm has for itself: two for each of half a million units, the last for the roll call."""
+_ROLL_CALL, _EXCHANGE = _TAGS - 1, _TAGS - 2
+"""How many tags one Comm has for itself: two for each of half a million units, and the last two as named."""
 
 _comms: "weakref.WeakKeyDictionary[dist.ProcessGroup, itertools.count]" = weakref.WeakKeyDictionary()
 """How many Comms each group has had: several models on one group must not take each other's messages."""
@@ -32,7 +33,7 @@ class DirectComm(Comm):
         super().__init__(group, trace, control=group)
         number = next(_comms.setdefault(group, itertools.count()))
         self._first_tag = number % 1024 * _TAGS
-        self._roll = RollCall(group, self._first_tag + _TAGS - 1)
+        self._roll = RollCall(group, self._first_tag + _ROLL_CALL)
         self._courier = Courier()
 
     @property
@@ -60,11 +61,14 @@ class DirectComm(Comm):
         halves = itertools.chain(self._reduce(flat, scratch, unit, event), self._gather(flat, unit, event))
         return self._start(event, halves, scratch)
 
-    def assemble(self, what: str) -> int:
-        if self.world_size == 1:
-            return 0
-        self._courier.carry(self._announced(what, iter([None]))).wait()
-        return MESSAGE_BYTES
+    def assemble(self, what: str) -> None:
+        if self.world_size > 1:
+            self._courier.carry(self._announced(what, iter([None]))).wait()
+
+    def _share(self, rows: torch.Tensor, event: Event) -> None:
+        event.wire_bytes += MESSAGE_BYTES
+        by_rank = as_bytes(rows.view(self.world_size, -1))
+        self._courier.carry(self._announced("an exchange of control messages", self._swap(by_rank))).wait()
 
     def _start(self, event: Event, collective: Job, scratch: torch.Tensor | None = None) -> Work:
         """Hand a collective to the courier. Alone in the world there is nobody to wait for: do it here."""
@@ -113,6 +117,18 @@ class DirectComm(Comm):
         for handle in handles:
             handle.wait()
 
+    def _swap(self, rows: torch.Tensor) -> Job:
+        """My row goes to everybody, theirs come into place."""
+        tag = self._first_tag + _EXCHANGE
+        handles = [
+            handle
+            for to, source in self._peers()
+            for handle in self._post(rows[self.rank], to, rows[source], source, tag)
+        ]
+        yield
+        for handle in handles:
+            handle.wait()
+
     def _peers(self) -> list[tuple[int, int]]:
         """Whom to send to and receive from, round by round: everybody once, nobody called by all at once."""
         rank, world_size = self.rank, self.world_size
@@ -123,10 +139,12 @@ class DirectComm(Comm):
         if not outgoing.numel():
             return []
         event.wire_bytes += outgoing.nbytes
-        tag += self._first_tag
+        return self._post(as_bytes(outgoing), to, as_bytes(incoming), source, self._first_tag + tag)
+
+    def _post(self, outgoing, to: int, incoming, source: int, tag: int) -> list:
         return [
-            dist.irecv(as_bytes(incoming), group=self.group, group_src=source, tag=tag),
-            dist.isend(as_bytes(outgoing), group=self.group, group_dst=to, tag=tag),
+            dist.irecv(incoming, group=self.group, group_src=source, tag=tag),
+            dist.isend(outgoing, group=self.group, group_dst=to, tag=tag),
         ]
 
 

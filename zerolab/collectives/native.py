@@ -10,6 +10,7 @@ import torch.distributed as dist
 from zerolab.collectives.base import Comm, Subject, Work
 from zerolab.collectives.names import all_gather_single, reduce_scatter_single
 from zerolab.precision import reduces_to_mean
+from zerolab.trace import Event
 
 
 @final
@@ -44,11 +45,13 @@ class NativeComm(Comm):
         work = self._call("all_reduce", flat, unit, 2, partial(dist.all_reduce, flat))
         return work.then(lambda: self._divide_mean(flat))
 
-    def assemble(self, what: str) -> int:
+    def _share(self, rows: torch.Tensor, event: Event) -> None:
+        all_gather_single(rows.view(-1), rows[self.rank].clone().view(-1), group=self.control)
+
+    def assemble(self, what: str) -> None:
         """Nothing: native collectives match by their place, and the CPU runs ahead of them to the step's own
         message, which carries a digest of what was issued.
         """
-        return 0
 
     def _call(self, op: str, flat: torch.Tensor, unit: Subject, passes: int, start: Callable) -> Work:
         """Start a native collective and count it. Alone in the world, or on nothing, none is started."""

@@ -56,6 +56,7 @@ class Engine:
         roots = {unit for scope in scopes if scope.is_root for unit in scope.units}
         self.reducer.order = sorted(reversed(self.trainable), key=roots.__contains__)
         self.in_backward = False
+        self.at_work: Scope | None = None
         for scope in scopes:
             self._install(scope)
         model.register_forward_pre_hook(Hook(self._begin_forward), prepend=True)  # the last: to run first
@@ -133,7 +134,7 @@ class Engine:
     def _open_backward(self) -> None:
         """The first sign of a backward pass: note what it owes, and ask autograd to call when it ends."""
         if not self.in_backward:
-            self.in_backward = True
+            self.in_backward, self.at_work = True, None
             self.trace.phase = "backward"
             self.reducer.expect()
             for scope in self.scopes:
@@ -141,10 +142,12 @@ class Engine:
             torch.autograd.Variable._execution_engine.queue_callback(self._close_backward)
 
     def _before_backward(self, scope: Scope) -> None:
-        """The gradient of the scope's output came: its parameters are needed now, those before it soon."""
+        """The gradient of one of the scope's outputs came: it is needed now, those before it soon."""
         self._open_backward()
-        self.gatherer.unshard(scope)
-        self.gatherer.start_before(scope)
+        if scope is not self.at_work or not all(unit.whole for unit in scope.units):
+            self.at_work = scope
+            self.gatherer.unshard(scope)
+            self.gatherer.start_before(scope)
 
     def _make_room(self, unit: FlatUnit, span: Span, gradient: torch.Tensor) -> None:
         self._open_backward()

@@ -8,6 +8,7 @@ from zerolab.stages.base import Stage
 from zerolab.storages import storage_bytes
 from zerolab.trace import Trace
 from zerolab.unit import FlatUnit
+from zerolab.unit.sharded import as_plain_tensors
 from zerolab.unit.span import Span
 
 
@@ -42,7 +43,8 @@ class Reducer:
         self.completed = []
         for unit in self.units:
             unit.grads.notice_cleared()
-            self.missing[unit] = {span for span in unit.spans if span.parameter.requires_grad}
+            with as_plain_tensors():
+                self.missing[unit] = {span for span in unit.spans if span.parameter.requires_grad}
         self._waiting = deque(self.order)
 
     def make_room(self, unit: FlatUnit, span: Span) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from zerolab.precision import reduces_to_mean
 from zerolab.storages import storage_bytes
-from zerolab.unit.sharded import ReducedGradient
+from zerolab.unit.sharded import ReducedGradient, as_plain_tensors
 from zerolab.unit.span import Span
 
 
@@ -112,8 +112,9 @@ class FlatGrads:
         self.averaged = False
         self.filled.clear()
         self.used.clear()
-        for span in self.spans:
-            span.parameter.grad = None
+        with as_plain_tensors():
+            for span in self.spans:
+                span.parameter.grad = None
 
     def zero(self) -> None:
         """Set every gradient to zero and keep it, as zero_grad(set_to_none=False) does."""
@@ -123,8 +124,9 @@ class FlatGrads:
 
     def notice_cleared(self) -> None:
         """Where a marker is gone the user cleared that gradient, as model.zero_grad() does: forget it too."""
-        for span in self.spans:
-            gradient = span.parameter.grad
+        with as_plain_tensors():
+            gradients = [span.parameter.grad for span in self.spans]
+        for span, gradient in zip(self.spans, gradients, strict=True):
             if gradient is None and span in self.used:
                 self._forget(span)
             elif gradient is not None and gradient is not self._markers.get(span):

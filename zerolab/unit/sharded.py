@@ -24,6 +24,9 @@ _METHODS = {
 
 _LAYOUT = {"stride", "is_contiguous"}
 
+as_plain_tensors = torch._C.DisableTorchFunctionSubclass
+"""A context for loops over every parameter's flags and ``grad``, which `Sharded` would answer one by one."""
+
 
 def _describes(func) -> bool:
     """Whether a torch function only reads or sets what a tensor is, and never what it holds."""
@@ -105,5 +108,5 @@ def _describe_or_refuse(refusal: str, func, args: tuple, kwargs: dict | None):
     """Answer a question about what the tensor is; refuse one about what it holds."""
     if not _describes(func):
         raise RuntimeError(f"{func.__name__}: {refusal}")
-    with torch._C.DisableTorchFunctionSubclass():
+    with as_plain_tensors():
         return func(*args, **(kwargs or {}))

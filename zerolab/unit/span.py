@@ -1,6 +1,7 @@
 """Span: where one parameter lies in its unit's flat buffer."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import nn
@@ -24,21 +25,25 @@ class Span:
         """The span of a parameter as it is now. Gaps and overlaps in its memory are not kept."""
         return cls(name, parameter, offset, torch.empty_like(parameter, device="meta"))
 
-    @property
+    @cached_property
     def numel(self) -> int:
         return self.layout.numel()
 
-    @property
+    @cached_property
     def stop(self) -> int:
         return self.offset + self.numel
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         return tuple(self.layout.shape)
 
+    @cached_property
+    def _strides(self) -> tuple[int, ...]:
+        return self.layout.stride()
+
     def view(self, flat: torch.Tensor) -> torch.Tensor:
         """The parameter's part of a flat buffer, in the parameter's own form."""
-        return flat[self.offset : self.stop].as_strided(self.layout.shape, self.layout.stride())
+        return flat.as_strided(self.shape, self._strides, flat.storage_offset() + self.offset)
 
     def within(self, start: int, stop: int) -> slice:
         """The part of ``flat[start:stop]`` that is this parameter's, counted from ``start``. May be empty."""
