@@ -94,7 +94,7 @@ class FlatGrads:
 
     def average(self) -> None:
         """Divide the sum by N, once, however often it is asked for."""
-        if not self.averaged:
+        if not self.averaged and self.world_size > 1:
             self.reduced /= self.world_size
             self.averaged = True
 

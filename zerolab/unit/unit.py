@@ -58,8 +58,10 @@ class FlatUnit:
         self.padded_numel = self.shard_numel * world_size
         self.world_size = world_size
         self.owned = slice(0, self.padded_numel)
-        absent = math.nan if self._lowered_dtype.is_floating_point else 0
-        self._absent = torch.full((), absent, dtype=self._lowered_dtype, device=self.device)
+        nothing = math.nan if self._lowered_dtype.is_floating_point else 0
+        scalar = torch.full((), nothing, dtype=self._lowered_dtype, device=self.device)
+        self._absent = [scalar.expand(span.shape) for span in self.spans]
+        self._views: list[torch.Tensor] = []
         self._versions: tuple[int, ...] = ()
         self._classes: list[type[nn.Parameter]] = []
         self._described: dict[tuple[int, int], tuple[str, ...]] = {}
@@ -73,8 +75,8 @@ class FlatUnit:
     def _adopt(self) -> torch.Tensor:
         """Copy the parameters into a new flat buffer and make each a view of it. Padding is zero."""
         flat = torch.zeros(self.padded_numel, dtype=self.dtype, device=self.device)
-        for span in self.spans:
-            view = span.view(flat)
+        self._views = [span.view(flat) for span in self.spans]
+        for span, view in zip(self.spans, self._views, strict=True):
             view.copy_(span.parameter)
             span.parameter.data = view
         return flat
@@ -119,8 +121,8 @@ class FlatUnit:
         self._versions = tuple(parameter._version for parameter in parameters)
         self._classes = [type(parameter) for parameter in parameters]
         torch.autograd.graph.increment_version(parameters)
-        for span in self.spans:
-            span.parameter.data = self._absent.expand(span.shape)
+        for span, absent in zip(self.spans, self._absent, strict=True):
+            span.parameter.data = absent
             Sharded.take_place(span.parameter, span.layout)
         self.flat.untyped_storage().resize_(0)
         self.whole = False
@@ -132,9 +134,9 @@ class FlatUnit:
 
     def reveal(self) -> None:
         """After refill and gather: let the model, and what autograd saved, use the parameters again."""
-        for span, own_class in zip(self.spans, self._classes, strict=True):
+        for span, own_class, view in zip(self.spans, self._classes, self._views, strict=True):
             Sharded.give_way(span.parameter, own_class)
-            span.parameter.data = span.view(self.flat)
+            span.parameter.data = view
         parameters = tuple(span.parameter for span in self.spans)
         torch._C._autograd._unsafe_set_version_counter(parameters, self._versions)
         self.whole = True
@@ -144,8 +146,9 @@ class FlatUnit:
         if self.whole and self.shard.untyped_storage()._cdata != self.flat.untyped_storage()._cdata:
             with torch.inference_mode(False):
                 self.flat = torch.empty_like(self.flat)
-                for span in self.spans:
-                    span.parameter.data = span.view(self.flat)
+                self._views = [span.view(self.flat) for span in self.spans]
+                for span, view in zip(self.spans, self._views, strict=True):
+                    span.parameter.data = view
 
     def lost(self, span: Span) -> bool:
         """Whether a parameter that should be a view of the flat buffer lies somewhere else."""
