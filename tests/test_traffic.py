@@ -38,7 +38,7 @@ class Wire:
     """Counts what is handed to torch.distributed, beside the trace: a wrapper around each function it has."""
 
     def __init__(self):
-        self.sent_bytes, self.received_bytes, self.announced_bytes, self.calls = 0, 0, 0, Counter()
+        self.sent_bytes, self.received_bytes, self.control_bytes, self.calls = 0, 0, 0, Counter()
         for name in (
             "isend",
             "irecv",
@@ -53,18 +53,18 @@ class Wire:
         @functools.wraps(function)
         def counted(tensor, *args, **kwargs):
             self.calls[name] += 1
-            announces = tensor.nbytes == rollcall.MESSAGE_BYTES and kwargs.get("tag", 0) % 2**20 == 2**20 - 1
-            self.announced_bytes += tensor.nbytes * (name == "isend" and announces)
-            self.sent_bytes += tensor.nbytes * (name == "isend" and not announces)
-            self.received_bytes += tensor.nbytes * (name == "irecv" and not announces)
+            control = kwargs.get("tag", 0) % 2**20 >= 2**20 - 2  # no unit's: roll calls and exchanges
+            self.control_bytes += tensor.nbytes * (name == "isend" and control)
+            self.sent_bytes += tensor.nbytes * (name == "isend" and not control)
+            self.received_bytes += tensor.nbytes * (name == "irecv" and not control)
             return function(tensor, *args, **kwargs)
 
         return counted
 
     def read(self) -> tuple[int, int, int, Counter]:
         """What came together since the last reading."""
-        found = self.sent_bytes, self.received_bytes, self.announced_bytes, self.calls
-        self.sent_bytes, self.received_bytes, self.announced_bytes, self.calls = 0, 0, 0, Counter()
+        found = self.sent_bytes, self.received_bytes, self.control_bytes, self.calls
+        self.sent_bytes, self.received_bytes, self.control_bytes, self.calls = 0, 0, 0, Counter()
         return found
 
 
@@ -143,10 +143,11 @@ def test_what_each_operation_moves(stage: int):
 
 
 def test_control_messages_are_small_and_counted_apart():
-    """What announces the collectives was sent and counted; the masks beside it are a byte a parameter."""
-    for traffic, _, _, announced_bytes, _, units in counted(4)[CASES.index(("gpt", 2))]:
-        assert announced_bytes == 64 * (2 * len(units) + 1)
-        assert announced_bytes < traffic.control_bytes < announced_bytes + 1000
+    """A roll call for each collective and for the exchange: a byte a parameter and a digest."""
+    for traffic, _, _, control_bytes, _, units in counted(4)[CASES.index(("gpt", 2))]:
+        announced_bytes = rollcall.MESSAGE_BYTES * (2 * len(units) + 1)
+        assert announced_bytes < control_bytes < announced_bytes + 1000
+        assert traffic.control_bytes == control_bytes
         assert "exchange" not in traffic.by_op
     for traffic, *_ in counted(1)[CASES.index(("gpt", 2))]:
         assert traffic.control_bytes == 0

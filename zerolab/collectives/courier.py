@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 
 import torch
@@ -87,11 +88,13 @@ def _deliver(jobs: "SimpleQueue[Delivery | None]") -> None:
 
 
 def _next(jobs: "SimpleQueue[Delivery | None]", under_way: deque[Delivery]) -> Delivery | None:
-    """A job to start if there is one, else the oldest to go on with, else whatever comes."""
-    try:
-        return jobs.get(block=not under_way)
-    except Empty:
-        return under_way.popleft()
+    """A job to start if there is one, else the oldest to go on with, else whatever comes; None is the end."""
+    with suppress(Empty):
+        delivery = jobs.get(block=not under_way)
+        if delivery is not None or not under_way:
+            return delivery
+        jobs.put(None)  # the end comes after what is under way
+    return under_way.popleft()
 
 
 def _give_up(error: BaseException, failed: list[Delivery], jobs: "SimpleQueue[Delivery | None]") -> None:
