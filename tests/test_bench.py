@@ -22,7 +22,6 @@ from zerolab.__main__ import main
 from zerolab.bench import bench, contestants, footprint, overhead, race, sweep, targets
 from zerolab.bench.contestants import CONTESTANTS, FLOOR
 from zerolab.bench.footprint import Footprint
-from zerolab.bench.machine import describe
 from zerolab.bench.race import Settings
 from zerolab.bench.ratios import Spread, pairwise, slowest, spread
 
@@ -30,7 +29,6 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares the ranks 
 
 OTHERS = tuple(name for name in CONTESTANTS if name.startswith("deepspeed"))
 HERE = tuple(name for name in CONTESTANTS if name not in OTHERS)
-MACHINE = describe()
 STAGES = ("zerolab-0", "zerolab-1", "zerolab-2", "zerolab-3")
 
 
@@ -250,7 +248,7 @@ def test_without_matplotlib_the_numbers_are_still_saved(tmp_path, monkeypatch, c
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     monkeypatch.setattr(bench.table, "text", lambda report: "words")
     report = bench.Report({"processor": "x"}, {}, [SimpleNamespace(update="fused", as_json=dict)])
-    bench.save(report, tmp_path)
+    bench.save(report, tmp_path, "bench")
     assert "no plot: it needs matplotlib" in capsys.readouterr().out
     assert json.loads((tmp_path / "bench.json").read_text())["machine"] == {"processor": "x"}
 
@@ -363,28 +361,27 @@ def test_a_profile_is_split_by_whose_code_it_was():
 # The sweep.
 
 
-def test_the_sweep_lets_ranks_and_parameters_grow(monkeypatch, tmp_path):
+def test_the_sweep_lets_ranks_and_parameters_grow(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(sweep, "WORLD_SIZES", (1, 2))
     monkeypatch.setattr(sweep, "SHAPES", ((64, 1), (64, 2)))
-    given = settings(FLOOR, "zerolab-0", "zerolab-3", rounds=1)
-    ranks, sizes = sweep.by_ranks(given), sweep.by_parameters(given)
-    assert [point.world_size for point in ranks] == [1, 2]
-    assert {point.psi for point in ranks} == {sum(p.numel() for p in tiny().parameters())}
-    assert [point.psi for point in sizes] == [
-        sum(p.numel() for p in sweep.gpt(64, depth).parameters()) for depth in (1, 2)
-    ]
-    for point in (*ranks, *sizes):
-        assert point.extra_cpu_seconds.keys() == point.ratios.keys() == {"zerolab-0", "zerolab-3"}
-    report = bench.Report(MACHINE, {}, [], ranks, sizes)
-    printed = bench.table.text(report)
-    assert re.search(r"^ +1 .* \(-\) .* \(-\)$", printed, re.M)  # one rank sends nothing
-    seconds, psi = ranks[1].extra_cpu_seconds["zerolab-3"].median, ranks[1].psi
-    by_byte = 1e9 * seconds / (3 * 4 * psi / 2)
-    assert re.search(rf"^ +2 +{psi:,} .* {1e3 * seconds:.1f} \({by_byte:.2f}\)$", printed, re.M)
-    seconds, psi = sizes[1].extra_cpu_seconds["zerolab-3"].median, sizes[1].psi
-    assert re.search(rf"^ +2 +{psi:,} .* {1e3 * seconds:.1f} \({1e9 * seconds / psi:.2f}\)$", printed, re.M)
-    assert bench.plot.draw(report, tmp_path) == [tmp_path / "sweep.png"]
+    flags = ["--sweep", "--model", "gpt-tiny", "--rounds", "1", "--out", str(tmp_path)]
+    assert main(["bench", *flags]) == 0
+    printed = capsys.readouterr().out
+    assert (tmp_path / "sweep.txt").read_text("utf-8") in printed
     assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
+    saved = json.loads((tmp_path / "sweep.json").read_text("utf-8"))
+    ranks, sizes = saved["sweep"]["by_ranks"], saved["sweep"]["by_parameters"]
+    tiny_psi = sum(p.numel() for p in models.make("gpt-tiny").parameters())
+    psis = [sum(p.numel() for p in sweep.gpt(64, depth).parameters()) for depth in (1, 2)]
+    assert [(point["world_size"], point["psi"]) for point in ranks] == [(1, tiny_psi), (2, tiny_psi)]
+    assert [(point["world_size"], point["psi"]) for point in sizes] == [(2, psi) for psi in psis]
+    for point in (*ranks, *sizes):
+        assert tuple(point["extra_cpu_seconds"]) == tuple(point["ratios"]) == ("ddp", *STAGES)
+    for point, count in ((ranks[1], 3 * 4 * tiny_psi / 2), (sizes[1], psis[1])):  # by byte, by parameter
+        seconds = point["extra_cpu_seconds"]["zerolab-3"]["median"]
+        cost = f"{1e3 * seconds:.1f} ({1e9 * seconds / count:.2f})"
+        assert re.search(rf"^ +2 +{point['psi']:,} .* {re.escape(cost)}$", printed, re.M)
+    assert re.search(r"^ +1 .* \(-\)$", printed, re.M)  # alone in the world, no byte is sent
 
 
 def test_a_model_that_does_not_fit_is_left_out_aloud(monkeypatch, capsys):

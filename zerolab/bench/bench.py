@@ -20,7 +20,7 @@ from zerolab.launcher.launcher import check_arguments, threads_per_rank
 from zerolab.train import at_least, folder
 
 MODELS = [name for name in models.MODELS if name.startswith("gpt")]
-SWEEP_ROUNDS = 7
+ROUNDS, SWEEP_ROUNDS = 40, 7
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -29,12 +29,12 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--model", default="gpt-11m", choices=MODELS, help="default gpt-11m")
     add("--world-size", type=at_least(1), default=2, help="ranks (default 2)")
     add("--batch", type=at_least(1), default=1, help="sequences in the batch of each rank (default 1)")
-    add("--rounds", type=at_least(1), default=40, help="steps of each contestant that count (default 40)")
+    add("--rounds", type=at_least(1), help="steps of each contestant that count (default 40, in a sweep 7)")
     add("--update", default="both", choices=[*UPDATES, "both"], help="which of Adam's kernels (default both)")
     add("--contestants", nargs="+", choices=CONTESTANTS, metavar="NAME", default=list(CONTESTANTS),
         help=f"default all: {', '.join(CONTESTANTS)}")  # fmt: skip
-    add("--sweep", action="store_true", help="also 1 to 8 ranks, and 1M to 100M parameters")
-    add("--out", type=folder, help="a folder for bench.json, bench.txt and the plots; default: print only")
+    add("--sweep", action="store_true", help="instead of the tables, 1 to 8 ranks and 1M to 100M parameters")
+    add("--out", type=folder, help="a folder for the numbers, the text and a plot; default: print only")
 
 
 def run(args: Namespace) -> int:
@@ -43,7 +43,7 @@ def run(args: Namespace) -> int:
     try:
         for report in measure(args):
             if args.out:
-                save(report, args.out)
+                save(report, args.out, "sweep" if args.sweep else "bench")
     except WorkerError as error:
         print(f"zerolab bench: {error}", file=sys.stderr)
         return 1
@@ -59,19 +59,19 @@ def measure(args: Namespace) -> Iterator[Report]:
         names=tuple(name for name in CONTESTANTS if name in args.contestants),
         update=updates[0],
         world_size=args.world_size,
-        rounds=args.rounds,
+        rounds=args.rounds or (SWEEP_ROUNDS if args.sweep else ROUNDS),
         batch=args.batch,
         threads=threads_per_rank(args.world_size),
     )
-    asked = {"model": args.model, "batch": args.batch, "rounds": args.rounds, "threads": settings.threads}
+    asked = {"model": args.model, "batch": args.batch, "rounds": settings.rounds, "threads": settings.threads}
     report = Report(describe(), asked)
+    if args.sweep:
+        settings = replace(settings, update=updates[-1], names=(FLOOR, "ddp", *STAGE_OF))
+        report.by_ranks, report.by_parameters = sweep.by_ranks(settings), sweep.by_parameters(settings)
+        yield report
+        return
     for update in updates:
         report.tables.append(one_table(replace(settings, update=update, title=update)))
-        yield report
-    if args.sweep:
-        rounds, ours = min(args.rounds, SWEEP_ROUNDS), (FLOOR, "ddp", *STAGE_OF)
-        settings = replace(settings, update=updates[-1], rounds=rounds, names=ours)
-        report.by_ranks, report.by_parameters = sweep.by_ranks(settings), sweep.by_parameters(settings)
         yield report
 
 
@@ -113,12 +113,12 @@ def _weigh_all(settings: Settings) -> tuple[dict[str, Footprint], dict[str, str]
     return footprints, missing
 
 
-def save(report: Report, folder: Path) -> None:
-    """Write what was measured, what was printed, and the pictures if matplotlib is there to draw them."""
+def save(report: Report, folder: Path, name: str) -> None:
+    """Write what was measured, what was printed, and a picture if matplotlib is there to draw it."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "bench.json").write_text(json.dumps(report.as_json(), indent=1) + "\n", "utf-8")
-    (folder / "bench.txt").write_text(table.text(report), "utf-8")
+    (folder / f"{name}.json").write_text(json.dumps(report.as_json(), indent=1) + "\n", "utf-8")
+    (folder / f"{name}.txt").write_text(table.text(report), "utf-8")
     try:
-        plot.draw(report, folder)
+        plot.draw(report, folder / f"{name}.png")
     except ImportError:
         print("no plot: it needs matplotlib, which is not installed")

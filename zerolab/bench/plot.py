@@ -9,23 +9,20 @@ _OURS, _THEIRS, _INK = "#0072B2", "#999999", "#222222"
 _MARKS = ("x", "o", "s", "^", "D")
 
 
-def draw(report: Report, folder: Path) -> list[Path]:
-    """Write the pictures that the report has numbers for. Raises: ImportError without matplotlib."""
+def draw(report: Report, path: Path) -> None:
+    """Write the picture of what the report has: tables or sweep. Raises: ImportError without matplotlib."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    paths = []
+    height = 0.9 + 2.9 * max(1, len(report.tables))
+    figure = Figure(figsize=(11, height), dpi=110, layout="constrained")
     if report.tables:
-        figure = Figure(figsize=(11, 0.9 + 2.9 * len(report.tables)), dpi=110, layout="constrained")
         rows = figure.subplots(len(report.tables), 3, squeeze=False)
         for table, row in zip(report.tables, rows, strict=True):
             _row(table, row)
-        paths.append(_save(FigureCanvasAgg(figure), folder / "bench.png"))
-    if report.by_ranks:
-        figure = Figure(figsize=(11, 3.6), dpi=110, layout="constrained")
+    else:
         _sweep(figure.subplots(1, 2), report)
-        paths.append(_save(FigureCanvasAgg(figure), folder / "sweep.png"))
-    return paths
+    FigureCanvasAgg(figure).print_png(path)
 
 
 def _row(table: Table, axes) -> None:
@@ -67,8 +64,3 @@ def _lines(axes, points: list[Point], places: list[float], label: str) -> None:
         axes.plot(places, extra, marker=mark, label=name)
     axes.set_xlabel(label)
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def _save(canvas, path: Path) -> Path:
-    canvas.print_png(path)
-    return path
