@@ -321,6 +321,9 @@ def test_targets_compare_with_the_better_and_only_with_who_was_there():
     assert not found.held and found.verdict == "missed by 0.500"
     (found,) = targets.times({"zerolab-3": [0.7], "fully_shard": [1.0]})
     assert found.held and found.verdict == "held"
+    assert found.floor is None
+    (found,) = targets.times({"zerolab-3": [0.7, 0.8], "fully_shard": [1.0, 1.0], "floor": [0.5, 0.7]})
+    assert found.floor == pytest.approx(0.6)
 
 
 def test_wire_and_states_are_held_against_formulas():

@@ -71,9 +71,10 @@ def _shares(table: Table) -> Iterator[str]:
 def _targets(table: Table) -> Iterator[str]:
     for target in table.targets():
         quartiles = "[{:.3f} {:.3f}]".format(*target.quartiles) if target.quartiles else ""
+        least = "" if target.floor is None else f" (the floor: {target.floor:.3f})"
         yield (
             f"{target.contestant:{_NAME}} {target.what:<38} {target.found:6.3f} {quartiles:<13} "
-            f"at most {target.bound:.2f}: {target.verdict}"
+            f"at most {target.bound:.2f}: {target.verdict}{least}"
         )
 
 

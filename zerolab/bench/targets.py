@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from zerolab import cost
+from zerolab.bench.contestants import FLOOR
 from zerolab.bench.footprint import Footprint
 from zerolab.bench.ratios import Spread, pairwise
 
@@ -19,13 +20,17 @@ OF_PLAIN_LOOP = 1.03  # on one rank: the engine may add 3 % to a step
 
 @dataclass(frozen=True)
 class Target:
-    """``found``, of one contestant, should be at most ``bound``; quartiles where it was timed."""
+    """``found``, of one contestant, should be at most ``bound``; quartiles where it was timed.
+
+    ``floor``: what it would be for a contestant that never communicates: no engine can be below.
+    """
 
     contestant: str
     what: str
     bound: float
     found: float
     quartiles: tuple[float, float] | None = None
+    floor: float | None = None
 
     @property
     def held(self) -> bool:
@@ -51,7 +56,9 @@ def times(seconds: Mapping[str, list[float]]) -> Iterator[Target]:
     ]
     for ours, theirs, bound in wanted:
         if ours in seconds and theirs in seconds:
-            yield _timed(ours, f"step, of {theirs}'s", bound, pairwise(seconds[ours], seconds[theirs]))
+            floor = pairwise(seconds[FLOOR], seconds[theirs]).median if FLOOR in seconds else None
+            ratio = pairwise(seconds[ours], seconds[theirs])
+            yield _timed(ours, f"step, of {theirs}'s", bound, ratio, floor)
 
 
 def on_one_rank(ratios: Mapping[str, Spread]) -> Iterator[Target]:
@@ -79,5 +86,5 @@ def minimum_wire_bytes(psi: int, world_size: int, stage: int) -> float:
     return cost.wire_bytes(4 * cost.communication_volume(psi, stage), world_size, "all_gather")
 
 
-def _timed(contestant: str, what: str, bound: float, ratio: Spread) -> Target:
-    return Target(contestant, what, bound, ratio.median, (ratio.low, ratio.high))
+def _timed(contestant: str, what: str, bound: float, ratio: Spread, floor: float | None = None) -> Target:
+    return Target(contestant, what, bound, ratio.median, (ratio.low, ratio.high), floor)
