@@ -153,13 +153,6 @@ def subject(case: Case) -> list[nn.Module]:
     return chosen
 
 
-def stages(case: Case) -> tuple[int, ...]:
-    """Where the case can be trained. At stage 3 ranks may not part inside a block, and are told so."""
-    *inner, _ = case.weights
-    parting = any(weight.use == USES[2] for part in inner for weight in part)
-    return STAGES[:3] if parting else STAGES
-
-
 def train_here(cases: list[Case]) -> list[Expected]:
     """On a rank, but alone: each case as one rank more than this one's number would train it."""
     return [train_one_here(case, dist.get_rank() + 1) for case in cases]
@@ -184,8 +177,8 @@ def train_sharded(cases: list[Case], folders: list[Path | None]) -> list[list[Fo
     found = []
     for place, (case, folder) in enumerate(zip(cases, folders, strict=True)):
         print(case, flush=True)  # so that a hang can be laid at its door
-        saved_at = stages(case)[place % len(stages(case))]
-        found.append([train_at(case, s, folder if s == saved_at else None) for s in stages(case)])
+        saved_at = STAGES[place % len(STAGES)]
+        found.append([train_at(case, s, folder if s == saved_at else None) for s in STAGES])
     return found
 
 

@@ -183,6 +183,42 @@ def test_gradients_are_reduced_as_they_come_and_do_not_pile_up(model_class, in_f
             assert reduced[-1] == ("root" if model_class is Routed else "encoder.0")  # what comes last
 
 
+class Partly(Routed):
+    """Blocks with a weight each that only the last rank uses, first of all; and one that nobody does."""
+
+    class Part(Block):
+        def __init__(self):
+            super().__init__()
+            self.sometimes, self.never = (nn.Parameter(torch.ones(WIDTH)) for _ in range(2))
+
+        def forward(self, x):
+            last = torch.distributed.get_rank() == torch.distributed.get_world_size() - 1
+            return super().forward(x * self.sometimes if last else x)
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(self.Part() for _ in range(DEPTH))
+
+
+@pytest.mark.parametrize("prefetch, in_flight", [(0, 0), (1, 1), (2, 0)])
+def test_a_unit_of_which_ranks_use_different_weights_is_reduced_and_freed_in_its_turn(prefetch, in_flight):
+    settings = {"prefetch": prefetch, "reduces_in_flight": in_flight}
+    ranks = launched(3, 3, Partly, [range(DEPTH)] * 3, **settings)
+    for step in range(3):
+        every = [steps[step][1] for steps in ranks]
+        assert all(events == every[0] for events in every)
+        for events in every:
+            assert gathered(events, "backward") == blocks(*reversed(range(DEPTH)))
+            collectives = [(op, unit) for op, unit, when in events if when == "backward"]
+            for later in range(2, DEPTH):
+                before = collectives.index(("reduce_scatter", f"blocks.{later}"))
+                ahead = max(later - 1 - prefetch, 0)
+                assert ahead == 0 or before < collectives.index(("all_gather", f"blocks.{ahead}"))
+    for (whole, grads, _), _ in (step for steps in ranks for step in steps[1:]):
+        assert max(map(len, whole)) <= 1 + prefetch
+        assert max(map(len, grads[DEPTH:])) <= 1 + in_flight
+
+
 def divergent(stage: int, in_flight: int) -> tuple:
     """Ranks that take other paths by their data, at stages where no collective belongs to a forward."""
 

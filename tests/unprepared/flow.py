@@ -69,6 +69,67 @@ def experts_of_which_some_stay_idle():
     return Mixture, losses
 
 
+class Choosing(Block):
+    """Asks its input which of its weights to use, so that ranks use different ones."""
+
+    def __init__(self):
+        super().__init__()
+        self.either, self.other = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        chosen = self.either if x[0, 0] > 0 else self.other
+        return chosen(super().forward(x))
+
+
+@case
+def weights_that_the_data_chooses_inside_a_block():
+    return lambda: Net(Choosing), squares
+
+
+@case
+def weights_chosen_twice_in_one_backward():
+    def losses(model, x, step):
+        yield model(x).square().mean() + model(-x).square().mean()
+
+    return lambda: Net(Choosing), losses
+
+
+@case
+def weights_chosen_in_a_block_that_is_computed_anew_in_backward():
+    class Recomputed(Net):
+        def forward(self, x):
+            x = self.before(x)
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=False)
+            return self.after(x)
+
+    return lambda: Recomputed(Choosing), squares
+
+
+@case
+def a_block_that_the_data_passes_by_inside():
+    class Optional(Block):
+        def forward(self, x):
+            return super().forward(x) if x[0, 0] > 0 else x * 2
+
+    return lambda: Net(Optional), squares
+
+
+@case
+def a_weight_that_is_only_looked_through_beside_one_that_is_chosen():
+    class Constant(Choosing):
+        """``fixed`` passes its input's gradient on, and gets none itself."""
+
+        def __init__(self):
+            super().__init__()
+            self.fixed = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x):
+            return super().forward(nn.functional.linear(x, self.fixed.weight.detach()))
+
+    return lambda: Net(Constant), squares
+
+
 class Refusal(Exception):
     pass
 

@@ -15,6 +15,8 @@ from zerolab.collectives import Comm
 from zerolab.unit import FlatUnit
 from zerolab.unit.span import Span
 
+DIGEST_BYTES = 16
+
 
 def agree_on(comm: Comm, what: str, lines: list[str]) -> None:
     """Check that every rank describes ``what`` in the same lines.
@@ -22,25 +24,26 @@ def agree_on(comm: Comm, what: str, lines: list[str]) -> None:
     Comm: 16 bytes a rank; where they differ, the lines themselves.
     Raises: RuntimeError on every rank, naming the first difference to rank 0 and who differs.
     """
-    _refuse_difference(comm, what, lines, comm.exchange(_digest(lines)))
+    _refuse_difference(comm, what, lines, comm.exchange(_digest(lines), "digests"))
 
 
-def agree_on_used(comm: Comm, units: list[FlatUnit]) -> set[Span]:
+def agree_on_used(comm: Comm, units: list[FlatUnit], settings: list[str]) -> set[Span]:
     """The parameters that at least one rank has a gradient for, as every rank then knows.
 
     A rank that did not use one counts as zero in its mean; one that nobody used is not to be updated at all.
-    The message also carries a digest of the collectives issued since the last step, so that ranks whose
-    control flow parted hear of it before any parameter changes.
+    The message also carries digests of the collectives issued since the last step and of ``settings``, the
+    hyperparameters, so that ranks that have come apart hear of it before any parameter changes.
 
-    Comm: a byte for each parameter, and 16. Raises: RuntimeError where the collectives differ.
+    Comm: a byte for each parameter, and 32. Raises: RuntimeError where collectives or settings differ.
     """
     issued = [f"{event.op} of {event.unit}" for event in comm.trace.step(comm.trace.step_number)]
     spans = [(unit, span) for unit in units for span in unit.spans]
     mask = torch.tensor([span in unit.grads.used for unit, span in spans], dtype=torch.uint8)
-    digest = _digest(issued)
-    rows = comm.exchange(torch.cat([digest, mask]))
-    _refuse_difference(comm, "the step's collectives", issued, rows[:, : len(digest)])
-    used = rows[:, len(digest) :].any(dim=0).tolist()
+    rows = comm.exchange(torch.cat([_digest(issued), _digest(settings), mask]), "used parameters")
+    of_issued, of_settings, masks = rows.split([DIGEST_BYTES, DIGEST_BYTES, len(mask)], dim=1)
+    _refuse_difference(comm, "the step's collectives", issued, of_issued)
+    _refuse_difference(comm, "the hyperparameters", settings, of_settings)
+    used = masks.any(dim=0).tolist()
     return {span for (_, span), flag in zip(spans, used, strict=True) if flag}
 
 
@@ -51,12 +54,12 @@ def agree_on_order(comm: Comm, units: list[FlatUnit], completed: list[FlatUnit])
     """
     order = [units.index(unit) for unit in completed]
     message = torch.tensor(order + [-1] * (len(units) - len(order)), dtype=torch.int64)
-    return [units[index] for index in comm.exchange(message)[0].tolist() if index >= 0]
+    return [units[index] for index in comm.exchange(message, "unit order")[0].tolist() if index >= 0]
 
 
 def _digest(lines: list[str]) -> torch.Tensor:
-    """Sixteen bytes that differ where the lines do."""
-    digest = hashlib.blake2b("\n".join(lines).encode(), digest_size=16).digest()
+    """A few bytes that differ where the lines do."""
+    digest = hashlib.blake2b("\n".join(lines).encode(), digest_size=DIGEST_BYTES).digest()
     return torch.frombuffer(bytearray(digest), dtype=torch.uint8)
 
 
@@ -71,5 +74,6 @@ def _refuse_difference(comm: Comm, what: str, lines: list[str], digests: torch.T
     place, (ours, theirs) = next((index, pair) for index, pair in enumerate(pairs) if pair[0] != pair[1])
     raise RuntimeError(
         f"ranks disagree about {what}, first at number {place}: rank 0 has {ours}, rank {other} has "
-        f"{theirs}. Every rank must build the same model and optimizer, and take the same path through them"
+        f"{theirs}. Every rank must build the same model and optimizer, keep the same settings, and take the "
+        "same path"
     )

@@ -144,10 +144,28 @@ class Engine:
     def _before_backward(self, scope: Scope) -> None:
         """The gradient of one of the scope's outputs came: it is needed now, those before it soon."""
         self._open_backward()
-        if scope is not self.at_work or not all(unit.whole for unit in scope.units):
+        been_here = scope.is_root or scope is self.at_work
+        if been_here and all(unit.whole or self._has_all(unit) for unit in scope.units):
+            return
+        if not scope.is_root:
+            self._leave_behind(self.at_work)
             self.at_work = scope
-            self.gatherer.unshard(scope)
-            self.gatherer.start_before(scope)
+        self.gatherer.unshard(scope)
+        self.gatherer.start_before(scope)
+
+    def _has_all(self, unit: FlatUnit) -> bool:
+        """Whether every parameter of a unit has had its gradient, so that nothing in backward needs it."""
+        return unit.trainable and unit.owes_all and not self.reducer.missing[unit]
+
+    def _leave_behind(self, scope: Scope | None) -> None:
+        """Backward has come to another scope: what no gradient is on its way to in this one counts as zero.
+
+        Another rank may have used that parameter, and has reduced the unit already. To wait for the end of
+        backward would be to reduce it after gathers that came later there.
+        """
+        for unit in (unit for unit in scope.units if unit.trainable) if scope is not None else ():
+            if self.reducer.give_up(unit):
+                self._close(scope, unit)
 
     def _make_room(self, unit: FlatUnit, span: Span, gradient: torch.Tensor) -> None:
         self._open_backward()
@@ -156,10 +174,14 @@ class Engine:
     def _collect(self, scope: Scope, unit: FlatUnit, span: Span, parameter: nn.Parameter) -> None:
         """A parameter's gradient is complete. With the last of its unit, the unit is closed and reduced."""
         if self.reducer.collect(unit, span):
-            if unit.owes_all:
-                self.gatherer.reshard([unit])
-            self._close_frozen(scope)
-            self.reducer.reduce_complete()
+            self._close(scope, unit)
+
+    def _close(self, scope: Scope, unit: FlatUnit) -> None:
+        """The unit has all the gradients it will get: let its parameters go, and reduce what can be."""
+        if unit.owes_all:
+            self.gatherer.reshard([unit])
+        self._close_frozen(scope)
+        self.reducer.reduce_complete()
 
     def _input_done(self, scope: Scope) -> None:
         scope.inputs_done += 1

@@ -2,6 +2,8 @@
 
 from collections import deque
 
+import torch
+
 from zerolab.collectives import Work
 from zerolab.measure import Gauge
 from zerolab.stages.base import Stage
@@ -66,7 +68,16 @@ class Reducer:
         unit.grads.collect(span)
         if opens:  # the unit's buffer came with its first gradient
             self.gauge.note(unit, self.trace.phase)
-        self.missing[unit].discard(span)
+        return self._strike(unit, {span})
+
+    def give_up(self, unit: FlatUnit) -> bool:
+        """Wait no longer for gradients that this backward pass has none for; whether that was all."""
+        absent = {span for span in self.missing[unit] if not _will_come(span)}
+        return bool(absent) and self._strike(unit, absent)
+
+    def _strike(self, unit: FlatUnit, spans: set[Span]) -> bool:
+        """Take what came, or will not, from what is missing; whether nothing is now."""
+        self.missing[unit] -= spans
         if not self.missing[unit]:
             self.completed.append(unit)
         return not self.missing[unit]
@@ -131,3 +142,13 @@ class Reducer:
     def _note(self, unit: FlatUnit, passing_bytes: int = 0) -> None:
         self.gauge.scratch_bytes = sum(work.scratch_bytes for _, work in self._under_way)
         self.gauge.note(unit, self.trace.phase, passing_bytes)
+
+
+def _will_come(span: Span) -> bool:
+    """Whether the backward pass that is running will still bring this parameter a gradient."""
+    with as_plain_tensors():
+        accumulation = torch.autograd.graph.get_gradient_edge(span.parameter).node
+    try:
+        return torch._C._will_engine_execute_node(accumulation)
+    except RuntimeError:  # torch.autograd.grad was asked for just this one, and hands it over at its end
+        return True

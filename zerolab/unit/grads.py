@@ -79,7 +79,8 @@ class FlatGrads:
         stop = 0
         for span in self.spans:
             if span in self.filled:
-                self.local[stop : span.offset].zero_()
+                if stop < span.offset:
+                    self.local[stop : span.offset].zero_()
                 stop = span.stop
         self.local[stop:].zero_()
 
