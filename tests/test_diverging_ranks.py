@@ -83,7 +83,7 @@ def whole_on_one_rank(optimizer) -> None:
     optimizer.step()
 
 
-A_GATHER, A_REDUCTION, CONTROL = "all_gather of ", "reduce_scatter of ", "an exchange of control messages"
+A_GATHER, A_REDUCTION, CONTROL = "all_gather of ", "reduce_scatter of ", "exchange of "
 DIVERGING = {
     # what the ranks do: the stages at which they then differ, what the odd one issues, and what the others do
     "a block skipped": (another_path([0, 2]), (3,), A_GATHER + "blocks.2", A_GATHER + "blocks.1"),
@@ -117,6 +117,54 @@ def test_the_first_difference_is_named(name: str, stage: int, monkeypatch, tmp_p
     assert "pass units= with the module that holds all branches" in said
 
 
+def another_rate(optimizer) -> None:
+    optimizer.param_groups[0]["lr"] = 0.25
+
+
+def another_schedule(optimizer) -> None:
+    torch.optim.lr_scheduler.ConstantLR(optimizer, factor=0.5)
+
+
+def another_group(optimizer) -> None:
+    optimizer.add_param_group({"params": list(optimizer.model.after.parameters()), "lr": 0.25})
+
+
+SETTINGS = {another_rate: "lr=0.25", another_schedule: "lr=0.05", another_group: "rank 0 has nothing"}
+
+
+@pytest.mark.parametrize("stage", (0, 1, 3))
+@pytest.mark.parametrize("change", SETTINGS)
+def test_hyperparameters_that_differ_are_named_before_any_parameter_changes(change, stage: int):
+    def train() -> str | None:
+        torch.manual_seed(0)
+        model = Routed()
+        inner = [*model.before.parameters(), *model.blocks.parameters()]
+        optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=stage, params=inner, lr=0.1)
+        loss(optimizer).backward()
+        optimizer.step()
+        if odd_one_out(optimizer):
+            change(optimizer)
+        loss(optimizer).backward()
+        shards = [unit.shard.clone() for unit in optimizer.units]
+        with pytest.raises(RuntimeError, match="ranks disagree about the hyperparameters") as caught:
+            optimizer.step()
+        assert all(map(torch.equal, shards, (unit.shard for unit in optimizer.units)))
+        return str(caught.value)
+
+    for said in zerolab.launch(train, 3, timeout=60):
+        assert SETTINGS[change] in said and "rank 2 has" in said
+
+
+def test_a_norm_to_clip_to_that_differs_is_named():
+    def train() -> None:
+        optimizer = zerolab.ZeroOptimizer(Routed(), torch.optim.SGD, stage=2, lr=0.1)
+        loss(optimizer).backward()
+        optimizer.clip_grad_norm_(2.0 if odd_one_out(optimizer) else 1.0)
+
+    with pytest.raises(zerolab.WorkerError, match=r"exchange of norms to clip to [12].0 in L2.0 on rank"):
+        zerolab.launch(train, 3, timeout=60)
+
+
 def test_a_rank_that_ends_early_is_not_waited_for():
     def train() -> None:
         optimizer = zerolab.ZeroOptimizer(Routed(), torch.optim.SGD, stage=3, lr=0.1)
@@ -143,31 +191,3 @@ def test_several_models_in_one_process_do_not_confuse_each_other():
         return [optimizer.trace.step_number for optimizer in pair]
 
     assert zerolab.launch(train, 2, timeout=60) == [[2, 2]] * 2
-
-
-class Gate(torch.nn.Module):
-    """A block with a parameter that only the last rank uses."""
-
-    def __init__(self):
-        super().__init__()
-        self.always, self.sometimes = (torch.nn.Parameter(torch.ones(WIDTH)) for _ in range(2))
-
-    def forward(self, x):
-        last = torch.distributed.get_rank() == torch.distributed.get_world_size() - 1
-        return x * self.always * (self.sometimes if last else 1.0)
-
-
-def test_a_parameter_inside_a_unit_that_some_ranks_use_trains_below_stage_3_and_is_refused_at_it():
-    """A unit that lacks a gradient is reduced at the end of backward: with other gathers before it."""
-
-    def train(stage: int) -> int:
-        model = Net(depth=5)
-        model.blocks[3] = Gate()
-        optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=stage, lr=0.1)
-        loss(optimizer).backward()
-        optimizer.step()
-        return optimizer.trace.step_number
-
-    assert zerolab.launch(train, 3, 2, timeout=60) == [1, 1, 1]
-    with pytest.raises(zerolab.WorkerError, match="ranks took different paths"):
-        zerolab.launch(train, 3, 3, timeout=60)

@@ -126,15 +126,16 @@ class Comm(ABC):
         Raises: RuntimeError where another does something else.
         """
 
-    def exchange(self, message: torch.Tensor) -> torch.Tensor:
+    def exchange(self, message: torch.Tensor, about: str) -> torch.Tensor:
         """Every rank's small control message, as rows in rank order: shape [world_size, *message.shape].
 
-        It travels on the CPU's control group, so on GPUs it never makes the device wait.
+        ``about``, what it is, has to be the same on every rank. It travels on the CPU's control group, so on
+        GPUs it never makes the device wait.
         """
         rows = message.new_empty((self.world_size, *message.shape))
         rows[self.rank] = message
         wire_bytes = message.nbytes * (self.world_size - 1)
-        event = self.trace.begin("exchange", "all", message, wire_bytes=wire_bytes, phase=CONTROL)
+        event = self.trace.begin("exchange", about, message, wire_bytes=wire_bytes, phase=CONTROL)
         if self.world_size > 1:
             self._share(rows, event)
         self.trace.finish(event)

@@ -68,7 +68,7 @@ class DirectComm(Comm):
     def _share(self, rows: torch.Tensor, event: Event) -> None:
         event.wire_bytes += MESSAGE_BYTES
         by_rank = as_bytes(rows.view(self.world_size, -1))
-        self._courier.carry(self._announced("an exchange of control messages", self._swap(by_rank))).wait()
+        self._courier.carry(self._announced(f"exchange of {event.unit}", self._swap(by_rank))).wait()
 
     def _start(self, event: Event, collective: Job, scratch: torch.Tensor | None = None) -> Work:
         """Hand a collective to the courier. Alone in the world there is nobody to wait for: do it here."""

@@ -24,14 +24,17 @@ def clip_grads(
         )
     for unit in units:
         unit.grads.average()
-    norm = global_norm(comm, disjoint_grads(units, used, comm.rank), float(norm_type)) / scale
+    about = f"norms to clip to {max_norm} in L{norm_type}"
+    norm = global_norm(comm, disjoint_grads(units, used, comm.rank), float(norm_type), about) / scale
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for unit in units:
         unit.grads.reduced *= factor.to(unit.device)
     return norm
 
 
-def global_norm(comm: Comm, gradients: Iterable[torch.Tensor], norm_type: float) -> torch.Tensor:
+def global_norm(
+    comm: Comm, gradients: Iterable[torch.Tensor], norm_type: float, about: str = "norms"
+) -> torch.Tensor:
     """The p-norm over every rank's ``gradients``, each element of the model's gradient held by one rank.
 
     The norm of a rank's own shard is not the norm, and the sum of the ranks' norms is not either: powers are
@@ -42,9 +45,9 @@ def global_norm(comm: Comm, gradients: Iterable[torch.Tensor], norm_type: float)
     zero = torch.zeros((), dtype=torch.float64)
     if norm_type == float("inf"):
         mine = torch.stack([zero, *(each.max().cpu() for each in doubles if each.numel())]).max()
-        return comm.exchange(mine).max().float()
+        return comm.exchange(mine, about).max().float()
     mine = sum((each.pow(norm_type).sum().cpu() for each in doubles), zero)
-    return comm.exchange(mine).sum().pow(1.0 / norm_type).float()
+    return comm.exchange(mine, about).sum().pow(1.0 / norm_type).float()
 
 
 def whole_grads(comm: Comm, units: list[FlatUnit], used: set[Span], scale: float) -> dict[str, torch.Tensor]:

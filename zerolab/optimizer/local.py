@@ -20,12 +20,14 @@ class LocalUpdate:
 
     Attributes:
         slices: in the order of the groups.
+        members: of each group, the names of its parameters.
         optimizer: the stock optimizer, None before the first group.
     """
 
     def __init__(self, optimizer_class: type[torch.optim.Optimizer], defaults: dict):
         self.optimizer_class, self.defaults = optimizer_class, defaults
         self.slices: list[Slice] = []
+        self.members: list[str] = []
         self._of_unit: dict[FlatUnit, list[Slice]] = defaultdict(list)
         self.optimizer: torch.optim.Optimizer | None = None
 
@@ -39,6 +41,7 @@ class LocalUpdate:
         else:
             self.optimizer.add_param_group(group)
         self.slices += slices
+        self.members.append(", ".join(each.span.name for each in slices))
         for each in slices:
             self._of_unit[each.unit].append(each)
         return options_of(self.optimizer.param_groups[-1])

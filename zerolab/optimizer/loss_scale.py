@@ -51,7 +51,7 @@ class LossScale:
                 "optimizer.scale(loss).backward()"
             )
         mine = not all(_finite(gradient) for gradient in gradients)
-        overflowed = bool(comm.exchange(torch.tensor(mine, dtype=torch.uint8)).any())
+        overflowed = bool(comm.exchange(torch.tensor(mine, dtype=torch.uint8), "overflows").any())
         if overflowed and self.applied <= SMALLEST:
             raise RuntimeError(
                 f"gradients are not finite, even of a loss scaled by no more than {self.applied:g}: look for "

@@ -31,6 +31,7 @@ from zerolab.optimizer.seats import check_seats, guard_loading, take_seats
 from zerolab.optimizer.settings import (
     check_settings,
     choose,
+    describe_groups,
     engaged,
     group_signature,
     parameter_groups,
@@ -178,7 +179,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
         Comm: a small message that says which parameters anybody used; then the stage's own.
         Raises: RuntimeError on every rank, and before any parameter changes, where ranks issued different
-            collectives; where an fp16 loss was not scaled.
+            collectives or have other hyperparameters; where an fp16 loss was not scaled.
         """
         loss = None
         if closure is not None:
@@ -207,7 +208,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
         reducer = self.engine.reducer
         if not reducer.order_is_agreed:
             reducer.adopt(agree_on_order(self.comm, reducer.units, reducer.completed))
-        return agree_on_used(self.comm, self.engine.trainable)
+        settings = describe_groups(self.param_groups, self.local.members)
+        return agree_on_used(self.comm, self.engine.trainable, settings)
 
     def _update(self, unit: FlatUnit, used: set[Span]) -> None:
         """The local optimizer's step on what this rank owns of one unit."""

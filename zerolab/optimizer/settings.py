@@ -130,17 +130,32 @@ def _form(parameter: nn.Parameter) -> str:
 def group_signature(model: nn.Module, groups: list[dict]) -> list[str]:
     """The parameter groups, a line each, to be held against the other ranks'."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
+    members = [", ".join(names[id(p)] for p in group["params"]) for group in groups]
+    return describe_groups(groups, members)
+
+
+def describe_groups(groups: list[dict], members: list[str]) -> list[str]:
+    """A line for each group: its hyperparameters as they are now, and the names of its parameters."""
     return [
-        f"group {index} with {_keywords(group)} of {', '.join(names[id(p)] for p in group['params'])}"
-        for index, group in enumerate(groups)
+        f"group {index} with {_keywords(group)} of {names}"
+        for index, (group, names) in enumerate(zip(groups, members, strict=True))
     ]
 
 
 def _keywords(keywords: dict) -> str:
-    """Hyperparameters as text, those in a tensor by their values; the parameters themselves are left out."""
+    """Hyperparameters as text, without the parameters themselves.
+
+    Of a tensor its value; on a GPU, where reading it would make the CPU wait for the device, its form.
+    """
     plain = {
-        key: value.tolist() if isinstance(value, torch.Tensor) and not value.is_meta else value
+        key: _value(value) if isinstance(value, torch.Tensor) else value
         for key, value in keywords.items()
         if key != "params"
     }
     return ", ".join(f"{key}={value}" for key, value in sorted(plain.items())) or "no options"
+
+
+def _value(tensor: torch.Tensor):
+    return (
+        tensor.tolist() if tensor.device.type == "cpu" else f"{tuple(tensor.shape)} on {tensor.device.type}"
+    )

@@ -12,7 +12,7 @@ def total(comm: Comm, count: float) -> float:
 
     Raises: ValueError on every rank where a count is negative or not finite.
     """
-    counts = comm.exchange(torch.tensor(float(count), dtype=torch.float64))
+    counts = comm.exchange(torch.tensor(float(count), dtype=torch.float64), "token counts")
     for rank, each in enumerate(counts.tolist()):
         if not each >= 0 or not math.isfinite(each):
             raise ValueError(f"count is {each} on rank {rank}: pass how many tokens it has, 0 or more")
