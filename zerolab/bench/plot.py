@@ -46,6 +46,8 @@ def _bars(axes, names: list[str], values: list[float], title: str, whiskers: lis
 
 
 def _sweep(axes, report: Report) -> None:
+    from matplotlib.ticker import LogLocator
+
     _lines(axes[0], report.by_ranks, [point.world_size for point in report.by_ranks], "ranks")
     millions = [point.psi / 1e6 for point in report.by_parameters]
     _lines(axes[1], report.by_parameters, millions, "million parameters")
@@ -53,7 +55,8 @@ def _sweep(axes, report: Report) -> None:
     axes[1].set(xscale="log", yscale="log")
     axes[1].set_xticks(millions, [f"{each:.0f}" for each in millions], minor=False)
     axes[1].yaxis.set_major_formatter("{x:g}")
-    axes[1].yaxis.set_minor_formatter("{x:g}")
+    axes[1].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes[1].yaxis.set_minor_formatter("")
     axes[1].xaxis.set_minor_formatter("")
     axes[0].legend(frameon=False, fontsize=8)
 
