@@ -13,7 +13,7 @@ class Stage3(Stage):
     """As stage 2, and a parameter is whole only while its unit computes: gathered for forward and backward.
 
     Memory: 16Ψ/N bytes, and the units at work.
-    Comm: 3Ψ less the root unit, which stays whole from forward to backward.
+    Comm: 3Ψ a micro-batch, less the root unit, which stays whole from forward to backward.
     Source: ZeRO §5.3, §7.2.2 (arXiv:1910.02054)
     """
 
