@@ -72,24 +72,27 @@ class DirectComm(Comm):
 
     def _start(self, event: Event, collective: Job, scratch: torch.Tensor | None = None) -> Work:
         """Hand a collective to the courier. Alone in the world there is nobody to wait for: do it here."""
+        noted = self._noted(collective, event)
         if self.world_size == 1:
-            for _ in collective:
+            for _ in noted:
                 pass
-            self.trace.finish(event)
             return Work()
         event.control_bytes = MESSAGE_BYTES
-        job = self._announced(f"{event.op} of {event.unit}", collective, event)
-        return Work([self._courier.carry(job)], scratch=scratch)
+        announced = self._announced(f"{event.op} of {event.unit}", noted)
+        return Work([self._courier.carry(announced)], scratch=scratch)
 
-    def _announced(self, what: str, collective: Job, event: Event | None = None) -> Job:
+    def _noted(self, collective: Job, event: Event) -> Job:
+        """The collective, and its end in the trace."""
+        yield from collective
+        self.trace.finish(event)
+
+    def _announced(self, what: str, collective: Job) -> Job:
         """The collective, with its roll call under way beside its first messages."""
         hear = self._roll.call(what)
         next(collective)
         yield
         hear()
         yield from collective
-        if event is not None:
-            self.trace.finish(event)
 
     def _scratch(self, flat: torch.Tensor) -> torch.Tensor:
         """Where the other ranks' parts of my shard land, a row for each, in rank order."""
@@ -101,9 +104,7 @@ class DirectComm(Comm):
         for to, source in self._peers():
             landing = scratch[source - (source > self.rank)]
             handles += self._trade(self.own(flat, to), to, landing, source, 2 * unit.index, event)
-        yield
-        for handle in handles:
-            handle.wait()
+        yield from _arrival(handles)
         combine = average_in_rank_order if reduces_to_mean(flat.dtype) else add_in_rank_order
         combine(self.own(flat), scratch, self.rank)
 
@@ -113,21 +114,14 @@ class DirectComm(Comm):
         for to, source in self._peers():
             landing = self.own(flat, source)
             handles += self._trade(self.own(flat), to, landing, source, 2 * unit.index + 1, event)
-        yield
-        for handle in handles:
-            handle.wait()
+        yield from _arrival(handles)
 
     def _swap(self, rows: torch.Tensor) -> Job:
         """My row goes to everybody, theirs come into place."""
-        tag = self._first_tag + _EXCHANGE
-        handles = [
-            handle
-            for to, source in self._peers()
-            for handle in self._post(rows[self.rank], to, rows[source], source, tag)
-        ]
-        yield
-        for handle in handles:
-            handle.wait()
+        handles = []
+        for to, source in self._peers():
+            handles += self._post(rows[self.rank], to, rows[source], source, self._first_tag + _EXCHANGE)
+        yield from _arrival(handles)
 
     def _peers(self) -> list[tuple[int, int]]:
         """Whom to send to and receive from, round by round: everybody once, nobody called by all at once."""
@@ -146,6 +140,13 @@ class DirectComm(Comm):
             dist.irecv(incoming, group=self.group, group_src=source, tag=tag),
             dist.isend(outgoing, group=self.group, group_dst=to, tag=tag),
         ]
+
+
+def _arrival(handles: list) -> Job:
+    """What was posted, waited for when the courier comes back to it."""
+    yield
+    for handle in handles:
+        handle.wait()
 
 
 def add_in_rank_order(own: torch.Tensor, others: torch.Tensor, rank: int) -> None:

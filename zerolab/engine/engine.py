@@ -148,7 +148,8 @@ class Engine:
         if been_here and all(unit.whole or self._has_all(unit) for unit in scope.units):
             return
         if not scope.is_root:
-            self._leave_behind(self.at_work)
+            if self.at_work is not None:
+                self._leave_behind(self.at_work)
             self.at_work = scope
         self.gatherer.unshard(scope)
         self.gatherer.start_before(scope)
@@ -157,14 +158,14 @@ class Engine:
         """Whether every parameter of a unit has had its gradient, so that nothing in backward needs it."""
         return unit.trainable and unit.owes_all and not self.reducer.missing[unit]
 
-    def _leave_behind(self, scope: Scope | None) -> None:
+    def _leave_behind(self, scope: Scope) -> None:
         """Backward has come to another scope: what no gradient is on its way to in this one counts as zero.
 
         Another rank may have used that parameter, and has reduced the unit already. To wait for the end of
         backward would be to reduce it after gathers that came later there.
         """
-        for unit in (unit for unit in scope.units if unit.trainable) if scope is not None else ():
-            if self.reducer.give_up(unit):
+        for unit in scope.units:
+            if unit.trainable and self.reducer.give_up(unit):
                 self._close(scope, unit)
 
     def _make_room(self, unit: FlatUnit, span: Span, gradient: torch.Tensor) -> None:
