@@ -9,6 +9,7 @@ import torch
 
 from zerolab.precision import reduces_to_mean
 from zerolab.storages import storage_bytes
+from zerolab.unit.producers import Producers
 from zerolab.unit.sharded import ReducedGradient, as_plain_tensors
 from zerolab.unit.span import Span
 
@@ -21,6 +22,7 @@ class FlatGrads:
         reduced: [S] the gradients of the owned range, summed over micro-batches and ranks, or None.
         averaged: whether ``reduced`` is divided by N: later in fp32, from the start in 16 bits.
         crest_bytes: what gradients took while the last sum was taken over, its old and new buffers together.
+        producers: the GPU streams that wrote to ``local``.
         filled: the spans with a gradient in ``local``.
         used: the spans with a gradient anywhere since they were last cleared.
     """
@@ -30,6 +32,7 @@ class FlatGrads:
     ):
         self.spans, self.padded_numel, self.dtype, self.device = spans, padded_numel, dtype, device
         self.world_size = world_size
+        self.producers = Producers(device)
         self.owned = slice(0, padded_numel)
         self.local: torch.Tensor | None = None
         self.reduced: torch.Tensor | None = None
@@ -60,6 +63,7 @@ class FlatGrads:
         else:
             place.copy_(gradient)
             self.filled.add(span)
+        self.producers.note()
         self.used.add(span)
         if span not in self._markers:
             self._markers[span] = ReducedGradient(span.parameter)
@@ -73,9 +77,13 @@ class FlatGrads:
             self.reduced = self.reduced.clone()
 
     def fill_gaps(self) -> None:
-        """Zero what no gradient was written to: padding, and parameters unused here, zero in the mean."""
+        """Zero what no gradient was written to: padding, and parameters unused here, zero in the mean.
+
+        What was written to, from whatever stream, is complete for what comes after this on the current one.
+        """
         if not self.filled:
             self._open_local()
+        self.producers.join(self.local)
         stop = 0
         for span in self.spans:
             if span in self.filled:
@@ -104,12 +112,16 @@ class FlatGrads:
         return self.reduced if self.averaged else self.reduced / self.world_size
 
     def free_local(self) -> None:
-        """Let this rank's unreduced gradients go."""
+        """Let this rank's unreduced gradients go, on whatever stream they were waited for."""
+        if self.local is not None:
+            self.producers.note()
+            self.producers.hold(self.local)
         self.local = None
 
     def clear(self) -> None:
         """Forget every gradient, as zero_grad does."""
-        self.local = self.reduced = None
+        self.free_local()
+        self.reduced = None
         self.averaged = False
         self.filled.clear()
         self.used.clear()

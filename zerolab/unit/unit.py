@@ -124,6 +124,7 @@ class FlatUnit:
         for span, absent in zip(self.spans, self._absent, strict=True):
             span.parameter.data = absent
             Sharded.take_place(span.parameter, span.layout)
+        self.grads.producers.hold(self.flat)  # where gradients came, parameters were at work
         self.flat.untyped_storage().resize_(0)
         self.whole = False
 

@@ -1,0 +1,39 @@
+"""Producers: the GPU streams that gradients come on, so that what follows waits for all of them.
+
+Autograd runs each node, and its hooks, on the stream its forward ran on. A model that computes on several
+streams writes a unit's gradients from several, while a collective waits for one alone: the one that is
+current when it is issued. And memory that Python lets go of may be given out again while another stream than
+the one it was asked for on still works with it.
+"""
+
+import torch
+
+
+class Producers:
+    """The streams on which one unit's gradients have come since they were last joined. On CPUs, none.
+
+    Args: runtime: what knows the device's streams.
+    """
+
+    def __init__(self, device: torch.device, runtime=torch.cuda):
+        self._device, self._runtime = device, runtime
+        self._streams: set = set()
+
+    def note(self) -> None:
+        """The current stream has written a gradient, or waited for a reduction."""
+        if self._device.type == "cuda":
+            self._streams.add(self._runtime.current_stream(self._device))
+
+    def join(self, buffer: torch.Tensor) -> None:
+        """Have the current stream, which is about to reduce what they wrote to, wait for all of them."""
+        if self._streams:
+            current = self._runtime.current_stream(self._device)
+            for stream in self._streams - {current}:
+                current.wait_stream(stream)
+            self.hold(buffer)
+            self._streams.clear()
+
+    def hold(self, buffer: torch.Tensor) -> None:
+        """Have the allocator keep memory that is let go until all of them are done with it."""
+        for stream in self._streams:
+            buffer.record_stream(stream)
