@@ -68,6 +68,13 @@ def clipped_on_one_rank(optimizer) -> None:
     loss(optimizer).backward()
 
 
+def counted_on_one_rank(optimizer) -> None:
+    loss(optimizer).backward()
+    if odd_one_out(optimizer):
+        optimizer.total(1.0)
+    optimizer.step()
+
+
 def saved_by_one_rank(optimizer) -> None:
     if odd_one_out(optimizer):
         zerolab.save(optimizer, Path("never"))
@@ -93,6 +100,7 @@ DIVERGING = {
     "one more forward and backward": (one_more_backward, (3,), A_GATHER, CONTROL),
     "one more step": (one_more_step, (1, 2), CONTROL, A_REDUCTION),
     "one clips": (clipped_on_one_rank, (1, 2, 3), CONTROL, A_GATHER),
+    "one counts": (counted_on_one_rank, (0, 3), CONTROL + "token counts", CONTROL + "unit order"),
     "one saves": (saved_by_one_rank, (0, 1, 2, 3), "save", ""),
     "one looks inside full_params": (whole_on_one_rank, (3,), A_GATHER + "blocks.0", A_GATHER + "root"),
 }
@@ -191,3 +199,18 @@ def test_several_models_in_one_process_do_not_confuse_each_other():
         return [optimizer.trace.step_number for optimizer in pair]
 
     assert zerolab.launch(train, 2, timeout=60) == [[2, 2]] * 2
+
+
+def test_messages_of_the_user_s_own_on_the_same_group_do_not_meet_the_engine_s():
+    def train() -> list[float]:
+        optimizer = zerolab.ZeroOptimizer(Routed(), torch.optim.SGD, stage=3, lr=0.1)
+        peer, mine, theirs = 1 - optimizer.rank, torch.full((3,), float(optimizer.rank)), torch.zeros(3)
+        waiting = [torch.distributed.irecv(theirs, peer)]
+        loss(optimizer).backward()
+        optimizer.step()
+        waiting.append(torch.distributed.isend(mine, peer))
+        for each in waiting:
+            each.wait()
+        return theirs.tolist()
+
+    assert zerolab.launch(train, 2, timeout=60) == [[1.0] * 3, [0.0] * 3]

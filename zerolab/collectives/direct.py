@@ -2,6 +2,7 @@
 
 import itertools
 import weakref
+import zlib
 from typing import final
 
 import torch
@@ -13,9 +14,11 @@ from zerolab.collectives.rollcall import MESSAGE_BYTES, RollCall
 from zerolab.precision import reduces_to_mean
 from zerolab.trace import Event, Trace
 
-_TAGS = 2**20
-_ROLL_CALL, _EXCHANGE = _TAGS - 1, _TAGS - 2
-"""How many tags one Comm has for itself: two for each of half a million units, and the last two as named."""
+_TAGS, _EXCHANGES = 2**20, 2**12
+"""How many tags one Comm has for itself: two for each of half a million units, some for the exchanges of
+small messages, by what they are about, as those differ in size; and the last for the roll call. The first
+2**20 are left to the user.
+"""
 
 _comms: "weakref.WeakKeyDictionary[dist.ProcessGroup, itertools.count]" = weakref.WeakKeyDictionary()
 """How many Comms each group has had: several models on one group must not take each other's messages."""
@@ -32,8 +35,8 @@ class DirectComm(Comm):
     def __init__(self, group: dist.ProcessGroup, trace: Trace):
         super().__init__(group, trace, control=group)
         number = next(_comms.setdefault(group, itertools.count()))
-        self._first_tag = number % 1024 * _TAGS
-        self._roll = RollCall(group, self._first_tag + _ROLL_CALL)
+        self._first_tag = (1 + number % 1023) * _TAGS
+        self._roll = RollCall(group, self._first_tag + _TAGS - 1)
         self._courier = Courier()
 
     @property
@@ -67,8 +70,8 @@ class DirectComm(Comm):
 
     def _share(self, rows: torch.Tensor, event: Event) -> None:
         event.wire_bytes += MESSAGE_BYTES
-        by_rank = as_bytes(rows.view(self.world_size, -1))
-        self._courier.carry(self._announced(f"exchange of {event.unit}", self._swap(by_rank))).wait()
+        swap = self._swap(as_bytes(rows.view(self.world_size, -1)), zlib.crc32(event.unit.encode()))
+        self._courier.carry(self._announced(f"exchange of {event.unit}", swap)).wait()
 
     def _start(self, event: Event, collective: Job, scratch: torch.Tensor | None = None) -> Work:
         """Hand a collective to the courier. Alone in the world there is nobody to wait for: do it here."""
@@ -116,11 +119,12 @@ class DirectComm(Comm):
             handles += self._trade(self.own(flat), to, landing, source, 2 * unit.index + 1, event)
         yield from _arrival(handles)
 
-    def _swap(self, rows: torch.Tensor) -> Job:
+    def _swap(self, rows: torch.Tensor, subject: int) -> Job:
         """My row goes to everybody, theirs come into place."""
+        tag = self._first_tag + _TAGS - 2 - subject % _EXCHANGES
         handles = []
         for to, source in self._peers():
-            handles += self._post(rows[self.rank], to, rows[source], source, self._first_tag + _EXCHANGE)
+            handles += self._post(rows[self.rank], to, rows[source], source, tag)
         yield from _arrival(handles)
 
     def _peers(self) -> list[tuple[int, int]]:
