@@ -153,3 +153,44 @@ def test_other_optimizers_and_frozen_parameters(precision: str, name: str):
             stage, 2, frozen_in_part, text, optimizer_class, precision=precision, **defaults
         )
         assert report.ok, report
+
+
+def write_in_place(model) -> None:
+    with torch.no_grad():
+        for p in model.parameters():
+            p.fill_(0.75)
+
+
+def write_through_data(model) -> None:
+    for p in model.parameters():
+        p.data.clamp_(0.75, 0.75)
+
+
+def load_a_state_dict(model) -> None:
+    model.load_state_dict({name: torch.full_like(value, 0.75) for name, value in model.state_dict().items()})
+
+
+@pytest.mark.parametrize("precision", ["mixed", "fp32"])
+@pytest.mark.parametrize("write", [write_in_place, write_through_data, load_a_state_dict])
+def test_what_is_written_to_parameters_is_what_is_trained_and_saved(write, precision: str, tmp_path):
+    """Not only inside full_params(): below stage 3 parameters are there to be written to at any time."""
+
+    def train(stage: int) -> tuple:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+        optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=stage, precision=precision, lr=0.5)
+        inputs = torch.ones(2, 8, dtype=model[0].weight.dtype)
+        model(inputs).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        write(model)
+        zerolab.export(optimizer, tmp_path / f"{stage}.pt")
+        written = model[0].weight.clone()
+        (0 * model(inputs)).sum().backward()
+        optimizer.step()
+        return written, model[0].weight.clone()
+
+    for stage in (0, 1, 2):
+        for written, after in zerolab.launch(train, 2, stage):
+            assert (written == 0.75).all() and (after == 0.75).all()
+        assert all((value == 0.75).all() for value in torch.load(tmp_path / f"{stage}.pt").values())

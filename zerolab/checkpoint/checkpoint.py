@@ -91,7 +91,7 @@ def _extra_key(rank: int) -> str:
 def _held(optimizer: ZeroOptimizer, states: list[dict]) -> Iterator[tuple[FlatUnit, Span, Piece]]:
     """All this rank holds of each parameter and of its optimizer state, ``states``, by slice."""
     for unit in optimizer.units:
-        values = unit.shard if unit.master is None else unit.master
+        values = unit.values()
         for span in unit.spans:
             part = span.within(unit.owned.start, unit.owned.stop)
             yield unit, span, _piece(f"model.{span.name}", unit, span, part, values[part])

@@ -51,7 +51,7 @@ def export(optimizer: ZeroOptimizer, path: str | Path) -> None:
 
 def _write_unit(optimizer: ZeroOptimizer, unit: FlatUnit, archive: "Archive") -> None:
     """Gather the unit's parameters, as they are optimized, and have rank 0 write them."""
-    values = _optimized(unit)
+    values = unit.values()
     flat = torch.zeros(unit.padded_numel, dtype=values.dtype, device=unit.device)
     flat[unit.owned] = values
     optimizer.comm.all_gather(flat, unit).wait()
@@ -61,10 +61,6 @@ def _write_unit(optimizer: ZeroOptimizer, unit: FlatUnit, archive: "Archive") ->
             archive.write(span.parameter, span.view(flat))
 
     from_rank_0(optimizer.comm, write)
-
-
-def _optimized(unit: FlatUnit) -> torch.Tensor:
-    return unit.shard if unit.master is None else unit.master
 
 
 class Archive:
@@ -78,7 +74,8 @@ class Archive:
         """Open the file and write the pickle, and all the tensors that are not the optimizer's: buffers."""
         if self.path.is_dir():
             raise IsADirectoryError(f"{self.path} is a folder: export to a file in it")
-        ours = {span.parameter: _optimized(unit).dtype for unit in optimizer.units for span in unit.spans}
+        dtypes = [(unit.values().dtype, unit) for unit in optimizer.units]
+        ours = {span.parameter: dtype for dtype, unit in dtypes for span in unit.spans}
         # Parameters themselves, where state_dict would detach them: those that are away let nobody do that.
         state_dict = optimizer.model.state_dict(keep_vars=True)
         pickled, self.records = _pickle_by_reference(state_dict, lambda t: ours.get(t, t.dtype))

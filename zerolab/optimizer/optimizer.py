@@ -213,7 +213,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     def _update(self, unit: FlatUnit, used: set[Span]) -> None:
         """The local optimizer's step on what this rank owns of one unit."""
-        event = self.trace.begin("update", unit.name, unit.master, unit.describe(unit.owned))
+        event = self.trace.begin("update", unit.name, unit.values(), unit.describe(unit.owned))
         unit.grads.average()
         self.local.step(unit, used, self._gradient_scale)
         unit.publish()

@@ -164,16 +164,30 @@ class FlatUnit:
             self.shard.copy_(self.master)
 
     def write_back(self) -> None:
-        """Keep what was written to the whole parameters, in the shard and in the master.
-
-        A master keeps its own digits wherever rounding them gives the parameter that is there.
-        """
-        written = self.flat[self.owned]
+        """Keep what was written to the whole parameters, in the shard and in the master."""
         if self.shard.untyped_storage()._cdata != self.flat.untyped_storage()._cdata:
-            self.shard.copy_(written)
-        if self.master is not None and self.master is not self.shard:
-            changed = self.master.to(self.dtype) != written
-            self.master[changed] = written[changed].to(self.master.dtype)
+            self.shard.copy_(self.flat[self.owned])
+        self.heed_writes()
+
+    @torch.no_grad()
+    def heed_writes(self) -> None:
+        """Have the master follow what somebody wrote to the parameters, as load_state_dict does.
+
+        It keeps its own digits wherever rounding them gives the parameter that is there.
+        Memory: scratch of three times the largest slice.
+        """
+        if self.master is None or self.master is self.shard:
+            return
+        for span in self.spans:
+            part = span.within(self.owned.start, self.owned.stop)
+            own, there = self.master[part], self.shard[part]
+            own.copy_(torch.where(own.to(self.dtype) == there, own, there.to(own.dtype)))
+
+    def values(self) -> torch.Tensor:
+        """[S] the owned parameters with all the digits there are: what is updated, and what is saved."""
+        if self.whole:
+            self.heed_writes()
+        return self.shard if self.master is None else self.master
 
     def mark_updated(self) -> None:
         """Move the version counters on, so that backward through an older forward is an error."""
