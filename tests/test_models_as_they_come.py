@@ -100,12 +100,16 @@ def checkpoint_one_block_twice_reentrantly(model, optimizer, x) -> None:
     optimizer.step()
 
 
-LOOPS = (
-    step_with_a_closure,
-    clamp_the_weights,
-    keep_the_graph_of_the_gradients,
+def checkpoint_the_whole_model_reentrantly(model, optimizer, x) -> None:
+    checkpoint(model, x.requires_grad_(), use_reentrant=True).square().mean().backward()
+    optimizer.step()
+
+
+LOOPS = (step_with_a_closure, clamp_the_weights, keep_the_graph_of_the_gradients)
+REENTRANT = (
     checkpoint_reentrantly,
     checkpoint_one_block_twice_reentrantly,
+    checkpoint_the_whole_model_reentrantly,
 )
 
 
@@ -116,10 +120,28 @@ def test_loops_of_the_users_own_are_the_same_at_every_stage(loop):
         lambda: [train(stage, loop) for stage in range(4)], 2, timeout=60
     ):
         for found in others:
-            if isinstance(expected, str):
-                assert "use_reentrant=False" in expected and "use_reentrant=False" in found
-            else:
-                assert plain.differing(found, expected) == []
+            assert plain.differing(found, expected) == []
+
+
+def gradient_penalty():
+    def losses(model, x, step):
+        loss = model(x.requires_grad_()).square().mean()
+        (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+        yield loss + slope.square().sum()
+
+    return Net, losses
+
+
+def test_gradients_of_gradients_have_the_same_bits_below_stage_3_and_are_refused_at_it():
+    plain.assert_same_bits(gradient_penalty, 2, (0, 1, 2))
+    for found in zerolab.launch(plain.compare, 2, gradient_penalty, (3,), timeout=60):
+        assert "modified by an inplace operation" in found[3]
+
+
+@pytest.mark.parametrize("loop", REENTRANT, ids=lambda loop: loop.__name__.replace("_", " "))
+def test_reentrant_checkpoints_are_refused_with_the_way_out(loop):
+    for rank in zerolab.launch(lambda: [train(stage, loop) for stage in range(4)], 2, timeout=60):
+        assert all("use_reentrant=False" in found for found in rank)
 
 
 def test_weights_tied_through_their_data_are_refused_because_they_would_come_apart():

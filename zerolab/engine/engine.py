@@ -19,6 +19,7 @@ from torch import nn
 
 from zerolab.engine.gather import Gatherer
 from zerolab.engine.hook import Hook
+from zerolab.engine.passes import NESTED, inside_backward, inside_reentrant_checkpoint, pass_number
 from zerolab.engine.reduction import Reducer
 from zerolab.engine.scopes import Scope, tensors_in
 from zerolab.measure import Gauge
@@ -57,6 +58,7 @@ class Engine:
         self.reducer.order = sorted(reversed(self.trainable), key=roots.__contains__)
         self.in_backward = False
         self.at_work: Scope | None = None
+        self.pass_number = -1
         for scope in scopes:
             self._install(scope)
         model.register_forward_pre_hook(Hook(self._begin_forward), prepend=True)  # the last: to run first
@@ -79,12 +81,12 @@ class Engine:
 
     def _notice_broken_backward(self, module: nn.Module, args: tuple) -> None:
         """A module is called. A backward pass that is still open then was broken off by an exception."""
-        if self.in_backward and not _inside_backward():
+        if self.in_backward and not inside_backward():
             self._abandon_backward()
 
     def _begin_forward(self, model: nn.Module, args: tuple) -> None:
         """The whole model is called: the order of its scopes begins anew."""
-        if not _inside_backward():
+        if not inside_backward():
             self.gatherer.rewind()
 
     def _enter(self, scope: Scope, module: nn.Module, args: tuple, kwargs: dict) -> None:
@@ -92,7 +94,7 @@ class Engine:
         scope.depth += 1
         if scope.depth > 1:
             return
-        if _inside_backward():
+        if inside_backward():
             self.gatherer.unshard(scope)
             return
         scope.expects_backward = False
@@ -112,7 +114,7 @@ class Engine:
         for tensor in differentiable:
             tensor.register_hook(lambda gradient: self._before_backward(scope))
         scope.expects_backward |= bool(differentiable)
-        if scope.depth > 0 or _inside_backward():
+        if scope.depth > 0 or inside_backward():
             return
         if scope.is_root:
             self.gatherer.discard_unused()
@@ -134,6 +136,9 @@ class Engine:
     def _open_backward(self) -> None:
         """The first sign of a backward pass: note what it owes, and ask autograd to call when it ends."""
         if not self.in_backward:
+            if inside_reentrant_checkpoint():
+                raise RuntimeError(NESTED)
+            self.pass_number = pass_number()
             self.in_backward, self.at_work = True, None
             self.trace.phase = "backward"
             self.reducer.expect()
@@ -170,6 +175,8 @@ class Engine:
 
     def _make_room(self, unit: FlatUnit, span: Span, gradient: torch.Tensor) -> None:
         self._open_backward()
+        if pass_number() != self.pass_number:
+            raise RuntimeError(NESTED)
         self.reducer.make_room(unit, span)
 
     def _collect(self, scope: Scope, unit: FlatUnit, span: Span, parameter: nn.Parameter) -> None:
@@ -270,8 +277,3 @@ class Engine:
             unit.leave_storage()
             self.gatherer.reshard([unit])
         return lost
-
-
-def _inside_backward() -> bool:
-    """Whether autograd is running on this thread, so that a forward now is a checkpoint's recomputation."""
-    return torch._C._current_graph_task_id() != -1

@@ -58,7 +58,7 @@ class Reducer:
         if span not in self.missing[unit]:
             raise RuntimeError(
                 f"{span.name} receives a second gradient in one backward pass, after its unit may have been "
-                "reduced. Reentrant checkpointing does that: pass use_reentrant=False to checkpoint()"
+                "reduced: make a backward pass for each, under optimizer.no_sync() where they belong to one"
             )
         unit.grads.make_room(span)
 

@@ -1,0 +1,31 @@
+"""Where a hook finds itself in autograd's work: outside of it, in a backward pass, in one inside another."""
+
+import sys
+
+import torch
+from torch.utils.checkpoint import CheckpointFunction
+
+NESTED = (
+    "a backward pass inside another, as reentrant checkpointing makes one for each segment: nothing tells "
+    "then when a unit's gradients are complete. Pass use_reentrant=False to checkpoint(), for the same values"
+)
+
+
+def pass_number() -> int:
+    """Which backward pass is running on this thread; -1 where none is."""
+    return torch._C._current_graph_task_id()
+
+
+def inside_backward() -> bool:
+    """Whether autograd is running on this thread, so that a forward now is a checkpoint's recomputation."""
+    return pass_number() != -1
+
+
+def inside_reentrant_checkpoint() -> bool:
+    """Whether a backward pass that begins now is one that such a checkpoint makes inside the user's own."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is CheckpointFunction.backward.__code__:
+            return True
+        frame = frame.f_back
+    return False
