@@ -197,6 +197,7 @@ def test_a_run_that_would_not_be_the_same_is_not_resumed(flags, complaint, tmp_p
         ("--save /dev/null/runs", r"--save: '/dev/null/runs' must be a folder that can be written"),
         (f"--save {__file__}", r"--save: .* must be a folder that can be written"),
         ("--save-every 0", r"--save-every: '0': pass a whole number of 1 or more"),
+        ("--stag 1", r"unrecognized arguments: --stag 1"),
         ("--resume no/such/folder", r"--resume: no checkpoint in .*no/such/folder"),
         (f"--resume {__file__}", r"--resume: no checkpoint in"),
     ],
@@ -207,6 +208,12 @@ def test_a_bad_flag_is_named_with_its_bound_before_anything_starts(flags, compla
         main(["train", *flags.split()])
     assert stopped.value.code == 2
     assert re.search(complaint.replace("'", "['\"]?"), capsys.readouterr().err)
+
+
+def test_checkpoints_that_would_go_nowhere_are_refused(capsys, monkeypatch):
+    monkeypatch.setattr(train, "launch", lambda *args: pytest.fail("ranks were started"))
+    assert main(["train", "--save-every", "5"]) == 2
+    assert "--save-every=5 without --save: say where, as in --save runs/a" in capsys.readouterr().err
 
 
 def test_a_world_size_that_contradicts_the_launcher_is_refused(capsys, monkeypatch):

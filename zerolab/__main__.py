@@ -31,7 +31,7 @@ def build_parser(chosen: str | None) -> argparse.ArgumentParser:
     parser = Parser(prog="python -m zerolab", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module, summary) in COMMANDS.items():
-        command = commands.add_parser(name, help=summary, description=summary)
+        command = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
         if name == chosen:
             importlib.import_module(module).add_arguments(command)
     return parser

@@ -222,6 +222,8 @@ def run(args: Namespace) -> int:
     """Train on ranks started here, or be one of those a launcher has started."""
     given = {name: value for name, value in vars(args).items() if name != "command"}
     world_size, launched = given.pop("world_size", None), launched_world_size()
+    if "save_every" in given and "save" not in given:
+        raise ValueError(f"--save-every={given['save_every']} without --save: say where, as in --save runs/a")
     config = replace(RECIPES[given.get("model", "gpt-tiny")], **given)
     if launched is None:
         try:

@@ -149,11 +149,11 @@ def nccl() -> str:
 
 def two_ranks_add(backend: str) -> str:
     """Start two ranks, and have them add up one from each."""
+    import torch
+
     from zerolab.launcher import launch
 
     def add() -> float:
-        import torch
-
         ones = torch.ones(1, device="cuda" if backend == "nccl" else "cpu")
         torch.distributed.all_reduce(ones)
         return ones.item()
