@@ -122,7 +122,7 @@ def test_the_first_difference_is_named(name: str, stage: int, monkeypatch, tmp_p
     assert f"{odd}" in said.split(" on rank 2")[0]
     assert others in said
     assert not any(tmp_path.iterdir())
-    assert "pass units= with the module that holds all branches" in said
+    assert "pass units=[], which makes the whole model one unit" in said
 
 
 def another_rate(optimizer) -> None:

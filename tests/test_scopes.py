@@ -97,7 +97,9 @@ def test_scopes_that_cannot_be_are_refused_with_the_way_out():
     model = Net()
     with pytest.raises(ValueError, match=r"Linear is not a submodule of the Net.*model\.modules\(\)"):
         find_scopes(model, [nn.Linear(2, 2)])
-    with pytest.raises(ValueError, match="Net is not a submodule"):
+    with pytest.raises(ValueError, match="'nope' is not a submodule"):
+        find_scopes(model, ["nope"])
+    with pytest.raises(ValueError, match=r"Net is the model itself: pass units=\[\]"):
         find_scopes(model, [model])
     with pytest.raises(ValueError, match=r"'blocks.0.first' lies inside 'blocks.0'"):
         find_scopes(model, [model.blocks[0], model.blocks[0].first])

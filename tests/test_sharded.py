@@ -261,3 +261,15 @@ def test_every_use_of_a_reduced_gradient_is_an_error_that_says_how(stage: int):
 
     for wrong in on_two_ranks(use, stage):
         assert wrong == []
+
+
+@pytest.mark.parametrize("move", [nn.Module.half, nn.Module.double, lambda model: model.to(torch.bfloat16)])
+def test_to_move_or_cast_a_sharded_model_says_when_it_can_be_done(move):
+    def attempt() -> str:
+        model, _ = build()
+        with pytest.raises(RuntimeError) as refused:
+            move(model)
+        return str(refused.value)
+
+    for said in on_two_ranks(attempt):
+        assert "move or cast a model, do so before the optimizer is built" in said

@@ -267,8 +267,8 @@ show_source(FlatUnit._adopt)
 # ## Overlap, seen in a real step
 #
 # Four linear layers, two ranks, stage 0. Each parameter's hook notes the moment its gradient is ready; the
-# optimizer's trace has the moments at which each all-reduce started and at which the engine had waited for
-# it. `reduces_in_flight` says how many may be under way when the next unit's gradients arrive: with 0 each
+# optimizer's trace has the moments at which each all-reduce started and at which its result was there.
+# `reduces_in_flight` says how many may be under way when the next unit's gradients arrive: with 0 each
 # is waited for on the spot.
 
 
@@ -287,7 +287,7 @@ def watch_backward(in_flight):
     return figures.in_order(ready, optimizer.trace.step(0))
 
 
-# %%
+# %% tags=["nbval-ignore-output"]
 runs = {f"reduces_in_flight={n}": zerolab.launch(watch_backward, 2, n)[0] for n in (0, 1)}
 show(figures.timeline, height=3.6, runs=runs)
 

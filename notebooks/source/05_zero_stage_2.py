@@ -383,7 +383,11 @@ print(f"the norm was above 0.1: {too_large}; the whole gradient's is now {after:
 # > **Difficulty 2 of 5 · 10 minutes.** Write `reduce_and_keep`, which every rank calls once for
 # > each micro-batch of a step:
 # >
-# > kept = None for flat in gradients_of_the_micro_batches: kept = reduce_and_keep(flat, kept)
+# > ```python
+# > kept = None
+# > for flat in gradients_of_the_micro_batches:
+# >     kept = reduce_and_keep(flat, kept)
+# > ```
 # >
 # > - `flat` is this rank's gradient, one whole flat buffer, yours to spoil.
 # > - Return this rank's shard of the sum over all ranks *and* all micro-batches so far.

@@ -55,9 +55,9 @@ class RollCall:
         raise RuntimeError(
             f"ranks took different paths. Collective {number} since the optimizer was built is "
             f"{_text(theirs)} on rank {before} and {_text(mine)} on rank {self.rank}. "
-            "Every rank must make as many passes, steps and saves as the others, through the same units. "
-            "Where the path depends on the data: use a stage below 3, or run every branch on every rank, "
-            "or pass units= with the module that holds all branches"
+            "Every rank must make as many passes, steps and saves as the others. Where at stage 3 the path "
+            "depends on the data: pass units=[], which makes the whole model one unit, or units=[module] "
+            "with one whose own forward has all branches; or run every branch on every rank, or take stage 2"
         )
 
 

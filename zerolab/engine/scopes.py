@@ -101,9 +101,13 @@ def _homes(model: nn.Module, chosen: list[nn.Module]) -> dict[int, nn.Module]:
 def _check(model: nn.Module, names: dict[int, str], modules: list[nn.Module]) -> list[nn.Module]:
     """The modules a user gave as units, if they can be."""
     for module in modules:
-        if id(module) not in names or module is model:
+        if module is model:
             raise ValueError(
-                f"units: {type(module).__name__} is not a submodule of the {type(model).__name__} given: "
+                f"units: {type(model).__name__} is the model itself: pass units=[] to gather it as one unit"
+            )
+        if id(module) not in names:
+            raise ValueError(
+                f"units: {_shown(module)} is not a submodule of the {type(model).__name__} given: "
                 "pass modules found in model.modules(), for example list(model.blocks)"
             )
         nested = [
@@ -115,6 +119,10 @@ def _check(model: nn.Module, names: dict[int, str], modules: list[nn.Module]) ->
                 "can belong to one unit only: pass either the outer or the inner module"
             )
     return list(dict.fromkeys(modules))
+
+
+def _shown(value) -> str:
+    return type(value).__name__ if isinstance(value, nn.Module) else repr(value)
 
 
 def tensors_in(tree) -> Iterator[torch.Tensor]:

@@ -93,7 +93,11 @@ def worker_error(cause: Failure, done: set[int], stack: str) -> WorkerError:
     """The error to raise for the first cause; `stack` is what the rank's crash handler wrote, if it did."""
     parts = [cause.describe()]
     if cause.severity == 2 and done:
-        parts.append(f"{name_ranks(done)} had returned by then: do all ranks call the same collectives?")
+        parts[0] = (
+            f"rank {cause.rank} failed: it waited for a message of {name_ranks(done)}, which had returned by "
+            "then. Every rank must make as many passes, steps, saves and other collectives as the others. In "
+            f"its own words: {cause.summary}"
+        )
     if stack:
         parts.append(f"its stack (most recent call last):\n{stack}")
     if cause.traceback:

@@ -108,8 +108,9 @@ def signature(
     parameters = [
         f"{name} {_form(p)} in unit {scope.name}" for scope in scopes for name, p in scope.parameters
     ]
+    options = ", ".join(_keywords(defaults))
     return [
-        f"{stage.__name__} in {precision} with {_full_name(optimizer_class)}({_keywords(defaults)})",
+        f"{stage.__name__} in {precision} with {_full_name(optimizer_class)}({options})",
         f"prefetch {prefetch}",
         *parameters,
     ]
@@ -135,24 +136,25 @@ def group_signature(model: nn.Module, groups: list[dict]) -> list[str]:
 
 
 def describe_groups(groups: list[dict], members: list[str]) -> list[str]:
-    """A line for each group: its hyperparameters as they are now, and the names of its parameters."""
-    return [
-        f"group {index} with {_keywords(group)} of {names}"
-        for index, (group, names) in enumerate(zip(groups, members, strict=True))
-    ]
+    """A line for each group's parameters and each of its hyperparameters as they are now."""
+    lines = []
+    for index, (group, names) in enumerate(zip(groups, members, strict=True)):
+        lines.append(f"group {index} of {names}")
+        lines += [f"group {index} with {each}" for each in _keywords(group)]
+    return lines
 
 
-def _keywords(keywords: dict) -> str:
-    """Hyperparameters as text, without the parameters themselves.
+def _keywords(keywords: dict) -> list[str]:
+    """Hyperparameters as texts, without the parameters themselves.
 
     Of a tensor its value; on a GPU, where reading it would make the CPU wait for the device, its form.
     """
     plain = {
         key: _value(value) if isinstance(value, torch.Tensor) else value
         for key, value in keywords.items()
-        if key != "params"
+        if key not in ("params", "initial_lr")  # which a scheduler keeps for itself
     }
-    return ", ".join(f"{key}={value}" for key, value in sorted(plain.items())) or "no options"
+    return [f"{key}={value}" for key, value in sorted(plain.items())]
 
 
 def _value(tensor: torch.Tensor):

@@ -57,7 +57,8 @@ class Sharded(nn.Parameter):
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         if func.__name__ in _LAYOUT:
             args = (args[0].layout_when_whole, *args[1:])
-        return _describe_or_refuse(_PARAMETER_AWAY, func, args, kwargs)
+        refusal = _NOT_MOVED if func.__name__ in _MOVES else _PARAMETER_AWAY
+        return _describe_or_refuse(refusal, func, args, kwargs)
 
     def __repr__(self) -> str:
         return f"Sharded(shape={tuple(self.shape)}, dtype={self.dtype}, requires_grad={self.requires_grad})"
@@ -98,6 +99,8 @@ _PARAMETER_AWAY = (
     "this parameter is sharded: use full_params(), as in `with optimizer.full_params(): ...` on every rank, "
     "which makes parameters whole for as long as it is open"
 )
+_MOVES = {"to", "cuda", "cpu", "half", "float", "double", "bfloat16", "type"}
+_NOT_MOVED = f"{_PARAMETER_AWAY}. To move or cast a model, do so before the optimizer is built"
 _GRADIENT_AWAY = (
     "this gradient was moved into the optimizer's flat buffer and is not in parameter.grad. Clip with "
     "optimizer.clip_grad_norm_(max_norm), clear with optimizer.zero_grad(), read with optimizer.full_grads()"
