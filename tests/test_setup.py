@@ -147,7 +147,7 @@ def test_zerolab_torch_cpu_takes_the_cpu_build_from_binders_index(machine: Machi
     *first, second = [call for call in calls if "pip install" in call]
     if sys.platform == "linux":
         assert len(first) == 1 and first[0].endswith(f"--no-deps {index} {torch}+cpu")
-    assert second.endswith("-r requirements.txt -e .")
+    assert second.endswith("-r requirements.txt --config-settings editable_mode=compat -e .")
     assert machine.zero("verify")[2] == ["-c ", "-m zerolab verify"], "the choice is remembered"
     assert any("-m venv" in call for call in machine.zero("verify", ZEROLAB_TORCH="default")[2])
 
