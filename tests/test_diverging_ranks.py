@@ -1,5 +1,6 @@
 """Promise: ranks whose control flow parts are told so at the first collective that differs; none hangs."""
 
+import pickle
 import sys
 from pathlib import Path
 
@@ -163,6 +164,22 @@ def test_hyperparameters_that_differ_are_named_before_any_parameter_changes(chan
         assert SETTINGS[change] in said and "rank 2 has" in said
 
 
+@pytest.mark.parametrize(
+    "value", [lambda step: 1.0, object(), {"a", "b", "c"}, (torch.ones(2), 0.9), "decay"]
+)
+def test_what_only_looks_different_on_ranks_that_agree_is_accepted(value):
+    def train() -> int:
+        spent = [object() for _ in range(100 * torch.distributed.get_rank())]  # so that addresses differ
+        group = {"params": list((model := Routed()).parameters()), "name": "all of them"}
+        optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, params=[group], lr=0.1)
+        optimizer.param_groups[0]["mine"] = pickle.loads(cloudpickle.dumps(value))
+        loss(optimizer).backward()
+        optimizer.step()
+        return optimizer.trace.step_number + 0 * len(spent)
+
+    assert zerolab.launch(train, 2, timeout=60) == [1, 1]
+
+
 def test_a_norm_to_clip_to_that_differs_is_named():
     def train() -> None:
         optimizer = zerolab.ZeroOptimizer(Routed(), torch.optim.SGD, stage=2, lr=0.1)
@@ -199,6 +216,32 @@ def test_several_models_in_one_process_do_not_confuse_each_other():
         return [optimizer.trace.step_number for optimizer in pair]
 
     assert zerolab.launch(train, 2, timeout=60) == [[2, 2]] * 2
+
+
+def test_names_too_long_for_the_roll_call_are_told_apart_and_shown_by_their_ends():
+    name = "a_container_whose_name_alone_is_longer_than_the_message"
+
+    def train() -> None:
+        model = torch.nn.ModuleDict({name: torch.nn.ModuleList(torch.nn.Linear(3, 3) for _ in range(2))})
+        zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=3, lr=0.1)
+        model[name][torch.distributed.get_rank()](torch.ones(2, 3))
+
+    with pytest.raises(zerolab.WorkerError, match=r"message\.[01] on rank \d and .*message\.[01] on rank \d"):
+        zerolab.launch(train, 2, timeout=60)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "mixed_fp32_grads"])
+def test_gradients_that_one_rank_gathers_are_not_taken_for_parameters(precision: str):
+    def train() -> None:
+        optimizer = zerolab.ZeroOptimizer(Routed(), torch.optim.SGD, stage=2, precision=precision, lr=0.1)
+        for _ in range(2):
+            loss(optimizer).backward()
+            if odd_one_out(optimizer) and optimizer.trace.step_number == 1:
+                optimizer.full_grads()
+            optimizer.step()
+
+    with pytest.raises(zerolab.WorkerError, match=r"all_gather of gradients of blocks\.0 on rank"):
+        zerolab.launch(train, 2, timeout=60)
 
 
 def test_messages_of_the_user_s_own_on_the_same_group_do_not_meet_the_engine_s():

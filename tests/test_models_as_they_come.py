@@ -132,6 +132,18 @@ def gradient_penalty():
     return Net, losses
 
 
+def gradients_by_hand():
+    def losses(model, x, step):
+        yield model(x).square().mean()
+        yield lambda: torch.autograd.grad(model(x).sum(), list(model.parameters()))
+
+    return Net, losses
+
+
+def test_gradients_that_are_asked_for_by_hand_leave_those_of_a_backward_alone():
+    plain.assert_same_bits(gradients_by_hand, 2, (0, 1, 2))
+
+
 def test_gradients_of_gradients_have_the_same_bits_below_stage_3_and_are_refused_at_it():
     plain.assert_same_bits(gradient_penalty, 2, (0, 1, 2))
     for found in zerolab.launch(plain.compare, 2, gradient_penalty, (3,), timeout=60):

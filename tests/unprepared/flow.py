@@ -130,6 +130,59 @@ def a_weight_that_is_only_looked_through_beside_one_that_is_chosen():
     return lambda: Net(Constant), squares
 
 
+class Around(nn.Module):
+    """Calls its neighbour in the middle of its own forward, with weights of its own before and after."""
+
+    def __init__(self):
+        super().__init__()
+        self.w, self.v = (nn.Parameter(torch.eye(WIDTH) * scale) for scale in (0.5, 0.7))
+
+    def forward(self, x, inner):
+        linear = nn.functional.linear
+        return linear(inner(linear(x, self.w.detach())), self.v)
+
+
+@case
+def a_block_that_calls_its_neighbour_midway_and_looks_through_a_weight_before():
+    class Nested(Net):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList([Around(), Block()])
+
+        def forward(self, x):
+            return self.after(self.blocks[0](self.before(x), self.blocks[1]))
+
+    return Nested, squares
+
+
+class Recomputing(torch.autograd.Function):
+    """A checkpoint of somebody's own: in backward it differentiates inside, for its input alone."""
+
+    @staticmethod
+    def forward(context, module, x):
+        context.module = module
+        context.save_for_backward(x.detach())
+        with torch.no_grad():
+            return module(x)
+
+    @staticmethod
+    def backward(context, gradient):
+        x = context.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad():
+            y = context.module(x)
+        return None, torch.autograd.grad(y, x, gradient)[0]
+
+
+@case
+def a_backward_inside_backward_for_an_input_between_two_uses_of_a_block():
+    class Twice(Net):
+        def forward(self, x):
+            x = self.blocks[2](self.blocks[0](self.before(x)))
+            return self.after(self.blocks[2](Recomputing.apply(self.blocks[1], x)))
+
+    return Twice, squares
+
+
 class Refusal(Exception):
     pass
 

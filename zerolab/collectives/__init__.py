@@ -11,12 +11,12 @@ A tensor here is always a whole flat buffer of ``world_size`` equal shards, and 
 
 import torch.distributed as dist
 
-from zerolab.collectives.base import Comm, Subject, Work
+from zerolab.collectives.base import GRADIENTS_FROM, Comm, Subject, Work
 from zerolab.collectives.direct import DirectComm
 from zerolab.collectives.native import NativeComm
 from zerolab.trace import Trace
 
-__all__ = ["Comm", "DirectComm", "NativeComm", "Subject", "Work", "connect"]
+__all__ = ["GRADIENTS_FROM", "Comm", "DirectComm", "NativeComm", "Subject", "Work", "connect"]
 
 
 def connect(group: dist.ProcessGroup | None, trace: Trace) -> Comm:

@@ -12,6 +12,9 @@ import torch.distributed as dist
 
 from zerolab.trace import CONTROL, Event, Trace
 
+GRADIENTS_FROM = 2**18
+"""The indices of units end here; their gradients, as a subject of their own, have those from here on."""
+
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory as bytes: what is only carried may be of any dtype, also one gloo does not know."""

@@ -15,9 +15,9 @@ from zerolab.precision import reduces_to_mean
 from zerolab.trace import Event, Trace
 
 _TAGS, _EXCHANGES = 2**20, 2**12
-"""How many tags one Comm has for itself: two for each of half a million units, some for the exchanges of
-small messages, by what they are about, as those differ in size; and the last for the roll call. The first
-2**20 are left to the user.
+"""How many tags one Comm has for itself: two for each subject, a quarter of a million units and their
+gradients; some for the exchanges of small messages, by what they are about, as those differ in size; and the
+last for the roll call. The first 2**20 are left to the user.
 """
 
 _comms: "weakref.WeakKeyDictionary[dist.ProcessGroup, itertools.count]" = weakref.WeakKeyDictionary()

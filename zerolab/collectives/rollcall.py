@@ -4,12 +4,14 @@ A collective ends when all ranks have issued it. Where one took another path thr
 above all, it issues something else, and both would wait for ever, without a word.
 """
 
+import hashlib
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 
-MESSAGE_BYTES = 64
+MESSAGE_BYTES, DIGEST_BYTES = 64, 8
+_TEXT_BYTES = MESSAGE_BYTES - DIGEST_BYTES
 
 
 class RollCall:
@@ -34,8 +36,9 @@ class RollCall:
 
         Raises: RuntimeError, from what is returned, where that rank takes part in something else.
         """
-        text = what.encode()[:MESSAGE_BYTES].ljust(MESSAGE_BYTES)
-        mine = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        digest = hashlib.blake2b(what.encode(), digest_size=DIGEST_BYTES).digest()  # of names of any length
+        text = _shortened(what.encode()).ljust(_TEXT_BYTES)
+        mine = torch.frombuffer(bytearray(text + digest), dtype=torch.uint8)
         theirs = torch.empty_like(mine)
         before, after = (self.rank - 1) % self.world_size, (self.rank + 1) % self.world_size
         self._count += 1
@@ -61,5 +64,10 @@ class RollCall:
         )
 
 
+def _shortened(text: bytes) -> bytes:
+    """Its beginning and its end, which tell names apart; the digest is of the whole."""
+    return text if len(text) <= _TEXT_BYTES else text[:20] + b"..." + text[23 - _TEXT_BYTES :]
+
+
 def _text(message: torch.Tensor) -> str:
-    return bytes(message.tolist()).decode(errors="replace").strip()
+    return bytes(message[:_TEXT_BYTES].tolist()).decode(errors="replace").strip()

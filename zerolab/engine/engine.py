@@ -152,7 +152,7 @@ class Engine:
         been_here = scope.is_root or scope is self.at_work
         if been_here and all(unit.whole or self._has_all(unit) for unit in scope.units):
             return
-        if not scope.is_root:
+        if not scope.is_root and pass_number() == self.pass_number:
             if self.at_work is not None:
                 self._leave_behind(self.at_work)
             self.at_work = scope
@@ -167,11 +167,12 @@ class Engine:
         """Backward has come to another scope: what no gradient is on its way to in this one counts as zero.
 
         Another rank may have used that parameter, and has reduced the unit already. To wait for the end of
-        backward would be to reduce it after gathers that came later there.
+        backward would be to reduce it after gathers that came later there. The unit stays whole: where the
+        other scope was called from inside this one, backward comes back to it.
         """
         for unit in scope.units:
             if unit.trainable and self.reducer.give_up(unit):
-                self._close(scope, unit)
+                self.reducer.reduce_complete()
 
     def _make_room(self, unit: FlatUnit, span: Span, gradient: torch.Tensor) -> None:
         self._open_backward()
@@ -182,14 +183,10 @@ class Engine:
     def _collect(self, scope: Scope, unit: FlatUnit, span: Span, parameter: nn.Parameter) -> None:
         """A parameter's gradient is complete. With the last of its unit, the unit is closed and reduced."""
         if self.reducer.collect(unit, span):
-            self._close(scope, unit)
-
-    def _close(self, scope: Scope, unit: FlatUnit) -> None:
-        """The unit has all the gradients it will get: let its parameters go, and reduce what can be."""
-        if unit.owes_all:
-            self.gatherer.reshard([unit])
-        self._close_frozen(scope)
-        self.reducer.reduce_complete()
+            if unit.owes_all:
+                self.gatherer.reshard([unit])
+            self._close_frozen(scope)
+            self.reducer.reduce_complete()
 
     def _input_done(self, scope: Scope) -> None:
         scope.inputs_done += 1
@@ -212,6 +209,8 @@ class Engine:
         self._close_scopes()
 
     def _close_scopes(self) -> None:
+        for unit in self.trainable:
+            unit.grads.put_markers_back()
         self.gatherer.discard_unused()
         for scope in self.scopes:
             self.gatherer.reshard(scope.units)

@@ -7,7 +7,8 @@ from torch.utils.checkpoint import CheckpointFunction
 
 NESTED = (
     "a backward pass inside another, as reentrant checkpointing makes one for each segment: nothing tells "
-    "then when a unit's gradients are complete. Pass use_reentrant=False to checkpoint(), for the same values"
+    "then when a unit's gradients are complete. Pass use_reentrant=False to checkpoint(), for the same "
+    "values. Or one begun after another broke off in an exception: call optimizer.zero_grad() before it"
 )
 
 

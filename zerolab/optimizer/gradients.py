@@ -4,10 +4,18 @@ from collections.abc import Iterable
 
 import torch
 
-from zerolab.collectives import Comm
+from zerolab.collectives import GRADIENTS_FROM, Comm
 from zerolab.optimizer.slices import disjoint_grads
 from zerolab.unit import FlatUnit
 from zerolab.unit.span import Span
+
+
+class GradientsOf:
+    """A unit's gradients as the subject of a message, never to be taken for another rank's parameters."""
+
+    def __init__(self, unit: FlatUnit):
+        self.name, self.index = f"gradients of {unit.name}", unit.index + GRADIENTS_FROM
+        self.numel, self.describe = unit.numel, unit.describe
 
 
 def clip_grads(
@@ -60,6 +68,6 @@ def whole_grads(comm: Comm, units: list[FlatUnit], used: set[Span], scale: float
         dtype = unit.grads.dtype if scale == 1 else torch.float32
         flat = torch.zeros(unit.padded_numel, dtype=dtype, device=unit.device)
         flat[unit.owned] = unit.grads.mean().to(dtype) / scale
-        comm.all_gather(flat, unit).wait()
+        comm.all_gather(flat, GradientsOf(unit)).wait()
         found |= {span.name: span.view(flat) for span in unit.spans if span in used}
     return found

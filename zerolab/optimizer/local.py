@@ -1,5 +1,6 @@
 """LocalUpdate: a stock torch optimizer over the slices this rank owns."""
 
+import inspect
 from collections import defaultdict
 from collections.abc import Iterator
 
@@ -33,7 +34,11 @@ class LocalUpdate:
 
     def add_group(self, units: list[FlatUnit], parameters: list[nn.Parameter], options: dict) -> dict:
         """Cut a group's parameters, and hand the slices to the optimizer; the options it filled in."""
-        cost = state_bytes_per_parameter(self.optimizer_class, self.defaults | options)
+        known = inspect.signature(
+            self.optimizer_class
+        ).parameters  # a group may also have a name of the user's
+        own = {key: value for key, value in options.items() if key in known}
+        cost = state_bytes_per_parameter(self.optimizer_class, self.defaults | own)
         slices = cut(units, parameters, cost)
         group = options | {"params": [each.tensor for each in slices]}
         if self.optimizer is None:

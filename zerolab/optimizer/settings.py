@@ -145,19 +145,22 @@ def describe_groups(groups: list[dict], members: list[str]) -> list[str]:
 
 
 def _keywords(keywords: dict) -> list[str]:
-    """Hyperparameters as texts, without the parameters themselves.
+    """Hyperparameters as texts, without the parameters themselves and what a scheduler keeps for itself."""
+    kept = {key: value for key, value in keywords.items() if key not in ("params", "initial_lr")}
+    return [f"{key}={_shown(value)}" for key, value in sorted(kept.items())]
 
-    Of a tensor its value; on a GPU, where reading it would make the CPU wait for the device, its form.
+
+def _shown(value) -> str:
+    """Numbers and names as they are, in tensors and lists too; of anything else only what kind it is.
+
+    A function's text holds its address, and a set's order is chance: both differ between ranks that agree. A
+    tensor on a GPU is not read, as the CPU would wait for the device.
     """
-    plain = {
-        key: _value(value) if isinstance(value, torch.Tensor) else value
-        for key, value in keywords.items()
-        if key not in ("params", "initial_lr")  # which a scheduler keeps for itself
-    }
-    return [f"{key}={value}" for key, value in sorted(plain.items())]
-
-
-def _value(tensor: torch.Tensor):
-    return (
-        tensor.tolist() if tensor.device.type == "cpu" else f"{tuple(tensor.shape)} on {tensor.device.type}"
-    )
+    if isinstance(value, torch.Tensor):
+        where = value.device.type
+        return str(value.tolist()) if where == "cpu" else f"a tensor {tuple(value.shape)} on {where}"
+    if isinstance(value, (list, tuple)):
+        return f"({', '.join(map(_shown, value))})"
+    if value is None or isinstance(value, (bool, int, float, complex, str)):
+        return str(value)
+    return f"a {type(value).__name__}"

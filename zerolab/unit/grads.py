@@ -41,11 +41,20 @@ class FlatGrads:
         self.filled: set[Span] = set()
         self.used: set[Span] = set()
         self._markers: dict[Span, ReducedGradient] = {}
+        self._lifted: set[Span] = set()
 
     def make_room(self, span: Span) -> None:
         """Before autograd stores a gradient: take away the marker of the one before, moved out already."""
         if span in self.used and span.parameter.grad is self._markers[span]:
             span.parameter.grad = None
+            self._lifted.add(span)
+
+    def put_markers_back(self) -> None:
+        """After a pass: where no gradient was stored after all, as torch.autograd.grad stores none."""
+        for span in self._lifted:
+            if span.parameter.grad is None:
+                span.parameter.grad = self._markers[span]
+        self._lifted.clear()
 
     def collect(self, span: Span) -> None:
         """Move a parameter's fresh gradient into ``local``, on top of no_sync's, and mark its place.
@@ -68,6 +77,7 @@ class FlatGrads:
         if span not in self._markers:
             self._markers[span] = ReducedGradient(span.parameter)
         span.parameter.grad = self._markers[span]
+        self._lifted.discard(span)
 
     def _open_local(self) -> None:
         """A buffer for this rank's gradients: a new one, or the last one, whose sum moves out first."""
