@@ -1,9 +1,9 @@
 """A hundred random faults in a row: python tests/soak.py --faults 100 --seed 0 --out benchmarks/results
 
-In each one rank of a training run is killed, raises, or hangs (struck.py). The parent has to name that rank,
-no process and no file may stay, and the last checkpoint has to go on to the bits of undisturbed training. All
-486 faults there are come in the seed's order, and again after the last; each strikes in a step and at a call
-of its own. The exit code is 1 if anything was wrong.
+In each one rank of a training run is killed, raises, or hangs (support/faults.py). The parent has to name
+that rank, no process and no file may stay, and the last checkpoint has to go on to the bits of undisturbed
+training. All 486 faults there are come in the seed's order, and again after the last; each strikes in a
+step and at a call of its own. The exit code is 1 if anything was wrong.
 """
 
 import argparse
@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-import struck
-from struck import KINDS, PHASES, STAGES, STEPS, Fault, Outcome
+from support import faults
+from support.faults import KINDS, PHASES, STAGES, STEPS, Fault, Outcome
 
 import zerolab
 from zerolab.bench import machine
@@ -27,14 +27,14 @@ from zerolab.bench import machine
 WORLD_SIZES = (2, 3, 4)
 
 
-def faults(seed: int) -> Iterator[Fault]:
+def planned_faults(seed: int) -> Iterator[Fault]:
     """Every kind in every phase on every rank of every world size at every stage, in the seed's order."""
     chance = random.Random(seed)
     ranks = [(size, rank) for size in WORLD_SIZES for rank in range(size)]
     every = list(itertools.product(KINDS, PHASES, ranks, STAGES))
     while True:
         for kind, phase, (size, rank), stage in chance.sample(every, len(every)):
-            step, call = chance.randrange(STEPS), chance.randrange(struck.calls_of(phase))
+            step, call = chance.randrange(STEPS), chance.randrange(faults.calls_of(phase))
             yield Fault(kind, phase, size, rank, stage, step, call, late=chance.random() < 0.5)
 
 
@@ -47,8 +47,8 @@ def strike(planned: Iterator[Fault], deadline_seconds: float) -> Iterator[Outcom
             zerolab.launch(int, 1, backend="gloo")  # starts what forks the ranks: seconds, and but once
             for number, fault in enumerate(planned):
                 folder = Path(scratch, str(number))
-                outcome = struck.suffer(fault, folder, deadline_seconds)
-                struck.judge([outcome], [folder])
+                outcome = faults.suffer(fault, folder, deadline_seconds)
+                faults.judge([outcome], [folder])
                 outcome.left += os.listdir(launches)
                 yield outcome
         finally:
@@ -129,7 +129,7 @@ def main(argv: list[str]) -> int:
         parser.error(f"--faults is {args.faults}: pass 1 or more")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     soak = Soak(f"python tests/soak.py {' '.join(argv)}", args.deadline, machine.describe())
-    for outcome in strike(itertools.islice(faults(args.seed), args.faults), args.deadline):
+    for outcome in strike(itertools.islice(planned_faults(args.seed), args.faults), args.deadline):
         soak.outcomes.append(outcome)
         verdict = "; ".join(outcome.wrong) or "named, nothing left, nothing lost"
         place = f"{len(soak.outcomes):>{len(str(args.faults))}}"

@@ -34,8 +34,8 @@ What a lesson uses
     Runs the reader's function on real ranks (``attempt`` brings values, messages and time-outs home as one
     ``Attempt``) and names the one mistake that explains what came back. The exercise cell is committed
     with its stub, marked by a ``# Exercise`` comment; the solution is the ```` ```python ```` block in a
-    ``<details>`` of the next markdown cell. ``tests/test_course.py`` runs that block through the check, and
-    feeds the check every classic wrong solution.
+    ``<details>`` of the next markdown cell. ``tests/course/test_course.py`` runs that block through the
+    check, and feeds the check every classic wrong solution.
 """
 
 import importlib

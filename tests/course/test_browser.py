@@ -1,0 +1,145 @@
+"""Promise: in a browser a lesson runs without an error, and its picture follows every slider.
+
+What no other test sees: JupyterLab's own handling of the widgets, the message to the kernel and the
+picture's way back. It needs Debian's chromium (or any other Chrome); without one it is skipped.
+"""
+
+import base64
+import contextlib
+import html
+import json
+import os
+import re
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from support import ROOT
+
+from zerolab.course.figures import memory as figures
+from zerolab.course.sketch import Sketch
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+
+
+LESSON = "01_memory_accounting.ipynb"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+CHROMIUM = next(filter(None, map(shutil.which, BROWSERS)), None)
+PATIENCE_SECONDS = 120
+RUNNING = ".jp-InputPrompt:text('[*]')"
+COMPLAINTS = (
+    "[data-mime-type='application/vnd.jupyter.error'], [data-mime-type='application/vnd.jupyter.stderr']"
+)
+
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="no chromium: apt-get update && apt-get install -y chromium"
+)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def end(server: subprocess.Popen) -> None:
+    """The server and whatever it started, kernels and their ranks: by request, then by force."""
+    started = psutil.Process(server.pid).children(recursive=True) if server.poll() is None else []
+    server.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        server.wait(20)
+    for process in [*started, server]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    server.wait()
+    psutil.wait_procs(started, timeout=20)
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[str]:
+    """The address of a JupyterLab of its own, with a copy of the lesson and nobody's settings."""
+    (tmp_path / "lessons").mkdir()
+    shutil.copy(ROOT / "notebooks" / LESSON, tmp_path / "lessons")
+    settings = tmp_path / "lab/@jupyterlab/notebook-extension/tracker.jupyterlab-settings"
+    settings.parent.mkdir(parents=True)
+    settings.write_text(
+        json.dumps({"windowingMode": "none"})
+    )  # every cell is on the page, not only those in view
+    folders = {f"JUPYTER_{kind}_DIR": str(tmp_path / kind) for kind in ("CONFIG", "DATA", "RUNTIME")}
+    folders |= {"IPYTHONDIR": str(tmp_path / "ipython"), "JUPYTERLAB_SETTINGS_DIR": str(tmp_path / "lab")}
+    port, token = free_port(), secrets.token_hex()
+    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1"]
+    command += [f"--port={port}", "--ServerApp.port_retries=0", f"--IdentityProvider.token={token}"]
+    command += [f"--ServerApp.root_dir={tmp_path / 'lessons'}"]
+    with (tmp_path / "server.log").open("w") as log:
+        environ = os.environ | folders | {"PYTHONPATH": str(ROOT)}
+        server = subprocess.Popen(command, env=environ, stdout=log, stderr=log, cwd=tmp_path)
+        try:
+            wait_until_it_answers(f"http://127.0.0.1:{port}/api", server, tmp_path / "server.log")
+            yield f"http://127.0.0.1:{port}/lab/tree/{LESSON}?token={token}"
+        finally:
+            end(server)
+
+
+def wait_until_it_answers(address: str, server: subprocess.Popen, log: Path) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        with contextlib.suppress(OSError), urllib.request.urlopen(address, timeout=5):
+            return
+        assert server.poll() is None and time.monotonic() < deadline, f"no JupyterLab:\n{log.read_text()}"
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def page(lab: str) -> Iterator["playwright.Page"]:
+    with playwright.sync_playwright() as running:
+        browser = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        try:
+            opened = browser.new_page(viewport={"width": 1300, "height": 900})
+            opened.set_default_timeout(PATIENCE_SECONDS * 1000)
+            opened.goto(lab)
+            yield opened
+        finally:
+            browser.close()
+
+
+def run_all_cells(page: "playwright.Page") -> None:
+    page.locator("#jp-main-statusbar").get_by_text("Idle").wait_for()
+    page.locator(".jp-Notebook .jp-Cell").first.click()
+    page.get_by_role("menuitem", name="Run", exact=True).click()
+    page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
+    page.locator(RUNNING).first.wait_for()
+    playwright.expect(page.locator(RUNNING)).to_have_count(0, timeout=PATIENCE_SECONDS * 1000)
+
+
+def drawn(picture: "playwright.Locator") -> str:
+    """What the drawing that the browser holds says of itself."""
+    svg = base64.b64decode(picture.get_attribute("src").partition("base64,")[2]).decode()
+    return html.unescape(re.search(r'aria-label="([^"]*)"', svg)[1])
+
+
+def test_the_lesson_runs_and_its_pictures_follow_every_slider(page: "playwright.Page"):
+    run_all_cells(page)
+    assert page.locator(COMPLAINTS).all_inner_texts() == []
+    cells = page.locator(".jp-CodeCell", has=page.locator(".noUi-handle"))
+    playwright.expect(cells).to_have_count(2)
+    for cell in cells.all():
+        picture = cell.locator("img")
+        for handle in cell.locator(".noUi-handle").all():
+            before = picture.get_attribute("alt")
+            handle.press("ArrowRight")
+            playwright.expect(picture).not_to_have_attribute("alt", before)
+    expected = [  # each slider went one step to the right of what the lesson begins with
+        figures.stage_bars(Sketch(2.8), model=13e9, gpus=128, stage=2, precision="fp32"),
+        figures.states_and_activations(Sketch(1.9), batch=64, checkpointing=True),
+    ]
+    assert [drawn(cell.locator("img")) for cell in cells.all()] == expected
+    assert page.locator(COMPLAINTS).all_inner_texts() == []

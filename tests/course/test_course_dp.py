@@ -1,0 +1,171 @@
+"""Lesson 03: its exercise's check names the mistake, its pictures say what happened, its solution passes."""
+
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from support import ROOT
+
+from zerolab.course import source
+from zerolab.course.checks.data_parallel import diagnose_average_gradients
+from zerolab.course.figures import data_parallel as figures
+from zerolab.course.look import paint
+from zerolab.measure import MeasuredStates
+from zerolab.unit import FlatUnit
+
+LESSON = ROOT / "notebooks" / "source" / "03_data_parallel.py"
+
+
+def solution() -> str:
+    """The code in the lesson's fold-out solution."""
+    (block,) = re.findall(r"^# ```python\n(.*?)^# ```$", LESSON.read_text(), re.DOTALL | re.MULTILINE)
+    return re.sub(r"^# ?", "", block, flags=re.MULTILINE)
+
+
+def flat_average(parameters, count, weigh=True, fill=True, divide="counts", write=True):
+    """The right solution, with one knob for each classic mistake."""
+    for parameter in parameters:
+        if parameter.grad is None and fill:
+            parameter.grad = torch.zeros_like(parameter)
+    held = [parameter for parameter in parameters if parameter.grad is not None]
+    flat = torch.cat([*(p.grad.flatten() * (count if weigh else 1) for p in held), torch.tensor([count])])
+    dist.all_reduce(flat)
+    divisor = {"counts": flat[-1].clone(), "ranks": dist.get_world_size(), "nothing": 1}[divide]
+    flat /= divisor
+    if divide == "counts" and not weigh:
+        flat *= count
+    pieces = flat[:-1].split([p.numel() for p in held])
+    for parameter, piece in zip(held, pieces, strict=True):
+        if write:
+            parameter.grad.copy_(piece.view_as(parameter))
+
+
+def one_by_one(parameters, count, layout="keep", skip=False):
+    """A message for each parameter."""
+    total = torch.tensor(float(count), dtype=torch.float64)
+    dist.all_reduce(total)
+    for parameter in parameters:
+        if parameter.grad is None:
+            if skip:
+                continue
+            parameter.grad = torch.zeros_like(parameter)
+        if layout == "follow":
+            parameter.grad = parameter.grad.contiguous()
+        parameter.grad *= count
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= total
+
+
+def viewed(parameters, count):
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+    flat = torch.cat([*(count * p.grad.view(-1) for p in parameters), torch.tensor([float(count)])])
+    dist.all_reduce(flat)
+    for parameter, piece in zip(parameters, flat[:-1].split([p.numel() for p in parameters]), strict=True):
+        parameter.grad.copy_((piece / flat[-1]).view_as(parameter))
+
+
+def weights_instead(parameters, count):
+    for parameter in parameters:
+        dist.all_reduce(parameter.data)
+
+
+def gathers_everything(parameters, count):
+    own = torch.cat(
+        [
+            *((torch.zeros_like(p) if p.grad is None else p.grad * count).flatten() for p in parameters),
+            torch.tensor([float(count)], dtype=torch.float64),
+        ]
+    )
+    rows = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(rows, own)
+    flat = sum(rows)
+    for parameter, piece in zip(parameters, flat[:-1].split([p.numel() for p in parameters]), strict=True):
+        parameter.grad = (piece / flat[-1]).view_as(parameter)
+
+
+def test_the_lessons_solution_passes():
+    names: dict = {"torch": torch, "dist": dist}
+    exec(solution(), names)
+    assert diagnose_average_gradients(names["average_gradients"]) is None
+
+
+MISTAKES = {
+    "nothing was written": (lambda parameters, count: ..., "not written yet"),
+    "sum for mean": (
+        lambda p, c: flat_average(p, c, weigh=False, divide="nothing"),
+        "that is the sum over the ranks",
+    ),
+    "mean of means": (
+        lambda p, c: flat_average(p, c, weigh=False, divide="ranks"),
+        "mean of the ranks' means",
+    ),
+    "never divided": (
+        lambda p, c: flat_average(p, c, divide="nothing"),
+        "never divided by the sum of the counts",
+    ),
+    "copy not written back": (lambda p, c: flat_average(p, c, write=False), "is what it was before"),
+    "gap ignored, flat": (lambda p, c: flat_average(p, c, fill=False), "without a gradient"),
+    "gap ignored, one by one": (lambda p, c: one_by_one(p, c, skip=True), "without a gradient"),
+    "layout ignored": (one_by_one, "the right numbers in the wrong places"),
+    "view of a transposed gradient": (viewed, "use flatten() or reshape(-1)"),
+    "many messages": (lambda p, c: one_by_one(p, c, layout="follow"), "made 4 calls where 1 is enough"),
+    "all-gather": (gathers_everything, "42 elements where 20 gradients and 1 count"),
+    "weights averaged": (weights_instead, "the parameters themselves were changed"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_each_classic_mistake_is_named(mistake):
+    wrong, sentence = MISTAKES[mistake]
+    assert sentence in diagnose_average_gradients(wrong)
+
+
+def test_the_order_of_events_is_told_without_times():
+    first, second = (
+        SimpleNamespace(unit="1", start=1.0, end=4.0),
+        SimpleNamespace(unit="0", start=2.0, end=5.0),
+    )
+    entries = figures.in_order([(0.5, "1.weight"), (1.5, "0.weight")], [first, second])
+    order = ["gradient 1.weight", "start 1", "gradient 0.weight", "start 0", "end 1", "end 0"]
+    assert [" ".join(entry) for entry in entries] == order
+    _, alt = paint(figures.timeline, 2, {"runs": {"a run": entries}})
+    assert ", ".join(order) in alt
+
+
+def test_the_bucket_model_has_a_best_size_between_its_ends_that_grows_with_the_ranks():
+    best = {
+        gpus: min(figures.BUCKET_MB, key=lambda size: figures.exposed_seconds(size, gpus))
+        for gpus in (8, 64, 256)
+    }
+    assert 1 < best[8] < best[64] < best[256] < figures.GRADIENT_MB
+
+
+def test_a_bucket_leaves_when_it_is_full_and_the_wire_is_free():
+    for size in figures.BUCKET_MB:
+        sent = figures.send_buckets(size, 64)
+        assert len(sent) * size == figures.GRADIENT_MB
+        for number, (start, _) in enumerate(sent):
+            assert start >= figures.BACKWARD_SECONDS * (number + 1) / len(sent)
+            assert number == 0 or start >= sent[number - 1][1]
+
+
+@pytest.mark.parametrize("bucket_MB", figures.BUCKET_MB)
+def test_the_bucket_figure_says_how_many_messages_there_are(bucket_MB):
+    _, alt = paint(figures.buckets, 4, {"bucket_MB": bucket_MB, "gpus": 8})
+    assert alt.startswith(f"{figures.GRADIENT_MB // bucket_MB:,} message")
+
+
+def test_what_a_rank_holds_is_told_per_parameter():
+    memory = MeasuredStates(**dict.fromkeys(MeasuredStates.__dataclass_fields__, 0) | {"params_bytes": 400})
+    _, alt = paint(figures.held_by_rank, 2, {"memories": [memory], "psi": 100})
+    assert "rank 0: parameters 4Ψ, gradients 0Ψ, optimizer state 0Ψ" in alt
+
+
+def test_the_source_of_a_decorated_function_bears_its_own_files_name(monkeypatch):
+    shown = []
+    monkeypatch.setattr(source, "display", lambda data, raw: shown.append(data["text/plain"]))
+    source.show_source(FlatUnit._adopt)
+    assert shown[0].startswith("`zerolab/unit/unit.py`, `FlatUnit._adopt`")

@@ -1,0 +1,235 @@
+"""Lesson 04: its exercise's check names the mistake, memory and bytes too; its pictures tell the truth."""
+
+import re
+
+import pytest
+import torch
+import torch.distributed as dist
+from support import ROOT
+from torch import nn
+
+from zerolab import ring
+from zerolab.course.checks.zero_stage_1 import diagnose_zero1, sent_bytes
+from zerolab.course.exercise import attempt
+from zerolab.course.figures import zero_stage_1 as figures
+from zerolab.course.look import paint
+
+LESSON = ROOT / "notebooks" / "source" / "04_zero_stage_1.py"
+
+
+def solution() -> str:
+    """The code in the lesson's fold-out solution."""
+    (block,) = re.findall(r"^# ```python\n(.*?)^# ```$", LESSON.read_text(), re.DOTALL | re.MULTILINE)
+    return re.sub(r"^# ?", "", block, flags=re.MULTILINE)
+
+
+class Right:
+    """Stage 1 as it should be; each subclass below makes one classic mistake."""
+
+    def __init__(self, flat, optimizer_class, lr):
+        self.flat, self.n = flat, dist.get_world_size()
+        self.optimizer_class, self.lr = optimizer_class, lr
+        self.piece = self.cut()
+        self.shard = self.flat[self.piece]
+        self.optimizer = optimizer_class([self.shard], lr=lr)
+
+    def cut(self):
+        return ring.chunks(self.flat.numel(), self.n)[dist.get_rank()]
+
+    def reduce(self, gradient):
+        return ring.reduce_scatter(gradient) / self.n
+
+    def step(self, gradient):
+        self.shard.grad = self.reduce(gradient)
+        self.optimizer.step()
+        self.share()
+
+    def share(self):
+        ring.all_gather(self.flat)
+
+
+class Stub(Right):
+    def step(self, gradient): ...
+
+
+class NoGather(Right):
+    def share(self): ...
+
+
+class NeverCommunicates(NoGather):
+    def reduce(self, gradient):
+        return gradient[self.piece]
+
+
+class OwnGradient(Right):
+    def reduce(self, gradient):
+        return gradient[self.piece]
+
+
+class Sum(Right):
+    def reduce(self, gradient):
+        return ring.reduce_scatter(gradient).clone()
+
+
+class ThreePsi(Right):
+    def reduce(self, gradient):
+        ring.all_reduce(gradient)
+        return gradient[self.piece] / self.n
+
+
+class NativeThreePsi(Right):
+    def reduce(self, gradient):
+        dist.all_reduce(gradient)
+        return gradient[self.piece] / self.n
+
+
+class Remainder(Right):
+    def cut(self):
+        size = self.flat.numel() // self.n
+        return slice(size * dist.get_rank(), size * (dist.get_rank() + 1))
+
+    def reduce(self, gradient):
+        self.even = self.flat[: self.flat.numel() // self.n * self.n]
+        return ring.reduce_scatter(gradient[: self.even.numel()]) / self.n
+
+    def share(self):
+        ring.all_gather(self.even)
+
+
+class Forgetful(Right):
+    def step(self, gradient):
+        self.optimizer = self.optimizer_class([self.shard], lr=self.lr)
+        super().step(gradient)
+
+
+class CopiedShard(Right):
+    def __init__(self, flat, optimizer_class, lr):
+        super().__init__(flat, optimizer_class, lr)
+        self.shard = self.shard.clone()
+        self.optimizer = optimizer_class([self.shard], lr=lr)
+
+
+class Unsharded:
+    """Plain data parallelism, which a grader of values would pass."""
+
+    def __init__(self, flat, optimizer_class, lr):
+        self.flat, self.optimizer = flat, optimizer_class([flat], lr=lr)
+
+    def step(self, gradient):
+        dist.all_reduce(gradient)
+        self.flat.grad = gradient / dist.get_world_size()
+        self.optimizer.step()
+
+
+class WholeStateOwnShard(Right):
+    """The optimizer is given everything, and a gradient that is zero outside the shard."""
+
+    def __init__(self, flat, optimizer_class, lr):
+        super().__init__(flat, optimizer_class, lr)
+        self.optimizer = optimizer_class([flat], lr=lr)
+
+    def step(self, gradient):
+        own = self.reduce(gradient)
+        self.flat.grad = torch.zeros_like(self.flat)
+        self.flat.grad[self.piece] = own
+        self.optimizer.step()
+        self.share()
+
+
+class Padded(Right):
+    """Another right way: pad, and use torch's own collectives, which want equal shards."""
+
+    def __init__(self, flat, optimizer_class, lr):
+        self.n, self.flat = dist.get_world_size(), flat
+        self.size = -(-flat.numel() // self.n)
+        self.padded = torch.cat([flat, flat.new_zeros(self.size * self.n - flat.numel())])
+        own = self.size * dist.get_rank()
+        self.shard = self.padded[own : own + self.size]
+        self.optimizer = optimizer_class([self.shard], lr=lr)
+
+    def reduce(self, gradient):
+        padded = torch.cat([gradient, gradient.new_zeros(self.padded.numel() - gradient.numel())])
+        mine = gradient.new_empty(self.size)
+        dist.reduce_scatter(mine, list(padded.split(self.size)))
+        return mine / self.n
+
+    def share(self):
+        rows = list(self.padded.split(self.size))
+        dist.all_gather(rows, self.shard.clone())
+        self.flat.copy_(self.padded[: self.flat.numel()])
+
+
+@pytest.mark.parametrize("cls", [Right, Padded])
+def test_every_right_way_passes(cls):
+    assert diagnose_zero1(cls) is None
+
+
+def test_the_lessons_solution_passes():
+    names: dict = {"torch": torch, "dist": dist, "ring": ring}
+    exec(solution(), names)
+    assert diagnose_zero1(names["MyZero1"]) is None
+
+
+@pytest.mark.parametrize(
+    ("cls", "sentence"),
+    [
+        (Stub, "not written yet"),
+        (NoGather, "nobody told the others: all-gather"),
+        (NeverCommunicates, "with its own gradient alone"),
+        (OwnGradient, "with its own gradient alone"),
+        (Sum, "that is the sum of the gradients"),
+        (ThreePsi, "moves 3.0Ψ a step where 2Ψ will do"),
+        (NativeThreePsi, "moves 3.0Ψ a step where 2Ψ will do"),
+        (Remainder, "the remainder is dropped: 1003 elements on 4 ranks, and the last 3 never change"),
+        (Forgetful, "forgets m and v at every step"),
+        (CopiedShard, "flat is what it was: let your shard be a view"),
+        (
+            Unsharded,
+            "the state is not sharded: rank 0 holds 8,004 bytes of m and v, and its share is 8Ψ/N = 2,000",
+        ),
+        (WholeStateOwnShard, "the state is not sharded"),
+    ],
+)
+def test_each_classic_mistake_is_named(cls, sentence):
+    assert sentence in diagnose_zero1(cls)
+
+
+def test_bytes_are_those_of_a_ring_whatever_the_collective_is_called():
+    def everything():
+        tensor, rank, n = torch.zeros(12), dist.get_rank(), dist.get_world_size()
+        ring.all_reduce(tensor)
+        dist.all_reduce(tensor)
+        dist.reduce_scatter(torch.zeros(12 // n), list(tensor.split(12 // n)))
+        dist.all_gather(list(tensor.split(12 // n)), torch.zeros(12 // n))
+        return rank
+
+    messages = attempt(everything, [()] * 3).messages[0]
+    ring_pass = 12 * 4 * 2 / 3
+    assert sent_bytes(messages, 3) == pytest.approx(6 * ring_pass)
+
+
+# ---- pictures
+
+
+LAYER = nn.Sequential(nn.Linear(6, 20), nn.Linear(20, 4))
+
+
+@pytest.mark.parametrize("ranks", range(1, 9))
+def test_the_map_gives_every_element_one_owner(ranks):
+    _, alt = paint(figures.partition_map, 3, {"layer": LAYER, "ranks": ranks})
+    owned = {name: [] for name, _ in LAYER.named_parameters()}
+    for name, first, last in re.findall(r"(\w+\.\w+)\[(\d+):(\d+)\]", alt):
+        owned[name] += range(int(first), int(last))
+    assert owned == {name: list(range(parameter.numel())) for name, parameter in LAYER.named_parameters()}
+    assert alt.count("rank ") >= ranks
+
+
+def test_the_map_leaves_the_layer_alone():
+    before = [parameter.data_ptr() for parameter in LAYER.parameters()]
+    paint(figures.partition_map, 3, {"layer": LAYER, "ranks": 3})
+    assert [parameter.data_ptr() for parameter in LAYER.parameters()] == before
+
+
+def test_the_seam_counts_the_passes():
+    _, alt = paint(figures.seam, 3, {})
+    assert "moves 2Ψ" in alt and "moves 3Ψ" in alt

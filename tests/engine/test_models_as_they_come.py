@@ -1,0 +1,167 @@
+"""Promise: a model that nobody prepared trains as it is, at every stage, to the bits of plain training."""
+
+import functools
+import importlib
+import sys
+
+import cloudpickle
+import pytest
+import torch
+from support import plain
+from support.user_models import Net
+from torch.utils.checkpoint import checkpoint
+
+import zerolab
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares the ranks the import of pytest
+
+GROUPS = ("outputs", "sharing", "containers", "stock", "frozen", "passes", "flow", "odd")
+CASES = {group: importlib.import_module(f"support.user_models.{group}").case.named for group in GROUPS}
+NAMES = [(group, name) for group in GROUPS for name in CASES[group]]
+ALL_STAGES = ("sharing", "passes", "flow")  # stages 0 to 2 differ in what these do; in the others not
+SETTINGS = {
+    "2 ranks": (2, (0, 1, 2, 3), {}),
+    "3 ranks in step": (3, (3,), {"prefetch": 0, "reduces_in_flight": 0}),
+}
+
+
+@functools.cache
+def outcomes(group: str, setting: str) -> list[dict]:
+    """By rank and case. One launch for a group: starting processes is what takes the time."""
+    world_size, stages, settings = SETTINGS[setting]
+    if group not in ALL_STAGES:
+        stages = [stage for stage in stages if stage in (1, 3)]
+    return zerolab.launch(plain.compare_all, world_size, CASES[group], stages, timeout=60, **settings)
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch):
+    """Threads that wait for each other on a busy machine take far longer than such small models do."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize(("group", "name"), NAMES, ids=[name for _, name in NAMES])
+def test_bits_of_plain_training(group: str, name: str, setting: str):
+    for by_case in outcomes(group, setting):
+        assert by_case[name] and by_case[name] == {stage: [] for stage in by_case[name]}
+
+
+def train(stage: int, loop) -> dict[str, torch.Tensor] | str:
+    """The parameters after a loop of the user's own; or what was refused."""
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=stage, lr=0.1)
+    try:
+        for step in range(3):
+            loop(model, optimizer, plain.micro_batch(step, optimizer.rank))
+            optimizer.zero_grad()
+    except RuntimeError as error:
+        return str(error)
+    return plain.whole(model, optimizer)
+
+
+def step_with_a_closure(model, optimizer, x) -> None:
+    def closure():
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss
+
+    assert optimizer.step(closure) > 0
+
+
+def clamp_the_weights(model, optimizer, x) -> None:
+    model(x).square().mean().backward()
+    optimizer.step()
+    with torch.no_grad(), optimizer.full_params():
+        for p in model.parameters():
+            p.clamp_(-0.1, 0.1)
+
+
+def keep_the_graph_of_the_gradients(model, optimizer, x) -> None:
+    model(x).square().mean().backward(create_graph=True)
+    optimizer.step()
+
+
+def checkpoint_reentrantly(model, optimizer, x) -> None:
+    x = model.before(x)
+    for block in model.blocks:
+        x = checkpoint(block, x, use_reentrant=True)
+    model.after(x).square().mean().backward()
+    optimizer.step()
+
+
+def checkpoint_one_block_twice_reentrantly(model, optimizer, x) -> None:
+    x = model.before(x)
+    for block in [*model.blocks, *model.blocks]:
+        x = checkpoint(block, x, use_reentrant=True)
+    model.after(x).square().mean().backward()
+    optimizer.step()
+
+
+def checkpoint_the_whole_model_reentrantly(model, optimizer, x) -> None:
+    checkpoint(model, x.requires_grad_(), use_reentrant=True).square().mean().backward()
+    optimizer.step()
+
+
+LOOPS = (step_with_a_closure, clamp_the_weights, keep_the_graph_of_the_gradients)
+REENTRANT = (
+    checkpoint_reentrantly,
+    checkpoint_one_block_twice_reentrantly,
+    checkpoint_the_whole_model_reentrantly,
+)
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")
+@pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__.replace("_", " "))
+def test_loops_of_the_users_own_are_the_same_at_every_stage(loop):
+    for expected, *others in zerolab.launch(
+        lambda: [train(stage, loop) for stage in range(4)], 2, timeout=60
+    ):
+        for found in others:
+            assert plain.differing(found, expected) == []
+
+
+def gradient_penalty():
+    def losses(model, x, step):
+        loss = model(x.requires_grad_()).square().mean()
+        (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+        yield loss + slope.square().sum()
+
+    return Net, losses
+
+
+def gradients_by_hand():
+    def losses(model, x, step):
+        yield model(x).square().mean()
+        yield lambda: torch.autograd.grad(model(x).sum(), list(model.parameters()))
+
+    return Net, losses
+
+
+def test_gradients_that_are_asked_for_by_hand_leave_those_of_a_backward_alone():
+    plain.assert_same_bits(gradients_by_hand, 2, (0, 1, 2))
+
+
+def test_gradients_of_gradients_have_the_same_bits_below_stage_3_and_are_refused_at_it():
+    plain.assert_same_bits(gradient_penalty, 2, (0, 1, 2))
+    for found in zerolab.launch(plain.compare, 2, gradient_penalty, (3,), timeout=60):
+        assert "modified by an inplace operation" in found[3]
+
+
+@pytest.mark.parametrize("loop", REENTRANT, ids=lambda loop: loop.__name__.replace("_", " "))
+def test_reentrant_checkpoints_are_refused_with_the_way_out(loop):
+    for rank in zerolab.launch(lambda: [train(stage, loop) for stage in range(4)], 2, timeout=60):
+        assert all("use_reentrant=False" in found for found in rank)
+
+
+def test_weights_tied_through_their_data_are_refused_because_they_would_come_apart():
+    def build() -> None:
+        model = Net()
+        model.blocks[1].first.weight.data = model.blocks[0].first.weight.data
+        zerolab.ZeroOptimizer(model, torch.optim.SGD, lr=0.1)
+
+    with pytest.raises(zerolab.WorkerError, match=r"blocks\.[01]\.first\.weight") as caught:
+        zerolab.launch(build, 1, timeout=60)
+    assert isinstance(caught.value.__cause__, ValueError)

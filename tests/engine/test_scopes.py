@@ -1,0 +1,129 @@
+"""Promise: parameters are grouped into units by where a network uses them, each in exactly one."""
+
+import pytest
+import torch
+from support.user_models import Block, Net, containers, flow, frozen, odd, outputs, passes, sharing, stock
+from torch import nn
+
+from zerolab.engine.scopes import find_scopes, tensors_in
+
+EVERY = {
+    name: make
+    for module in (containers, flow, frozen, odd, outputs, passes, sharing, stock)
+    for name, make in module.case.named.items()
+}
+
+
+def names(model: nn.Module, **given) -> dict[str, list[str]]:
+    return {scope.name: [name for name, _ in scope.parameters] for scope in find_scopes(model, **given)}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_parameter_is_in_one_scope_and_in_the_order_of_registration(name: str):
+    build, _ = EVERY[name]()
+    model = build()
+    found = names(model)
+    listed = [name for _, parameters in found.items() for name in parameters]
+    assert sorted(listed) == sorted(name for name, _ in model.named_parameters())
+    order = [name for name, _ in model.named_parameters()]
+    assert all(
+        [order.index(n) for n in mine] == sorted(order.index(n) for n in mine) for mine in found.values()
+    )
+    assert all(found.values())
+
+
+def test_the_children_of_the_outermost_containers_are_the_scopes_and_the_rest_is_the_root():
+    found = names(Net())
+    assert list(found) == ["blocks.0", "blocks.1", "blocks.2", "root"]
+    assert found["root"] == ["before.weight", "before.bias", "after.weight", "after.bias"]
+    assert found["blocks.1"] == [f"blocks.1.{n}" for n, _ in Block().named_parameters()]
+
+
+def test_nested_containers_do_not_split_a_block():
+    model = nn.Sequential(nn.Sequential(Block(), nn.Sequential(Block(), Block())), nn.ReLU(), Block())
+    assert list(names(model)) == ["0", "2"]
+
+
+def test_a_list_without_a_forward_gives_its_children_in_its_stead():
+    model = nn.Module()
+    model.stages = nn.ModuleList(
+        [
+            nn.ModuleList([Block(), Block()]),
+            nn.ModuleDict({"a": Block()}),
+            nn.ModuleList([nn.ModuleList([Block()])]),
+        ]
+    )
+    assert list(names(model)) == ["stages.0.0", "stages.0.1", "stages.1.a", "stages.2.0.0"]
+
+
+def test_what_has_no_forward_to_enter_by_belongs_to_the_root():
+    model = Net()
+    model.tables = nn.ModuleList([nn.ParameterList([torch.ones(2)]), nn.ParameterDict({"a": torch.ones(2)})])
+    assert "tables.0.0" in names(model)["root"] and "tables.1.a" in names(model)["root"]
+
+
+def test_what_two_scopes_share_belongs_to_the_root():
+    model = Net()
+    model.blocks[2].first = model.blocks[0].first
+    model.blocks[1].second.bias = model.after.bias = nn.Parameter(torch.zeros(5))
+    found = names(model)
+    assert {"blocks.0.first.weight", "blocks.0.first.bias", "blocks.1.second.bias"} <= set(found["root"])
+    assert found["blocks.0"] == ["blocks.0.second.weight", "blocks.0.second.bias"]
+
+
+def test_one_block_in_several_places_is_one_scope():
+    model = Net()
+    model.blocks = nn.ModuleList([Block()] * 3)
+    assert list(names(model)) == ["blocks.0", "root"]
+    model.again = nn.ModuleList([model.blocks[0], Block()])
+    assert list(names(model)) == ["blocks.0", "again.1", "root"]
+
+
+def test_a_model_without_containers_is_one_scope():
+    assert list(names(nn.Linear(2, 2))) == ["root"]
+    assert list(names(nn.Transformer(8, 2, 1, 1, 8))) == [
+        "encoder.layers.0", "decoder.layers.0", "root"
+    ]  # fmt: skip
+
+
+def test_scopes_may_be_given():
+    model = Net()
+    assert list(names(model, modules=[model.after, model.blocks[1]])) == ["after", "blocks.1", "root"]
+    assert list(names(model, modules=[])) == ["root"]
+    assert list(names(model, modules=[model.after, model.after])) == ["after", "root"]
+
+
+def test_scopes_that_cannot_be_are_refused_with_the_way_out():
+    model = Net()
+    with pytest.raises(ValueError, match=r"Linear is not a submodule of the Net.*model\.modules\(\)"):
+        find_scopes(model, [nn.Linear(2, 2)])
+    with pytest.raises(ValueError, match="'nope' is not a submodule"):
+        find_scopes(model, ["nope"])
+    with pytest.raises(ValueError, match=r"Net is the model itself: pass units=\[\]"):
+        find_scopes(model, [model])
+    with pytest.raises(ValueError, match=r"'blocks.0.first' lies inside 'blocks.0'"):
+        find_scopes(model, [model.blocks[0], model.blocks[0].first])
+
+
+def test_tensors_are_found_wherever_they_are_and_once():
+    one, two = torch.ones(1), torch.ones(2)
+    ring = {"one": one, "none": None, "text": "text", "model": Net()}
+    ring["self"] = [ring, (two, {3, 4.5})]
+    assert sorted(len(t) for t in tensors_in(ring)) == [1, 2]
+    found_in = [
+        outputs.Output(one, [two]),
+        outputs.SlottedOutput(one),
+        outputs.NamedOutput(one, 3),
+        outputs.Plain(one),
+        outputs.DataclassDict(one),
+        {"list": [({one},)]},
+    ]
+    assert all(next(iter(tensors_in(each))) is one for each in found_in[1:])
+    assert len(list(tensors_in(found_in[0]))) == 2
+
+
+def test_a_long_chain_of_outputs_is_no_recursion_and_no_quadratic_walk():
+    node: list = [torch.ones(1)]
+    for _ in range(20_000):
+        node = [node, {"a": None}]
+    assert len(list(tensors_in(node))) == 1

@@ -1,0 +1,110 @@
+"""Promise: ranks on two hosts train as ranks on one, and the cable carries the bytes that the ledger says.
+
+The hosts are network namespaces, see hosts.py; what is run there is what the README gives.
+"""
+
+import json
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.hosts import ADDRESSES, INTERFACE, Host, two_hosts
+from support.launchers import check, readme_command, run_all, shell
+from support.network import Count, agrees
+
+SRUN = {  # what srun sets for one task on each of two nodes; no srun is here to set it
+    "SLURM_JOB_ID": "77",
+    "SLURM_JOB_NODELIST": "node[01-02]",
+    "SLURM_JOB_NUM_NODES": "2",
+    "SLURM_LAUNCH_NODE_IPADDR": "10.77.0.1",
+    "SLURM_LOCALID": "0",
+    "SLURM_NNODES": "2",
+    "SLURM_NPROCS": "2",
+    "SLURM_NTASKS": "2",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NODELIST": "node[01-02]",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+    "SLURM_TASKS_PER_NODE": "1(x2)",
+}
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[list[Host]]:
+    with two_hosts(tmp_path) as made:
+        yield made
+
+
+def on_each(hosts: list[Host], command: str) -> list[list[str]]:
+    return [host.on(*shell(command)) for host in hosts]
+
+
+def test_torchrun_with_its_c10d_rendezvous(hosts: list[Host], tmp_path: Path):
+    command = f"{readme_command('torchrun, on each of two hosts')} --save {tmp_path / 'saved'}"
+    runs = run_all(on_each(hosts, command), tmp_path)
+    check(runs, tmp_path / "saved")
+    assert [set(done.losses) for done in runs] in ([{0}, {1}], [{1}, {0}]), "a rank on each host"
+
+
+def test_the_variables_of_srun(hosts: list[Host], tmp_path: Path):
+    command = readme_command("srun").partition("python ")
+    task = f"SLURM_NODEID={{0}} SLURM_PROCID={{0}} {''.join(command[1:])} --save {tmp_path / 'saved'}"
+    commands = [host.on("sh", "-c", task.format(node)) for node, host in enumerate(hosts)]
+    check(run_all(commands, tmp_path, **SRUN), tmp_path / "saved")
+
+
+NETWORK_PROGRAM = """
+    import json, zerolab
+    from support import network
+    zerolab.init_process_group()
+    print("counts", json.dumps([network.count(stage, "eth0") for stage in range(4)]))
+"""
+
+
+def test_the_cable_carries_the_bytes_of_the_ledger(hosts: list[Host], tmp_path: Path):
+    """On each host, in each direction, at each stage; what one rank receives is what the other sent."""
+    (tmp_path / "program.py").write_text(textwrap.dedent(NETWORK_PROGRAM))
+    torchrun = readme_command("torchrun, on each of two hosts").partition(" -m zerolab")[0]
+    runs = run_all(on_each(hosts, f"{torchrun} program.py"), tmp_path)
+    assert all(done.returncode == 0 for done in runs), [done.output for done in runs]
+    lines = [line for done in runs for line in done.output.splitlines() if line.startswith("counts")]
+    first, second = ([Count(*each) for each in json.loads(line.removeprefix("counts"))] for line in lines)
+    assert len(first) == len(second) == 4
+    for stage, (one, other) in enumerate(zip(first, second, strict=True)):
+        assert agrees(one.sent_bytes, one.wire_bytes), (stage, one)
+        assert agrees(other.sent_bytes, other.wire_bytes), (stage, other)
+        assert agrees(one.received_bytes, other.wire_bytes), (stage, one, other)
+        assert agrees(other.received_bytes, one.wire_bytes), (stage, one, other)
+
+
+FAILING_PROGRAM = """
+    import os, signal, torch, torch.distributed as dist, zerolab
+    zerolab.init_process_group()
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(torch.ones(1))
+"""
+
+
+def test_a_rank_that_dies_on_one_host_ends_the_job_on_both(hosts: list[Host], tmp_path: Path):
+    (tmp_path / "program.py").write_text(textwrap.dedent(FAILING_PROGRAM))
+    torchrun = readme_command("torchrun, on each of two hosts").partition(" -m zerolab")[0]
+    runs = run_all(on_each(hosts, f"{torchrun} program.py"), tmp_path)
+    assert all(done.returncode != 0 for done in runs)
+    assert any("SIGKILL" in done.output for done in runs)
+
+
+def test_a_host_whose_name_leads_to_its_loopback_is_refused_at_once(hosts: list[Host], tmp_path: Path):
+    """As Debian and Ubuntu write /etc/hosts; and with the way out that the error names it trains."""
+    for host, address in zip(hosts, ADDRESSES, strict=True):
+        host.known.write_text(host.known.read_text().replace(address, "127.0.1.1"))
+    command = readme_command("srun").partition("python ")
+    task = f"SLURM_NODEID={{0}} SLURM_PROCID={{0}} {''.join(command[1:])} --epochs 1 --steps 5"
+    commands = [host.on("sh", "-c", task.format(node)) for node, host in enumerate(hosts)]
+    for done in run_all(commands, tmp_path, **SRUN):
+        assert done.returncode == 2
+        assert "leads to 127.0.1.1" in done.output and f"of these: {INTERFACE}\n" in done.output
+    for done in run_all(commands, tmp_path, **SRUN, GLOO_SOCKET_IFNAME=INTERFACE):
+        assert done.returncode == 0, done.output

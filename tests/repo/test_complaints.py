@@ -1,0 +1,97 @@
+"""Promise: what users of the large engines complain of does not happen here, and the README's table is shown.
+
+Each complaint has the tests that hold against it. They run where they are; what is checked here is that they
+are there, so that a complaint cannot lose its test when files move.
+"""
+
+import ast
+import re
+
+import pytest
+from support import ROOT
+
+COMPLAINTS = {
+    "gradients are lost or rescaled under accumulation": (
+        "test_accumulation.py::test_micro_batches_add_up_in_the_order_that_is_written_down",
+        "test_clipping.py::test_clipping_goes_on_through_micro_batches_and_steps",
+        "test_loss_scale.py::test_micro_batches_of_one_scale_add_up",
+    ),
+    "stages disagree with each other": (
+        "test_parity.py::test_the_same_bits",
+        "test_parity.py::test_the_same_optimizer_state",
+    ),
+    "no resume at another world size; padding corrupts resharding": (
+        "test_checkpoint.py::test_a_run_goes_on_where_it_stopped",
+        "test_checkpoint.py::test_each_rank_writes_its_share_and_nobody_writes_padding",
+    ),
+    "overlap races, NaN from buffers freed too early": (
+        "test_parity.py::test_overlap_changes_the_trace_and_not_the_bits",
+        "test_order.py::test_knobs_turn_the_trace_and_not_the_bits",
+    ),
+    "the clip norm is wrong": (
+        "test_clipping.py::test_norm_and_clipped_gradients_are_torchs_on_the_whole_model",
+        "test_clipping.py::test_the_norm_is_the_same_at_every_world_size",
+    ),
+    "tied weights are split, or never updated on the last rank": (
+        "test_parity.py::test_the_same_bits",
+        "test_models_as_they_come.py::test_weights_tied_through_their_data_are_refused_because_they_would_come_apart",
+    ),
+    "frozen, unused or absent gradients": (
+        "test_models_as_they_come.py::test_bits_of_plain_training",
+        "test_memory.py::test_frozen_parameters_cost_their_own_bytes_alone",
+    ),
+    "control flow that differs by rank hangs stage 3": (
+        "test_diverging_ranks.py::test_the_first_difference_is_named",
+    ),
+    "a reduce-scatter that is an all-reduce": (
+        "test_traffic.py::test_the_wire_carries_all_but_a_ranks_own_share",
+        "test_traffic.py::test_what_each_operation_moves",
+    ),
+    "memory is not as predicted": (
+        "test_memory.py::test_every_category_is_the_formulas_on_every_rank",
+        "test_memory.py::test_stage_3_holds_the_unit_at_work_and_those_gathered_ahead",
+    ),
+    "stage-3 parameters look empty": (
+        "test_sharded.py::test_a_sharded_model_says_what_it_is",
+        "test_full_params.py::test_full_params_gives_whole_parameters_and_keeps_what_is_written",
+    ),
+    "a save on rank 0 alone hangs": ("test_diverging_ranks.py::test_the_first_difference_is_named",),
+    "consolidation runs out of memory": ("test_checkpoint_memory.py::test_no_rank_ever_holds_the_whole",),
+    "empty parameter groups are dropped, which breaks schedulers": (
+        "test_optimizers.py::test_groups_and_schedules_mean_the_same_on_every_rank",
+    ),
+    "the optimizer is bound to stale parameters": (
+        "test_full_params.py::test_a_parameter_that_left_the_flat_buffer_is_noticed",
+    ),
+    "zero-size parameters and chunks": ("test_parity.py::test_the_same_bits",),
+    "N = 1": ("test_parity.py::test_the_same_bits", "test_memory.py::test_the_census_leaves_no_byte_out"),
+}
+
+
+FILES = {path.name: path for path in (ROOT / "tests").rglob("test_*.py")}
+
+
+def functions_in(file: str) -> set[str]:
+    tree = ast.parse(FILES[file].read_text("utf-8"))
+    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def test_a_file_name_names_one_test_file():
+    assert len(FILES) == len(list((ROOT / "tests").rglob("test_*.py")))
+
+
+@pytest.mark.parametrize("complaint", COMPLAINTS)
+def test_a_complaint_has_tests_that_hold_against_it(complaint: str):
+    for name in COMPLAINTS[complaint]:
+        file, function = name.split("::")
+        assert function in functions_in(file), name
+
+
+def test_every_line_of_the_readmes_table_names_a_test_file():
+    section = (ROOT / "README.md").read_text("utf-8").split("## What works and what is refused\n")[1]
+    rows = re.findall(r"^\| (?!what a|---)(.*) \| (.*) \|$", section.split("\n## ")[0], re.MULTILINE)
+    assert len(rows) > 20
+    for what, shown in rows:
+        files = re.findall(r"`(test_\w+\.py)`", shown)
+        assert files and set(files) <= FILES.keys(), what
+        assert shown.split(":")[0] in ("works", "refused", "named"), what

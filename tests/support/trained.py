@@ -1,0 +1,28 @@
+"""A small model and its optimizer, on the way: what the tests of the sharded life of a model start from."""
+
+import torch
+
+import zerolab
+from support import plain
+from support.user_models import Net
+
+
+def build(stage: int = 3, model_class=Net, **settings):
+    torch.manual_seed(0)
+    model = model_class()
+    return model, zerolab.ZeroOptimizer(model, torch.optim.AdamW, stage=stage, lr=0.05, **settings)
+
+
+def train(model, optimizer, steps: int = 1) -> None:
+    for step in range(steps):
+        optimizer.zero_grad()
+        model(plain.micro_batch(step, optimizer.rank)).square().mean().backward()
+        optimizer.step()
+
+
+def on_two_ranks(fn, *args):
+    return zerolab.launch(fn, 2, *args, timeout=60)
+
+
+def values_of(model) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
