@@ -43,42 +43,6 @@ class MeasuredStates:
         return states + self.padding_bytes + self.uneven_bytes + self.counters_bytes
 
 
-class Gauge:
-    """The high-water mark of what the units hold, kept at each verb, so that no peak is missed."""
-
-    def __init__(self, units: Iterable[FlatUnit]):
-        self.optimizer_bytes = 0
-        self.scratch_bytes = 0
-        self._held = {unit: _unit_bytes(unit) for unit in units}
-        self._total = sum(self._held.values())
-        self.peak_bytes = self._total
-        self.peak_by_phase: dict[str, int] = {}
-
-    def note(self, unit: FlatUnit, phase: str, passing_bytes: int = 0) -> None:
-        """Take down what ``unit`` holds now, and ``passing_bytes`` more that it held just before.
-
-        The optimizer's state and the scratch of messages in flight, as last set, come on top.
-        """
-        held = _unit_bytes(unit)
-        self._total += held - self._held[unit]
-        self._held[unit] = held
-        self._mark(phase, passing_bytes)
-
-    def note_optimizer(self, optimizer_bytes: int, phase: str) -> None:
-        """Take down what the optimizer's state has grown to."""
-        self.optimizer_bytes = optimizer_bytes
-        self._mark(phase)
-
-    def _mark(self, phase: str, passing_bytes: int = 0) -> None:
-        now = self._total + self.optimizer_bytes + self.scratch_bytes + passing_bytes
-        self.peak_bytes = max(self.peak_bytes, now)
-        self.peak_by_phase[phase] = max(self.peak_by_phase.get(phase, 0), now)
-
-
-def _unit_bytes(unit: FlatUnit) -> int:
-    return storage_bytes((unit.flat, unit.shard, unit.master, unit.grads.local, unit.grads.reduced))
-
-
 def census(
     model: torch.nn.Module,
     units: list[FlatUnit],

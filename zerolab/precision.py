@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+from torch.distributed import ReduceOp
 from torch.utils._pytree import tree_map
 
 
@@ -55,11 +56,10 @@ def _is_float(leaf) -> bool:
     return isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
 
 
-def reduces_to_mean(dtype: torch.dtype) -> bool:
-    """Whether gradients of ``dtype`` come out of a reduction divided by N already.
+def reduce_op(dtype: torch.dtype) -> ReduceOp:
+    """What gradients of ``dtype`` are reduced to over the ranks: the sum in fp32, the mean in 16 bits.
 
-    Sixteen bits are too few to hold a sum and be divided later without rounding twice: such gradients are
-    added up in fp32, divided, and rounded once. An fp32 sum is kept, and divided when all micro-batches are
-    in.
+    An fp32 sum is kept and divided once, after the last micro-batch. Sixteen bits are too few to hold a sum:
+    such gradients are added up in fp32, divided, and rounded once, in each reduction.
     """
-    return dtype.itemsize < 4
+    return ReduceOp.AVG if dtype.itemsize < 4 else ReduceOp.SUM

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from zerolab.engine.scopes import tensors_in
+from zerolab.engine.tensors import tensors_in
 from zerolab.measure import MeasuredStates
 from zerolab.optimizer import ZeroOptimizer
 from zerolab.trace import Traffic
@@ -63,8 +63,8 @@ def rehearse(
             optimizer.zero_grad()
             optimizer.scale(_loss(model, arguments)).backward()
             optimizer.step()
-        gauge = optimizer.engine.gauge
-        return Rehearsal(psi, optimizer.memory(), optimizer.trace.traffic(1), dict(gauge.peak_by_phase))
+        peak_by_phase = dict(optimizer.meter.peak_by_phase)
+        return Rehearsal(psi, optimizer.memory(), optimizer.trace.traffic(1), peak_by_phase)
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """How much memory tensors take: their storages, not their shapes."""
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 
 import torch
 
@@ -13,3 +13,37 @@ def storage_bytes(tensors: Iterable[torch.Tensor | None]) -> int:
             storage = tensor.untyped_storage()
             sizes[storage._cdata] = storage.nbytes()
     return sum(sizes.values())
+
+
+class MemoryMeter:
+    """The bytes that the buffers of a run hold, and the most that they held at once.
+
+    Who owns buffers reports them after each allocation and each release, and while an old buffer and its
+    successor are there together. So no peak is missed.
+
+    Attributes:
+        phase: what the run is doing now, as in the trace.
+        held_bytes: what all owners together hold now.
+        peak_bytes: the most they held since `reset_peak`.
+        peak_by_phase: the same for each phase.
+    """
+
+    def __init__(self):
+        self.phase = "setup"
+        self.held_bytes = self.peak_bytes = 0
+        self.peak_by_phase: dict[str, int] = {}
+        self._by_owner: dict[Hashable, int] = {}
+
+    def report(self, owner: Hashable, *tensors: torch.Tensor | None) -> None:
+        """Replace what ``owner`` held by the storages of ``tensors``; none of them means it holds nothing."""
+        held_bytes = storage_bytes(tensors)
+        self.held_bytes += held_bytes - self._by_owner.pop(owner, 0)
+        if held_bytes:
+            self._by_owner[owner] = held_bytes
+        self.peak_bytes = max(self.peak_bytes, self.held_bytes)
+        self.peak_by_phase[self.phase] = max(self.peak_by_phase.get(self.phase, 0), self.held_bytes)
+
+    def reset_peak(self) -> None:
+        """Forget the peaks, as after the construction of an optimizer."""
+        self.peak_bytes = self.held_bytes
+        self.peak_by_phase.clear()

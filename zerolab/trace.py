@@ -81,7 +81,8 @@ class Traffic:
 class Trace:
     """The events of the last few steps, and their traffic; older steps are forgotten, to stay small.
 
-    ``step`` is the number of the optimizer step under way, from 0; what construction does happens in step -1.
+    Steps are counted from 0; what construction does happens in step -1. ``phase`` is what the run is doing
+    now: the engine sets it.
     """
 
     def __init__(self, keep_steps: int = 4, clock=time.perf_counter):
@@ -108,7 +109,6 @@ class Trace:
     def next_step(self) -> None:
         """Close the step under way and open the next."""
         self.step_number += 1
-        self.phase = "forward"
         self._steps.append((self.step_number, []))
 
     def begin(

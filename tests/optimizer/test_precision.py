@@ -3,9 +3,10 @@
 import pytest
 import torch
 from torch import nn
+from torch.distributed import ReduceOp
 
 import zerolab
-from zerolab.precision import PRECISIONS, reduces_to_mean
+from zerolab.precision import PRECISIONS, reduce_op
 
 BYTES = {"fp32": (4, 4, 8), "mixed": (2, 2, 12), "mixed_fp32_grads": (2, 4, 12), "mixed_fp16": (2, 2, 12)}
 
@@ -99,7 +100,8 @@ def test_a_precision_that_is_none_is_refused(precision):
 
 
 def test_only_sixteen_bits_reduce_to_their_mean():
-    assert [reduces_to_mean(each.gradients) for each in PRECISIONS.values()] == [False, True, False, True]
+    ops = [reduce_op(each.gradients) for each in PRECISIONS.values()]
+    assert ops == [ReduceOp.SUM, ReduceOp.AVG, ReduceOp.SUM, ReduceOp.AVG]
 
 
 class Normed(nn.Module):

@@ -186,7 +186,7 @@ def test_zero_grad_gives_all_gradients_back(stage: int):
 
 
 class HighWater(TorchDispatchMode):
-    """Looks at an optimizer's units at every operation that torch performs, apart from the engine's gauge."""
+    """Looks at an optimizer's units at every operation that torch performs, apart from the memory meter."""
 
     def __init__(self, optimizer: zerolab.ZeroOptimizer):
         super().__init__()
@@ -225,7 +225,7 @@ def bytes_of(tensors: list) -> int:
 
 
 def peaks(stage: int, subject: str, knobs: list[tuple[int, int]]) -> list[tuple]:
-    """Train a little under watch with each setting: what was seen, the gauge's peaks, and a unit's bytes."""
+    """Train a little under watch with each setting: what was seen, the meter's peaks, and a unit's bytes."""
     results = []
     for prefetch, in_flight in knobs:
         build, inputs = replicas.SUBJECTS[subject]
@@ -238,9 +238,9 @@ def peaks(stage: int, subject: str, knobs: list[tuple[int, int]]) -> list[tuple]
                 optimizer.zero_grad()
                 model(*inputs(step, optimizer.rank)).backward()
                 optimizer.step()
-        gauge, unit = optimizer.engine.gauge, optimizer.units[0]
-        results.append((seen.whole_units, seen.grads_bytes, seen.total_bytes, gauge, 4 * unit.padded_numel))
-    return [(*found, gauge.peak_bytes, gauge.peak_by_phase, size) for *found, gauge, size in results]
+        meter, unit = optimizer.meter, optimizer.units[0]
+        results.append((seen.whole_units, seen.grads_bytes, seen.total_bytes, meter, 4 * unit.padded_numel))
+    return [(*found, meter.peak_bytes, meter.peak_by_phase, size) for *found, meter, size in results]
 
 
 @pytest.mark.parametrize("subject", ["deep", "ladder"])
@@ -259,13 +259,13 @@ def test_gradients_on_their_way_take_two_units_for_each_reduction_in_flight(stag
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_the_gauge_saw_the_highest_water(stage: int):
+def test_the_meter_saw_the_highest_peak(stage: int):
     for results in zerolab.launch(peaks, 2, stage, "deep", [(0, 0), (1, 1), (2, 2)]):
         for _, _, total_bytes, peak_bytes, peak_by_phase, _ in results:
             assert total_bytes == peak_bytes == peak_by_phase["backward"]
 
 
-def test_the_gauge_keeps_within_the_bound_at_stage_3():
+def test_the_meter_keeps_within_the_bound_at_stage_3():
     prefetch, in_flight, world_size = 1, 1, 4
     for results in zerolab.launch(peaks, world_size, 3, "ladder", [(prefetch, in_flight)]):
         ((*_, peak_by_phase, unit_bytes),) = results

@@ -26,6 +26,7 @@ from zerolab.checkpoint import pieces
 from zerolab.collectives import Comm, connect
 from zerolab.optimizer.slices import cut
 from zerolab.precision import PRECISIONS
+from zerolab.storages import MemoryMeter
 from zerolab.trace import Trace
 from zerolab.unit import FlatUnit
 
@@ -168,7 +169,7 @@ def numbers(rank: int, numel: int, whole: bool) -> torch.Tensor:
 def go_round(lengths: list[int]) -> list[str]:
     """On a rank: each collective on each length; those that left something wrong."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    comm, wrong = connect(None, Trace()), []
+    comm, wrong = connect(None, Trace(), MemoryMeter()), []
     for index, numel in enumerate(lengths):
         mine = ring.chunks(numel, world_size)[rank]
         every = [numbers(r, numel, whole=True) for r in range(world_size)]

@@ -63,7 +63,10 @@ def test_the_verbs_have_the_same_signature_in_every_stage():
     [
         (0, "+ reduce_scatter - all_reduce + all_gather"),  # the all-reduce opens up
         (1, "+ clone + free_local"),  # gradients live only until they are reduced
-        (2, "+ refill + all_gather + reveal + free - all_gather"),  # parameters too, so none follows update
+        (
+            2,
+            "+ refill + all_gather + restore_parameters + free - all_gather",
+        ),  # parameters too, so none follows update
     ],
 )
 def test_the_lesson_is_in_the_diff(before: int, lesson: str):

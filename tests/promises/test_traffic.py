@@ -19,7 +19,7 @@ from support import network, replicas
 
 import zerolab
 from zerolab import cost
-from zerolab.collectives import rollcall
+from zerolab.collectives import collective_check
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares the ranks the import of pytest
 
@@ -144,7 +144,7 @@ def test_what_each_operation_moves(stage: int):
 def test_control_messages_are_small_and_counted_apart():
     """A roll call for each collective and for the exchange: a byte a parameter and a digest."""
     for traffic, _, _, control_bytes, _, units in counted(4)[CASES.index(("gpt", 2))]:
-        announced_bytes = rollcall.MESSAGE_BYTES * (2 * len(units) + 1)
+        announced_bytes = collective_check.MESSAGE_BYTES * (2 * len(units) + 1)
         assert announced_bytes < control_bytes < announced_bytes + 1000
         assert traffic.control_bytes == control_bytes
         assert "exchange" not in traffic.by_op

@@ -19,6 +19,7 @@ from zerolab.checkpoint import generations, pieces
 from zerolab.checkpoint.manifest import check, describe
 from zerolab.checkpoint.pieces import Piece
 from zerolab.checkpoint.together import from_rank_0, require_between_steps
+from zerolab.engine.states import TrainingState
 from zerolab.optimizer import ZeroOptimizer
 from zerolab.optimizer.slices import Slice
 from zerolab.unit import FlatUnit
@@ -134,8 +135,8 @@ def _empty_state(each: Slice, manifest: dict, optimizer: ZeroOptimizer) -> dict:
 def _replace(optimizer: ZeroOptimizer, read: Callable[[], dict]) -> dict:
     """Overwrite what this rank owns by calling ``read``, and share it as the stage shares an update."""
     found = read()
-    optimizer.trace.phase = "load"
-    optimizer.stage.update(optimizer.units, FlatUnit.publish)
+    with optimizer.training.during(TrainingState.LOAD):
+        optimizer.stage.update(optimizer.units, FlatUnit.publish)
     for unit in optimizer.units:
         unit.mark_updated()
     optimizer.trace.next_step()

@@ -37,12 +37,5 @@ def require_between_steps(optimizer: ZeroOptimizer, action: str) -> None:
     Collective: it also sees that every rank has come to do the same.
     Raises: RuntimeError.
     """
-    engine = optimizer.engine
-    if engine.gatherer.held:
-        raise RuntimeError(f"{action} inside full_params(): leave the with block before that")
-    if engine.in_backward or any(scope.depth for scope in engine.scopes):
-        raise RuntimeError(
-            f"{action} in the middle of a forward or backward pass: call it between steps, and after an "
-            "exception that broke a backward pass off call optimizer.zero_grad() first"
-        )
-    optimizer.comm.assemble(action)
+    optimizer.engine.require_idle(action)
+    optimizer.comm.check_same_collective(action)

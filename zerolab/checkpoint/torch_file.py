@@ -19,6 +19,7 @@ from zipfile import ZipFile, ZipInfo
 import torch
 
 from zerolab.checkpoint.together import from_rank_0, require_between_steps
+from zerolab.engine.states import TrainingState
 from zerolab.optimizer import ZeroOptimizer
 from zerolab.unit import FlatUnit
 
@@ -37,15 +38,14 @@ def export(optimizer: ZeroOptimizer, path: str | Path) -> None:
     Raises: OSError on every rank if rank 0 cannot write; RuntimeError inside full_params().
     """
     require_between_steps(optimizer, "export")
-    archive, trace = Archive(Path(path).resolve()), optimizer.trace
-    before, trace.phase = trace.phase, "export"
+    archive = Archive(Path(path).resolve())
     try:
-        from_rank_0(optimizer.comm, lambda: archive.begin(optimizer))
-        for unit in optimizer.units:
-            _write_unit(optimizer, unit, archive)
-        from_rank_0(optimizer.comm, archive.commit)
+        with optimizer.training.during(TrainingState.EXPORT):
+            from_rank_0(optimizer.comm, lambda: archive.begin(optimizer))
+            for unit in optimizer.units:
+                _write_unit(optimizer, unit, archive)
+            from_rank_0(optimizer.comm, archive.commit)
     finally:
-        trace.phase = before
         archive.discard()
 
 

@@ -1,139 +1,152 @@
-"""The collectives as sends and receives, for gloo, and the sum in rank order that makes bits agree."""
+"""The collectives as sends and receives, for gloo, and the sum in rank order, for equal bits."""
 
 import itertools
 import weakref
 import zlib
+from functools import partial
 from typing import final
 
 import torch
 import torch.distributed as dist
+from torch.distributed import ReduceOp
 
 from zerolab.collectives.base import Comm, Subject, Work, as_bytes
-from zerolab.collectives.courier import Courier, Job
-from zerolab.collectives.rollcall import MESSAGE_BYTES, RollCall
-from zerolab.precision import reduces_to_mean
+from zerolab.collectives.collective_check import MESSAGE_BYTES, CollectiveCheck
+from zerolab.collectives.comm_thread import Collective, CommThread
+from zerolab.storages import MemoryMeter
 from zerolab.trace import Event, Trace
 
-_TAGS, _EXCHANGES = 2**20, 2**12
-"""How many tags one Comm has for itself: two for each subject, a quarter of a million units and their
-gradients; some for the exchanges of small messages, by what they are about, as those differ in size; and the
-last for the roll call. The first 2**20 are left to the user.
+_TAGS, _EXCHANGE_TAGS = 2**20, 2**12
+"""How many tags one Comm has for itself. Two for each subject: a quarter of a million units, and their
+gradients. Some for the exchanges of control messages, chosen by what they are about, because those differ in
+size. The last for the collective check. Tags below 2**20 are left to the user.
 """
 
 _comms: "weakref.WeakKeyDictionary[dist.ProcessGroup, itertools.count]" = weakref.WeakKeyDictionary()
-"""How many Comms each group has had: several models on one group must not take each other's messages."""
+"""How many Comms each group has had: models that share a group must not receive each other's messages."""
 
 
 @final
 class DirectComm(Comm):
-    """The collectives as sends and receives between every pair, for gloo: the same bits, the fewest bytes.
+    """The collectives as sends and receives between every pair of ranks, for gloo.
 
-    Messages are tagged by unit, so two of equal size can never be taken for one another, and a roll call
-    goes before each collective, so that ranks whose paths part are told so. A courier carries them out.
+    Messages are tagged by unit, so two of equal size cannot be confused. A check goes before each collective,
+    so that ranks that issue different ones get an error. A thread runs the collectives in their order.
     """
 
-    def __init__(self, group: dist.ProcessGroup, trace: Trace):
-        super().__init__(group, trace, control=group)
+    def __init__(self, group: dist.ProcessGroup, trace: Trace, meter: MemoryMeter):
+        super().__init__(group, trace, meter, control=group)
         number = next(_comms.setdefault(group, itertools.count()))
         self._first_tag = (1 + number % 1023) * _TAGS
-        self._roll = RollCall(group, self._first_tag + _TAGS - 1)
-        self._courier = Courier()
+        self._check = CollectiveCheck(group, self._first_tag + _TAGS - 1)
+        self._thread = CommThread()
 
     @property
     def device(self) -> torch.device:
         return torch.device("cpu")
 
-    def reduce_scatter(self, flat: torch.Tensor, unit: Subject) -> Work:
-        """Send each rank its shard of my tensor, then add up, in rank order, what all sent me of mine.
+    def reduce_scatter(self, flat: torch.Tensor, unit: Subject, op: ReduceOp = ReduceOp.SUM) -> Work:
+        """Send each rank its shard of this tensor, then add up, in rank order, what all sent of this rank's.
 
-        Memory: N-1 shards of scratch while under way.
+        Memory: N-1 shards of scratch until the work is waited for.
         """
         scratch = self._scratch(flat)
         event = self._begin("reduce_scatter", flat, unit, passes=1)
-        return self._start(event, self._reduce(flat, scratch, unit, event), scratch)
+        return self._start(event, self._reduce(flat, scratch, unit, event, op), scratch)
 
     def all_gather(self, flat: torch.Tensor, unit: Subject) -> Work:
-        """Send my shard to everybody, and receive theirs straight into place."""
+        """Send this rank's shard to every rank, and receive theirs into place."""
         event = self._begin("all_gather", flat, unit, passes=1)
         return self._start(event, self._gather(flat, unit, event))
 
-    def all_reduce(self, flat: torch.Tensor, unit: Subject) -> Work:
-        """The two halves back to back: the order of the sum, and so its bits, are reduce_scatter's."""
+    def all_reduce(self, flat: torch.Tensor, unit: Subject, op: ReduceOp = ReduceOp.SUM) -> Work:
+        """The two halves in turn: the order of the sum, and so its bits, are reduce_scatter's."""
         scratch = self._scratch(flat)
         event = self._begin("all_reduce", flat, unit, passes=2)
-        halves = itertools.chain(self._reduce(flat, scratch, unit, event), self._gather(flat, unit, event))
+        halves = itertools.chain(
+            self._reduce(flat, scratch, unit, event, op), self._gather(flat, unit, event)
+        )
         return self._start(event, halves, scratch)
 
-    def assemble(self, what: str) -> None:
+    def check_same_collective(self, what: str) -> None:
         if self.world_size > 1:
-            self._courier.carry(self._announced(what, iter([None]))).wait()
+            self._thread.submit(self._checked(what, iter([None])))()
 
-    def _share(self, rows: torch.Tensor, event: Event) -> None:
+    def _exchange_rows(self, rows: torch.Tensor, event: Event) -> None:
         event.wire_bytes += MESSAGE_BYTES
-        swap = self._swap(as_bytes(rows.view(self.world_size, -1)), zlib.crc32(event.unit.encode()))
-        self._courier.carry(self._announced(f"exchange of {event.unit}", swap)).wait()
+        exchange = self._swap(as_bytes(rows.view(self.world_size, -1)), zlib.crc32(event.unit.encode()))
+        self._thread.submit(self._checked(f"exchange of {event.unit}", exchange))()
 
-    def _start(self, event: Event, collective: Job, scratch: torch.Tensor | None = None) -> Work:
-        """Hand a collective to the courier. Alone in the world there is nobody to wait for: do it here."""
-        noted = self._noted(collective, event)
+    def _start(self, event: Event, collective: Collective, scratch: torch.Tensor | None = None) -> Work:
+        """Hand a collective to the thread. With one rank there is nothing to wait for: run it here."""
+        finished = self._finished(collective, event)
         if self.world_size == 1:
-            for _ in noted:
+            for _ in finished:
                 pass
             return Work()
         event.control_bytes = MESSAGE_BYTES
-        announced = self._announced(f"{event.op} of {event.unit}", noted)
-        return Work([self._courier.carry(announced)], scratch=scratch)
+        work = Work([self._thread.submit(self._checked(f"{event.op} of {event.unit}", finished))])
+        if scratch is not None:
+            self.meter.report(work, scratch)
+            work.then(partial(self._release, work, [scratch]))
+        return work
 
-    def _noted(self, collective: Job, event: Event) -> Job:
+    def _release(self, work: Work, scratch: list[torch.Tensor]) -> None:
+        """Let the scratch go, now that its collective was waited for."""
+        scratch.clear()
+        self.meter.report(work)
+
+    def _finished(self, collective: Collective, event: Event) -> Collective:
         """The collective, and its end in the trace."""
         yield from collective
         self.trace.finish(event)
 
-    def _announced(self, what: str, collective: Job) -> Job:
-        """The collective, with its roll call under way beside its first messages."""
-        hear = self._roll.call(what)
+    def _checked(self, what: str, collective: Collective) -> Collective:
+        """The collective, with its check under way beside its first messages."""
+        wait_and_compare = self._check.start(what)
         next(collective)
         yield
-        hear()
+        wait_and_compare()
         yield from collective
 
     def _scratch(self, flat: torch.Tensor) -> torch.Tensor:
-        """Where the other ranks' parts of my shard land, a row for each, in rank order."""
+        """Where the other ranks' parts of this rank's shard are received, a row for each, in rank order."""
         return flat.new_empty((self.world_size - 1, flat.numel() // self.world_size))
 
-    def _reduce(self, flat: torch.Tensor, scratch: torch.Tensor, unit: Subject, event: Event) -> Job:
-        """Everybody's part of my shard comes to me, mine of theirs goes to them; then I add mine up."""
-        handles = []
+    def _reduce(
+        self, flat: torch.Tensor, scratch: torch.Tensor, unit: Subject, event: Event, op: ReduceOp
+    ) -> Collective:
+        """Receive every rank's part of this shard and send it this rank's part of its own; then reduce."""
+        works = []
         for to, source in self._peers():
             landing = scratch[source - (source > self.rank)]
-            handles += self._trade(self.own(flat, to), to, landing, source, 2 * unit.index, event)
-        yield from _arrival(handles)
-        combine = average_in_rank_order if reduces_to_mean(flat.dtype) else add_in_rank_order
-        combine(self.own(flat), scratch, self.rank)
+            works += self._trade(self.own(flat, to), to, landing, source, 2 * unit.index, event)
+        yield from _arrival(works)
+        reduce_in_rank_order(self.own(flat), scratch, self.rank, op)
 
-    def _gather(self, flat: torch.Tensor, unit: Subject, event: Event) -> Job:
-        """My shard goes to everybody, theirs come into place."""
-        handles = []
+    def _gather(self, flat: torch.Tensor, unit: Subject, event: Event) -> Collective:
+        """Send this rank's shard to every rank; receive theirs into place."""
+        works = []
         for to, source in self._peers():
             landing = self.own(flat, source)
-            handles += self._trade(self.own(flat), to, landing, source, 2 * unit.index + 1, event)
-        yield from _arrival(handles)
+            works += self._trade(self.own(flat), to, landing, source, 2 * unit.index + 1, event)
+        yield from _arrival(works)
 
-    def _swap(self, rows: torch.Tensor, subject: int) -> Job:
-        """My row goes to everybody, theirs come into place."""
-        tag = self._first_tag + _TAGS - 2 - subject % _EXCHANGES
-        handles = []
+    def _swap(self, rows: torch.Tensor, subject: int) -> Collective:
+        """Send this rank's row to every rank; receive theirs into place."""
+        tag = self._first_tag + _TAGS - 2 - subject % _EXCHANGE_TAGS
+        works = []
         for to, source in self._peers():
-            handles += self._post(rows[self.rank], to, rows[source], source, tag)
-        yield from _arrival(handles)
+            works += self._post(rows[self.rank], to, rows[source], source, tag)
+        yield from _arrival(works)
 
     def _peers(self) -> list[tuple[int, int]]:
-        """Whom to send to and receive from, round by round: everybody once, nobody called by all at once."""
+        """The ranks to send to and to receive from, in turn, so that no rank is sent to by all at once."""
         rank, world_size = self.rank, self.world_size
         return [((rank + step) % world_size, (rank - step) % world_size) for step in range(1, world_size)]
 
     def _trade(self, outgoing, to: int, incoming, source: int, tag: int, event: Event) -> list:
-        """Post one receive and one send; the bytes are counted here, from the tensor that is handed over."""
+        """Post one receive and one send. The bytes are counted here, from the tensor that is sent."""
         if not outgoing.numel():
             return []
         event.wire_bytes += outgoing.nbytes
@@ -146,37 +159,49 @@ class DirectComm(Comm):
         ]
 
 
-def _arrival(handles: list) -> Job:
-    """What was posted, waited for when the courier comes back to it."""
+def _arrival(works: list[dist.Work]) -> Collective:
+    """Yield once after messages were posted; wait for them when resumed."""
     yield
-    for handle in handles:
-        handle.wait()
+    for work in works:
+        work.wait()
+
+
+def reduce_in_rank_order(own: torch.Tensor, others: torch.Tensor, rank: int, op: ReduceOp) -> None:
+    """Leave in ``own`` the sum over all ranks, or their mean for ReduceOp.AVG, added from rank 0 upwards.
+
+    16-bit tensors are added up in fp32 and rounded once: sixteen bits are too few to hold the sum and to be
+    divided after it.
+
+    Shapes: own [shard], in place; others [N-1, shard], the other ranks' parts in rank order, undefined after
+    it.
+    Memory: for 16 bits one shard in fp32, and one for the part that is being added.
+    """
+    world_size = len(others) + 1
+    if own.dtype.itemsize < 4:
+        total = torch.zeros_like(own, dtype=torch.float32)
+        for part in (*others[:rank], own, *others[rank:]):
+            total += part
+        own.copy_(total.div_(world_size) if op == ReduceOp.AVG else total)
+        return
+    add_in_rank_order(own, others, rank)
+    if op == ReduceOp.AVG:
+        own /= world_size
 
 
 def add_in_rank_order(own: torch.Tensor, others: torch.Tensor, rank: int) -> None:
-    """Leave in ``own`` the sum over all ranks, added from rank 0 upwards, as a single process would have.
+    """Leave in ``own`` the sum over all ranks, added from rank 0 upwards, as a single process would add them.
 
-    Floating-point addition commutes but does not associate, so which rank's part comes first decides the last
+    Floating-point addition is commutative but not associative, so the order of the ranks decides the last
     bit.
 
-    Shapes: own [shard], in place; others [N-1, shard], the other ranks' parts in rank order, spent.
+    Shapes: own [shard], in place; others [N-1, shard], the other ranks' parts in rank order, undefined after
+    it.
     """
     before, after = others[:rank], others[rank:]
     if rank > 0:
-        partial = before[0]
+        partial_sum = before[0]
         for part in before[1:]:
-            partial += part
-        own += partial
+            partial_sum += part
+        own += partial_sum
     for part in after:
         own += part
-
-
-def average_in_rank_order(own: torch.Tensor, others: torch.Tensor, rank: int) -> None:
-    """Leave in ``own`` the mean over all ranks: added in fp32 and rank order, divided, and rounded once.
-
-    Memory: one shard in fp32, and one for the part that is being added.
-    """
-    total = torch.zeros_like(own, dtype=torch.float32)
-    for part in (*others[:rank], own, *others[rank:]):
-        total += part
-    own.copy_(total.div_(len(others) + 1))

@@ -6,10 +6,10 @@ from typing import final
 
 import torch
 import torch.distributed as dist
+from torch.distributed import ReduceOp
 
 from zerolab.collectives.base import Comm, Subject, Work
 from zerolab.collectives.names import all_gather_single, reduce_scatter_single
-from zerolab.precision import reduces_to_mean
 from zerolab.trace import Event
 
 
@@ -29,40 +29,43 @@ class NativeComm(Comm):
             torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("meta")
         )
 
-    def reduce_scatter(self, flat: torch.Tensor, unit: Subject) -> Work:
+    def reduce_scatter(self, flat: torch.Tensor, unit: Subject, op: ReduceOp = ReduceOp.SUM) -> Work:
         """The native reduce-scatter, in place: the output is this rank's own slice of the input."""
         own = self.own(flat)
         work = self._call("reduce_scatter", flat, unit, 1, partial(reduce_scatter_single, own, flat))
-        return work.then(lambda: self._divide_mean(own))
+        return work.then(partial(self._divide, own, op))
 
     def all_gather(self, flat: torch.Tensor, unit: Subject) -> Work:
         """The native all-gather, in place: the input is this rank's own slice of the output."""
         start = partial(all_gather_single, flat, self.own(flat))
         return self._call("all_gather", flat, unit, 1, start)
 
-    def all_reduce(self, flat: torch.Tensor, unit: Subject) -> Work:
+    def all_reduce(self, flat: torch.Tensor, unit: Subject, op: ReduceOp = ReduceOp.SUM) -> Work:
         """The native all-reduce."""
         work = self._call("all_reduce", flat, unit, 2, partial(dist.all_reduce, flat))
-        return work.then(lambda: self._divide_mean(flat))
+        return work.then(partial(self._divide, flat, op))
 
-    def _share(self, rows: torch.Tensor, event: Event) -> None:
-        all_gather_single(rows.view(-1), rows[self.rank].clone().view(-1), group=self.control)
-
-    def assemble(self, what: str) -> None:
-        """Nothing: native collectives match by their place, and the CPU runs ahead of them to the step's own
+    def check_same_collective(self, what: str) -> None:
+        """Nothing: native collectives match by their order, and the CPU runs ahead of them to the step's own
         message, which carries a digest of what was issued.
         """
 
-    def _call(self, op: str, flat: torch.Tensor, unit: Subject, passes: int, start: Callable) -> Work:
-        """Start a native collective and count it. Alone in the world, or on nothing, none is started."""
-        event = self._begin(op, flat, unit, passes)
-        finish = partial(self.trace.finish, event)
-        if self.world_size == 1 or not flat.numel():
-            return Work(finish=finish)
-        event.wire_bytes = passes * flat.nbytes * (self.world_size - 1) // self.world_size
-        return Work([start(group=self.group, async_op=True)], finish)
+    def _exchange_rows(self, rows: torch.Tensor, event: Event) -> None:
+        all_gather_single(rows.view(-1), rows[self.rank].clone().view(-1), group=self.control)
 
-    def _divide_mean(self, summed: torch.Tensor) -> None:
-        """Where gradients reduce to their mean, make it of the native sum, which was rounded once already."""
-        if reduces_to_mean(summed.dtype):
+    def _call(self, op: str, flat: torch.Tensor, unit: Subject, passes: int, start: Callable) -> Work:
+        """Start a native collective and count it. With one rank, or without elements, none is started."""
+        event = self._begin(op, flat, unit, passes)
+        waits = []
+        if self.world_size > 1 and flat.numel():
+            event.wire_bytes = passes * flat.nbytes * (self.world_size - 1) // self.world_size
+            waits = [start(group=self.group, async_op=True).wait]
+        return Work(waits).then(partial(self.trace.finish, event))
+
+    def _divide(self, summed: torch.Tensor, op: ReduceOp) -> None:
+        """Make the mean of the native sum, where it is asked for. A 16-bit sum was rounded once already.
+
+        The native AVG is not used: it has had silent errors at N = 1.
+        """
+        if op == ReduceOp.AVG:
             summed /= self.world_size

@@ -1,8 +1,8 @@
-"""What ranks have to agree on before numbers are exchanged, and how one that does not is told so.
+"""What ranks have to agree on before numbers are exchanged, and the error where one does not.
 
-A rank that holds another model, or took another path through it, would not fail by itself: it would wait for
-a message that never comes, or add up gradients of different things. Small messages on the control group find
-it out.
+A rank that holds another model, or took another path through it, does not fail by itself: it waits for a
+message that never comes, or adds up gradients of different things. Small messages on the control group find
+such a rank.
 """
 
 import hashlib
@@ -28,11 +28,11 @@ def agree_on(comm: Comm, what: str, lines: list[str]) -> None:
 
 
 def agree_on_used(comm: Comm, units: list[FlatUnit], settings: list[str]) -> set[Span]:
-    """The parameters that at least one rank has a gradient for, as every rank then knows.
+    """The parameters that at least one rank has a gradient for.
 
-    A rank that did not use one counts as zero in its mean; one that nobody used is not to be updated at all.
+    A rank that did not use a parameter counts as zero in its mean; one that no rank used is not updated.
     The message also carries digests of the collectives issued since the last step and of ``settings``, the
-    hyperparameters, so that ranks that have come apart hear of it before any parameter changes.
+    hyperparameters, so that ranks that differ raise an error before any parameter changes.
 
     Comm: a byte for each parameter, and 32. Raises: RuntimeError where collectives or settings differ.
     """
@@ -58,13 +58,13 @@ def agree_on_order(comm: Comm, units: list[FlatUnit], completed: list[FlatUnit])
 
 
 def _digest(lines: list[str]) -> torch.Tensor:
-    """A few bytes that differ where the lines do."""
+    """A few bytes that differ where the lines differ."""
     digest = hashlib.blake2b("\n".join(lines).encode(), digest_size=DIGEST_BYTES).digest()
     return torch.frombuffer(bytearray(digest), dtype=torch.uint8)
 
 
 def _refuse_difference(comm: Comm, what: str, lines: list[str], digests: torch.Tensor) -> None:
-    """Raise on every rank where the digests differ. All see the same rows, so all compare the lines."""
+    """Raise on every rank where the digests differ. All have the same rows, so all compare the lines."""
     if bool((digests == digests[0]).all()):
         return
     every: list[list[str]] = [[] for _ in range(comm.world_size)]

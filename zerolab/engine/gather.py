@@ -1,78 +1,76 @@
-"""Gatherer: which units are whole, which are being gathered, and which scope will want its own next."""
+"""Gatherer: which units are whole, which are being gathered, and which unit will be needed next."""
 
 from zerolab.collectives import Work
-from zerolab.engine.scopes import Scope
-from zerolab.measure import Gauge
+from zerolab.engine.states import UnitRun
 from zerolab.stages.base import Stage
-from zerolab.trace import Trace
 from zerolab.unit import FlatUnit
+from zerolab.unit.states import ParamState
 
 
 class Gatherer:
-    """Makes scopes whole in time and lets them go again, through the stage's unshard and reshard.
+    """Makes units whole in time and shards them again, through the stage's unshard and reshard.
 
-    The order in which a forward pass enters the scopes is learned as it goes; the next pass prefetches by it,
+    The order in which a forward pass enters the units is learned as it goes; the next pass prefetches by it,
     and the backward pass by its reverse.
 
-    Attributes: held: how many full_params() are open; while any is, nothing is let go.
-    Memory: at most ``prefetch`` + 1 scopes are whole at a time, and the root.
+    Attributes: full_params_open: how many full_params() are open; while any is, nothing is sharded.
+    Memory: at most ``prefetch`` + 1 units are whole at a time, and the root.
     """
 
-    def __init__(self, stage: Stage, gauge: Gauge, trace: Trace, prefetch: int):
-        self.stage, self.gauge, self.trace, self.prefetch = stage, gauge, trace, prefetch
-        self.held = 0
-        self._order: list[Scope] = []
-        self._cursor = 0
+    def __init__(self, stage: Stage, prefetch: int):
+        self.stage, self.prefetch = stage, prefetch
+        self.full_params_open = 0
+        self._order: list[UnitRun] = []
+        self._position = 0
         self._under_way: dict[FlatUnit, Work] = {}
 
     def rewind(self) -> None:
         """A new forward pass begins."""
-        self._cursor = 0
+        self._position = 0
 
-    def note_entry(self, scope: Scope) -> None:
-        """A forward pass enters ``scope``: remember the order. A new path overwrites the rest of the old.
+    def note_entry(self, run: UnitRun) -> None:
+        """A forward pass enters a unit: remember the order. A new path overwrites the rest of the old one.
 
-        To come by the first scope again unexpectedly is a new pass too: submodules may be called one by one.
+        If the first unit comes again unexpectedly, that is a new pass too: submodules may be called one by
+        one.
         """
-        if self._order[self._cursor : self._cursor + 1] != [scope] and self._order[:1] == [scope]:
+        if self._order[self._position : self._position + 1] != [run] and self._order[:1] == [run]:
             self.rewind()
-        if self._order[self._cursor : self._cursor + 1] != [scope]:
-            self._order[self._cursor :] = [scope]
-        self._cursor += 1
+        if self._order[self._position : self._position + 1] != [run]:
+            self._order[self._position :] = [run]
+        self._position += 1
 
-    def start_next(self) -> None:
-        """In forward: start on the scopes after the one just entered."""
-        self._start(self._order[self._cursor : self._cursor + self.prefetch])
+    def prefetch_forward(self) -> None:
+        """Start on the units after the one just entered."""
+        self._start(self._order[self._position : self._position + self.prefetch])
 
-    def start_before(self, scope: Scope) -> None:
-        """In backward: start on the scopes entered before ``scope``, nearest first, that it will come to."""
-        last = max((index for index, each in enumerate(self._order) if each is scope), default=0)
+    def prefetch_backward(self, run: UnitRun) -> None:
+        """Start on the units that were entered before this one and expect a backward pass, nearest first."""
+        last = max((index for index, each in enumerate(self._order) if each is run), default=0)
         coming = [each for each in reversed(self._order[:last]) if each.expects_backward]
         self._start(coming[: self.prefetch])
 
-    def unshard(self, scope: Scope) -> None:
-        """Make the scope's units whole, waiting for their gathers."""
-        self._start([scope])
-        for unit in scope.units:
-            if unit in self._under_way:
-                self._under_way.pop(unit).wait()
+    def unshard(self, run: UnitRun) -> None:
+        """Make the unit whole, waiting for its gathers."""
+        self._start([run])
+        for flat in run.flats:
+            if flat in self._under_way:
+                self._under_way.pop(flat).wait()
 
-    def reshard(self, units: list[FlatUnit]) -> None:
-        """Let the units' parameters go, those that are whole, unless they are held for a user."""
-        for unit in units:
-            if unit.whole and not self.held:
-                self.stage.reshard(unit)
-                self.gauge.note(unit, self.trace.phase)
+    def reshard(self, flats: list[FlatUnit]) -> None:
+        """Shard those that are whole, unless full_params() is open."""
+        for flat in flats:
+            if flat.whole and not self.full_params_open:
+                self.stage.reshard(flat)
 
     def discard_unused(self) -> None:
-        """Close what was gathered ahead for a scope that was then not entered."""
+        """Reshard what was prefetched for a unit that was then not entered."""
         while self._under_way:
-            unit, work = self._under_way.popitem()
+            flat, work = self._under_way.popitem()
             work.wait()
-            self.reshard([unit])
+            self.reshard([flat])
 
-    def _start(self, scopes: list[Scope]) -> None:
-        for unit in (unit for scope in scopes for unit in scope.units):
-            if not unit.whole and unit not in self._under_way:
-                self._under_way[unit] = self.stage.unshard(unit)
-                self.gauge.note(unit, self.trace.phase)
+    def _start(self, runs: list[UnitRun]) -> None:
+        for flat in (flat for run in runs for flat in run.flats):
+            if flat.state is ParamState.SHARDED:
+                self._under_way[flat] = self.stage.unshard(flat)

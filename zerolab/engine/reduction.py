@@ -1,90 +1,81 @@
-"""Reducer: when a unit's gradients have all come, and in which order they are reduced."""
+"""Reducer: in which order the units' gradients are reduced, and when."""
 
 from collections import deque
 
 import torch
 
 from zerolab.collectives import Work
-from zerolab.measure import Gauge
 from zerolab.stages.base import Stage
-from zerolab.storages import storage_bytes
-from zerolab.trace import Trace
 from zerolab.unit import FlatUnit
 from zerolab.unit.sharded import as_plain_tensors
 from zerolab.unit.span import Span
 
 
 class Reducer:
-    """Collects gradients unit by unit, and reduces the units in one fixed order on every rank.
+    """Reduces the units' gradients in one fixed order, the same on every rank.
 
     Gradients may come in another order on another rank, where a parameter was not used; collectives must not.
-    A unit's turn comes when it and all before it are complete, and what is missing at the end of backward
-    counts as zero.
+    A unit is reduced when it and all before it are complete. What is missing at the end of backward counts as
+    zero.
 
     Memory: gradients take at most 2 (1 + ``in_flight``) units beyond what the stage keeps.
     """
 
-    def __init__(self, units: list[FlatUnit], stage: Stage, gauge: Gauge, trace: Trace, in_flight: int):
-        self.units, self.stage, self.gauge, self.trace, self.in_flight = units, stage, gauge, trace, in_flight
-        self.order = units
+    def __init__(self, flats: list[FlatUnit], stage: Stage, in_flight: int):
+        self.flats, self.stage, self.in_flight = flats, stage, in_flight
+        self.order = flats
         self.order_is_agreed = False
         self.completed: list[FlatUnit] = []
         self.syncing = True
         self.unreduced = True
-        self.missing: dict[FlatUnit, set[Span]] = {}
         self._waiting: deque[FlatUnit] = deque()
         self._under_way: deque[tuple[FlatUnit, Work]] = deque()
 
-    def adopt(self, first: list[FlatUnit]) -> None:
-        """Reduce in this order from now on, the same on every rank; units it leaves out follow."""
-        self.order = first + [unit for unit in self.order if unit not in first]
+    def set_order(self, first: list[FlatUnit]) -> None:
+        """Reduce in this order from now on, the same on every rank; units that it leaves out follow."""
+        self.order = first + [flat for flat in self.order if flat not in first]
         self.order_is_agreed = True
 
     def expect(self) -> None:
-        """A backward pass begins: note which gradients it owes."""
+        """A backward pass begins: note which gradients are to come."""
         self.completed = []
-        for unit in self.units:
-            unit.grads.notice_cleared()
-            with as_plain_tensors():
-                self.missing[unit] = {span for span in unit.spans if span.parameter.requires_grad}
+        for flat in self.flats:
+            flat.grads.expect()
         self._waiting = deque(self.order)
 
-    def make_room(self, unit: FlatUnit, span: Span) -> None:
+    def before_gradient(self, flat: FlatUnit, span: Span) -> None:
         """A gradient is about to be stored.
 
-        Raises: RuntimeError where it is the second in one backward pass, because the first may be on its way
-        already.
+        Raises: RuntimeError where it is the parameter's second in one backward pass, because the first may
+            be on its way already.
         """
-        if span not in self.missing[unit]:
+        if span not in flat.grads.missing:
             raise RuntimeError(
                 f"{span.name} receives a second gradient in one backward pass, after its unit may have been "
                 "reduced: make a backward pass for each, under optimizer.no_sync() where they belong to one"
             )
-        unit.grads.make_room(span)
+        flat.grads.remove_marker(span)
 
-    def collect(self, unit: FlatUnit, span: Span) -> bool:
+    def collect(self, flat: FlatUnit, span: Span) -> bool:
         """Take one parameter's gradient; whether it was the last of its unit."""
-        opens = not unit.grads.filled
-        unit.grads.collect(span)
-        if opens:  # the unit's buffer came with its first gradient
-            self.gauge.note(unit, self.trace.phase)
-        return self._strike(unit, {span})
+        flat.grads.collect(span)
+        return self._mark_received(flat, {span})
 
-    def give_up(self, unit: FlatUnit) -> bool:
-        """Wait no longer for gradients that this backward pass has none for; whether that was all."""
-        absent = {span for span in self.missing[unit] if not _will_come(span)}
-        return bool(absent) and self._strike(unit, absent)
+    def mark_unused(self, flat: FlatUnit) -> bool:
+        """Stop waiting for gradients that this backward will not bring; whether that completes the unit."""
+        unused = {span for span in flat.grads.missing if not _will_come(span)}
+        return bool(unused) and self._mark_received(flat, unused)
 
-    def _strike(self, unit: FlatUnit, spans: set[Span]) -> bool:
-        """Take what came, or will not, from what is missing; whether nothing is now."""
-        self.missing[unit] -= spans
-        if not self.missing[unit]:
-            self.completed.append(unit)
-        return not self.missing[unit]
+    def _mark_received(self, flat: FlatUnit, spans: set[Span]) -> bool:
+        """Remove spans from those that are missing; whether none is left."""
+        flat.grads.missing -= spans
+        if not flat.grads.missing:
+            self.completed.append(flat)
+        return not flat.grads.missing
 
     def reduce_complete(self) -> None:
-        """Issue the reductions whose turn it is."""
-        while self.syncing and self._waiting and not self.missing[self._waiting[0]]:
+        """Issue the reductions that can go now."""
+        while self.syncing and self._waiting and not self._waiting[0].grads.missing:
             self._reduce(self._waiting.popleft())
 
     def finish(self) -> None:
@@ -93,31 +84,35 @@ class Reducer:
             self._reduce_all(self._waiting)
         else:
             self.unreduced = True
-        self.settle()
+        self.wait_for_all()
 
     def finish_unreduced(self) -> None:
         """Reduce what no backward pass did.
 
-        That is so after no_sync alone, and on a rank whose loss never touched the model: the others reduced,
-        so must it.
+        That is so after no_sync alone, and on a rank whose loss did not use the model: the others have
+        reduced, so it has to.
         """
-        for unit in self.units:
-            unit.grads.notice_cleared()
+        for flat in self.flats:
+            flat.grads.notice_cleared()
         if self.unreduced:
             self._reduce_all(deque(self.order))
-            self.settle()
+            self.wait_for_all()
 
-    def settle(self) -> None:
+    def wait_for_all(self) -> None:
         """Wait for the reductions under way."""
         while self._under_way:
-            self._keep_oldest()
+            self._wait_for_oldest()
 
     def clear(self, set_to_none: bool) -> None:
         """Forget every gradient, or set it to zero, once none is under way."""
-        self.settle()
-        for unit in self.units:
-            unit.grads.clear() if set_to_none else unit.grads.zero()
-            self.gauge.note(unit, self.trace.phase)
+        self.wait_for_all()
+        for flat in self.flats:
+            flat.grads.clear() if set_to_none else flat.grads.zero()
+        self.unreduced = True
+
+    def abandon(self) -> None:
+        """A backward pass was broken off: its gradients so far count, as in PyTorch, once they are reduced."""
+        self.wait_for_all()
         self.unreduced = True
 
     def _reduce_all(self, waiting: deque[FlatUnit]) -> None:
@@ -125,23 +120,16 @@ class Reducer:
             self._reduce(waiting.popleft())
         self.unreduced = False
 
-    def _reduce(self, unit: FlatUnit) -> None:
-        unit.grads.fill_gaps()
-        self._under_way.append((unit, self.stage.reduce_grads(unit)))
-        self._note(unit)
+    def _reduce(self, flat: FlatUnit) -> None:
+        flat.grads.prepare_to_reduce()
+        self._under_way.append((flat, self.stage.reduce_grads(flat)))
         while len(self._under_way) > self.in_flight:
-            self._keep_oldest()
+            self._wait_for_oldest()
 
-    def _keep_oldest(self) -> None:
-        unit, work = self._under_way.popleft()
+    def _wait_for_oldest(self) -> None:
+        flat, work = self._under_way.popleft()
         work.wait()
-        self.stage.after_reduce(unit)
-        moved_bytes = unit.grads.crest_bytes - storage_bytes((unit.grads.local, unit.grads.reduced))
-        self._note(unit, moved_bytes)
-
-    def _note(self, unit: FlatUnit, passing_bytes: int = 0) -> None:
-        self.gauge.scratch_bytes = sum(work.scratch_bytes for _, work in self._under_way)
-        self.gauge.note(unit, self.trace.phase, passing_bytes)
+        self.stage.after_reduce(flat)
 
 
 def _will_come(span: Span) -> bool:
@@ -150,5 +138,5 @@ def _will_come(span: Span) -> bool:
         accumulation = torch.autograd.graph.get_gradient_edge(span.parameter).node
     try:
         return torch._C._will_engine_execute_node(accumulation)
-    except RuntimeError:  # torch.autograd.grad was asked for just this one, and hands it over at its end
+    except RuntimeError:  # torch.autograd.grad was asked for this gradient alone, and returns it at its end
         return True

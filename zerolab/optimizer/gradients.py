@@ -6,6 +6,7 @@ import torch
 
 from zerolab.collectives import GRADIENTS_FROM, Comm
 from zerolab.optimizer.slices import disjoint_grads
+from zerolab.stages.base import Stage
 from zerolab.unit import FlatUnit
 from zerolab.unit.span import Span
 
@@ -19,9 +20,15 @@ class GradientsOf:
 
 
 def clip_grads(
-    comm: Comm, units: list[FlatUnit], used: set[Span], max_norm: float, norm_type: float, scale: float
+    comm: Comm,
+    stage: Stage,
+    units: list[FlatUnit],
+    used: set[Span],
+    max_norm: float,
+    norm_type: float,
+    scale: float,
 ) -> torch.Tensor:
-    """Average the gradients, and shrink them to a norm of at most ``max_norm``; the norm they had.
+    """Average the gradients, and scale them to a norm of at most ``max_norm``; returns the norm they had.
 
     ``scale``: how many times too large they are, as of a loss that was scaled.
     Comm: 8 bytes a rank. Raises: ValueError for a negative max_norm or norm_type.
@@ -31,9 +38,9 @@ def clip_grads(
             f"max_norm is {max_norm} and norm_type {norm_type}: pass max_norm >= 0 and norm_type > 0"
         )
     for unit in units:
-        unit.grads.average()
+        unit.grads.average(comm.world_size)
     about = f"norms to clip to {max_norm} in L{norm_type}"
-    norm = global_norm(comm, disjoint_grads(units, used, comm.rank), float(norm_type), about) / scale
+    norm = global_norm(comm, disjoint_grads(stage, units, used), float(norm_type), about) / scale
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for unit in units:
         unit.grads.reduced *= factor.to(unit.device)
@@ -58,7 +65,9 @@ def global_norm(
     return comm.exchange(mine, about).sum().pow(1.0 / norm_type).float()
 
 
-def whole_grads(comm: Comm, units: list[FlatUnit], used: set[Span], scale: float) -> dict[str, torch.Tensor]:
+def whole_grads(
+    comm: Comm, stage: Stage, units: list[FlatUnit], used: set[Span], scale: float
+) -> dict[str, torch.Tensor]:
     """The averaged gradients of the parameters that were used, by name.
 
     Those of a scaled loss are scaled back in fp32, as 16 bits might not hold them.
@@ -67,7 +76,7 @@ def whole_grads(comm: Comm, units: list[FlatUnit], used: set[Span], scale: float
     for unit in units:
         dtype = unit.grads.dtype if scale == 1 else torch.float32
         flat = torch.zeros(unit.padded_numel, dtype=dtype, device=unit.device)
-        flat[unit.owned] = unit.grads.mean().to(dtype) / scale
-        comm.all_gather(flat, GradientsOf(unit)).wait()
+        flat[unit.owned] = unit.grads.mean(comm.world_size).to(dtype) / scale
+        stage.comm.all_gather(flat, GradientsOf(unit)).wait()
         found |= {span.name: span.view(flat) for span in unit.spans if span in used}
     return found

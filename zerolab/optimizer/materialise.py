@@ -1,4 +1,4 @@
-"""Materialise: memory and start values for modules that were built on the meta device, a scope at a time.
+"""Materialise: memory and start values for modules that were built on the meta device, a unit at a time.
 
 ``with torch.device("meta"): model = GPT(...)`` makes shapes without contents, so it takes no memory, however
 large the model. PyTorch's convention for filling them in later is a module's ``reset_parameters()``, which
@@ -8,17 +8,17 @@ writes the parameters and buffers that the module itself holds; all of torch.nn 
 import torch
 from torch import nn
 
-from zerolab.engine.scopes import Scope
+from zerolab.engine.units import Unit
 
 
 @torch.no_grad()
-def materialise_scope(scope: Scope, device: torch.device) -> None:
-    """Give every module that holds one of the scope's parameters its start values. Memory: the scope, whole.
+def materialise_unit(unit: Unit, device: torch.device) -> None:
+    """Give every module that holds one of the unit's parameters its start values. Memory: the unit, whole.
 
     Raises: ValueError for a module without reset_parameters, or where that leaves something unwritten.
     """
-    ours = {id(parameter) for _, parameter in scope.parameters if _lacks_memory(parameter, device)}
-    for name, module in scope.module.named_modules(prefix=scope.name):
+    ours = {id(parameter) for _, parameter in unit.parameters if _lacks_memory(parameter, device)}
+    for name, module in unit.module.named_modules(prefix=unit.name):
         if any(id(parameter) in ours for parameter in module.parameters(recurse=False)):
             _materialise(name, module, device)
 

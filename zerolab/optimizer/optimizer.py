@@ -19,15 +19,16 @@ from zerolab.collectives import connect
 from zerolab.engine import Engine
 from zerolab.engine.agreement import agree_on, agree_on_order, agree_on_used
 from zerolab.engine.hook import Hook
-from zerolab.engine.scopes import find_scopes
-from zerolab.measure import MeasuredStates, census, storage_bytes
+from zerolab.engine.states import TrainingRun, TrainingState
+from zerolab.engine.units import find_units
+from zerolab.measure import MeasuredStates, census
 from zerolab.optimizer import tokens
 from zerolab.optimizer.gradients import clip_grads, whole_grads
 from zerolab.optimizer.layout import lay_out
 from zerolab.optimizer.local import LocalUpdate, options_of
 from zerolab.optimizer.loss_scale import LossScale
+from zerolab.optimizer.parameter_slots import check_slots, guard_loading, parameter_slots
 from zerolab.optimizer.probe import state_bytes_per_parameter
-from zerolab.optimizer.seats import check_seats, guard_loading, take_seats
 from zerolab.optimizer.settings import (
     check_settings,
     choose,
@@ -43,6 +44,7 @@ from zerolab.stages.stage0 import Stage0
 from zerolab.stages.stage1 import Stage1
 from zerolab.stages.stage2 import Stage2
 from zerolab.stages.stage3 import Stage3
+from zerolab.storages import MemoryMeter
 from zerolab.trace import Trace
 from zerolab.unit import FlatUnit
 from zerolab.unit.span import Span
@@ -63,7 +65,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         precision: "fp32"; "mixed" for bf16 parameters and gradients with fp32 masters, 2+2+12 bytes with
             Adam; "mixed_fp32_grads" for 2+4+12; "mixed_fp16" for fp16, where losses go through `scale`.
         process_group: the ranks that train together; all of them by default.
-        prefetch: scopes gathered ahead of the one at work (stage 3); 0 is the synchronous textbook.
+        prefetch: units gathered ahead of the one at work (stage 3); 0 is the synchronous textbook.
         reduces_in_flight: reductions left under way while backward goes on; 0 waits for each.
 
     Memory: see the stages, in zerolab/stages.
@@ -90,24 +92,28 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self.precision = choose("precision", precision, PRECISIONS)
         groups = parameter_groups(model, params)
         state_bytes_per_parameter(optimizer_class, defaults)
-        self.model, self.trace = model, Trace()
-        self.comm = connect(process_group, self.trace)
+        self.model, self.trace, self.meter = model, Trace(), MemoryMeter()
+        self.comm = connect(process_group, self.trace, self.meter)
         self.stage = stage_class(self.comm)
-        scopes = find_scopes(model, units)
-        described = signature(scopes, stage_class, precision, prefetch, optimizer_class, defaults)
+        found = find_units(model, units)
+        described = signature(found, stage_class, precision, prefetch, optimizer_class, defaults)
         agree_on(self.comm, "the model and its optimizer", described)
         agree_on(self.comm, "the parameter groups", group_signature(model, groups))
-        self.units = lay_out(model, scopes, self.comm, self.stage, self.precision)
-        self._seats = take_seats(model, self.units)
-        guard_loading(model, self._seats)
+        runs = lay_out(model, found, self.comm, self.stage, self.precision, self.meter)
+        self.units = [flat for run in runs for flat in run.flats]
+        self._slots = parameter_slots(model, self.units)
+        guard_loading(model, self._slots)
         self.local = LocalUpdate(optimizer_class, defaults)
         super().__init__(groups, {})
         self.loss_scale = LossScale() if self.precision.scales_loss else None
         self.defaults, self.state = self.local.optimizer.defaults, self.local.optimizer.state
-        self.engine = Engine(model, scopes, self.stage, self.trace, prefetch, reduces_in_flight)
+        self.training = TrainingRun(self.trace, self.meter)
+        self.engine = Engine(model, runs, self.stage, self.training, prefetch, reduces_in_flight)
         if self.precision.has_masters:
             model.register_forward_pre_hook(Hook(self._cast_inputs), prepend=True, with_kwargs=True)
         engaged.add(model)
+        self.training.become(TrainingState.FORWARD)
+        self.meter.reset_peak()
         self.trace.next_step()
 
     @property
@@ -187,10 +193,10 @@ class ZeroOptimizer(torch.optim.Optimizer):
                 loss = closure()
         used = self._finish_grads()
         if not self._overflowed(used):
-            self.trace.phase = "step"
-            self.local.follow(self.param_groups)
-            self.stage.update(self.engine.trainable, lambda unit: self._update(unit, used))
-            self._note_update()
+            with self.training.during(TrainingState.STEP):
+                self.local.follow(self.param_groups)
+                self.stage.update(self.engine.trainable, lambda unit: self._update(unit, used))
+                self._note_update()
         self.trace.next_step()
         return loss
 
@@ -203,18 +209,18 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     def _finish_grads(self) -> set[Span]:
         """See that every gradient is reduced; the spans that any rank used."""
-        check_seats(self._seats)
+        check_slots(self._slots)
         self.engine.finish_grads()
         reducer = self.engine.reducer
         if not reducer.order_is_agreed:
-            reducer.adopt(agree_on_order(self.comm, reducer.units, reducer.completed))
+            reducer.set_order(agree_on_order(self.comm, reducer.flats, reducer.completed))
         settings = describe_groups(self.param_groups, self.local.members)
         return agree_on_used(self.comm, self.engine.trainable, settings)
 
     def _update(self, unit: FlatUnit, used: set[Span]) -> None:
         """The local optimizer's step on what this rank owns of one unit."""
         event = self.trace.begin("update", unit.name, unit.values(), unit.describe(unit.owned))
-        unit.grads.average()
+        unit.grads.average(self.world_size)
         self.local.step(unit, used, self._gradient_scale)
         unit.publish()
         self.trace.finish(event)
@@ -231,7 +237,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self._note_state()
 
     def _note_state(self) -> None:
-        self.engine.gauge.note_optimizer(storage_bytes(self.local.state_tensors()), self.trace.phase)
+        self.meter.report("optimizer state", *self.local.state_tensors())
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients of all parameters, on this rank and so on every rank that calls it."""
@@ -248,7 +254,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
         Raises: ValueError for a negative max_norm or norm_type.
         """
         used = self._finish_grads()
-        return clip_grads(self.comm, self.engine.trainable, used, max_norm, norm_type, self._gradient_scale)
+        units, scale = self.engine.trainable, self._gradient_scale
+        return clip_grads(self.comm, self.stage, units, used, max_norm, norm_type, scale)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Collect gradients without reducing them; the first backward outside reduces the sum.
@@ -269,7 +276,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
         Collective: every rank enters. Memory: 4Ψ. Comm: Ψ at stage 3, none before.
         """
-        return self.engine.whole()
+        return self.engine.full_params()
 
     def full_grads(self) -> dict[str, torch.Tensor]:
         """The averaged gradients, whole, by parameter name; parameters that nobody used are left out.
@@ -277,12 +284,16 @@ class ZeroOptimizer(torch.optim.Optimizer):
         Collective: every rank calls it. Memory: 4Ψ for the copies. Comm: Ψ.
         """
         used = self._finish_grads()
-        return whole_grads(self.comm, self.engine.trainable, used, self._gradient_scale)
+        return whole_grads(self.comm, self.stage, self.engine.trainable, used, self._gradient_scale)
 
     def memory(self) -> MeasuredStates:
         """What this rank holds now, from storages, by category. Call it between backward and zero_grad."""
         state, excess_bytes = self.local.state_tensors(), self.local.excess_bytes()
-        return census(self.model, self.units, state, excess_bytes, self.engine.gauge.peak_bytes)
+        return census(self.model, self.units, state, excess_bytes, self.meter.peak_bytes)
+
+    def state_of(self, unit: FlatUnit) -> str:
+        """What a unit of ``optimizer.units`` is doing now, in words: its parameters and its gradients."""
+        return self.engine.state_of(unit)
 
     def state_dict(self) -> dict:
         """This rank's shard of the optimizer state, tagged: it loads only where it belongs."""

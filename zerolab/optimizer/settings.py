@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from zerolab.engine.scopes import Scope
+from zerolab.engine.units import Unit
 
 engaged: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 """Models that have a ZeroOptimizer: a second one would move the parameters away from under the first."""
@@ -102,12 +102,10 @@ def _parameters(entries) -> list[nn.Parameter]:
 
 
 def signature(
-    scopes: list[Scope], stage: type, precision: str, prefetch: int, optimizer_class: type, defaults: dict
+    units: list[Unit], stage: type, precision: str, prefetch: int, optimizer_class: type, defaults: dict
 ) -> list[str]:
     """What must be the same on every rank, a line for each thing, so that a difference can be named."""
-    parameters = [
-        f"{name} {_form(p)} in unit {scope.name}" for scope in scopes for name, p in scope.parameters
-    ]
+    parameters = [f"{name} {_form(p)} in unit {unit.name}" for unit in units for name, p in unit.parameters]
     options = ", ".join(_keywords(defaults))
     return [
         f"{stage.__name__} in {precision} with {_full_name(optimizer_class)}({options})",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from zerolab.stages.base import Stage
 from zerolab.unit import FlatUnit
 from zerolab.unit.span import Span
 
@@ -46,10 +47,10 @@ def cut(units: list[FlatUnit], parameters: list[nn.Parameter], state_bytes_per_e
     return slices
 
 
-def disjoint_grads(units: list[FlatUnit], used: set[Span], rank: int) -> Iterable[torch.Tensor]:
-    """The reduced gradients of this rank's 1/N of every unit: each element on one rank only."""
+def disjoint_grads(stage: Stage, units: list[FlatUnit], used: set[Span]) -> Iterable[torch.Tensor]:
+    """The reduced gradients of this rank's share of every unit: each element on one rank only."""
     for unit in units:
-        start = unit.shard_numel * rank
+        share = stage.share(unit)
         for span in (span for span in unit.spans if span in used):
-            part = span.within(start, start + unit.shard_numel)
-            yield unit.grads.reduced[start - unit.owned.start :][part]
+            part = span.within(share.start, share.stop)
+            yield unit.grads.reduced[share.start - unit.owned.start :][part]

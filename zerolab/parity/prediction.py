@@ -44,11 +44,11 @@ def predict(optimizer: ZeroOptimizer, stage: int) -> Prediction:
     parts = [_states(optimizer, stage, precision) for precision in precisions]
     memory = ModelStates(*(sum(getattr(part, each.name) for part in parts) for each in fields(ModelStates)))
     traffic = Traffic()
-    for scope in optimizer.engine.scopes:
-        for unit in scope.units:
-            widths = (unit.dtype.itemsize, unit.grads.dtype.itemsize)
-            payload = cost.unit_bytes(unit.numel, stage, *widths, unit.trainable, scope.is_root)
-            padded = cost.unit_bytes(unit.padded_numel, stage, *widths, unit.trainable, scope.is_root)
+    for run in optimizer.engine.units:
+        for flat in run.flats:
+            kind = (flat.dtype.itemsize, flat.grads.dtype.itemsize, flat.trainable, run.is_root)
+            payload = cost.unit_bytes(flat.numel, stage, *kind)
+            padded = cost.unit_bytes(flat.padded_numel, stage, *kind)
             traffic.logical_bytes += int(payload)
             traffic.wire_bytes += int(cost.wire_bytes(padded, optimizer.world_size, "all_gather"))
     return Prediction(memory, traffic)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from zerolab.launcher.launcher import threads_per_rank
-from zerolab.precision import PRECISIONS, Precision, reduces_to_mean
+from zerolab.precision import PRECISIONS, Precision
 
 
 def reference(
@@ -81,11 +81,7 @@ class _Twins:
         finite = True
         for parameter, master, total in zip(self.parameters, self.masters, self.sums, strict=True):
             master.grad = None if total is None else total / world_size
-            if (
-                total is not None
-                and reduces_to_mean(parameter.dtype)
-                and reduces_to_mean(self.precision.gradients)
-            ):
+            if total is not None and parameter.dtype.itemsize < 4 and self.precision.gradients.itemsize < 4:
                 master.grad = master.grad.to(self.precision.gradients).float()
             if total is not None and self.precision.gradients == torch.float16:
                 finite = finite and bool(master.grad.isfinite().all())

@@ -36,6 +36,10 @@ class Stage(ABC):
     def after_reduce(self, unit: FlatUnit) -> None:
         """When the sum is there: keep what this rank's update needs."""
 
+    def share(self, unit: FlatUnit) -> slice:
+        """The part of a unit that this rank alone counts in norms and writes into checkpoints."""
+        return self.comm.shard_range(unit.padded_numel)
+
     @abstractmethod
     def update(self, units: list[FlatUnit], step: Callable[[FlatUnit], None]) -> None:
         """Update what this rank owns of each unit by calling ``step`` with it, and share the result."""

@@ -27,7 +27,7 @@ class Stage0(Stage):
         """Parameters stay whole."""
 
     def reduce_grads(self, unit: FlatUnit) -> Work:
-        return self.comm.all_reduce(unit.grads.local, unit)
+        return self.comm.all_reduce(unit.grads.local, unit, unit.grads.op)
 
     def after_reduce(self, unit: FlatUnit) -> None:
         unit.grads.keep(unit.grads.local[unit.owned])

@@ -27,7 +27,7 @@ class Stage2(Stage):
         """Parameters stay whole."""
 
     def reduce_grads(self, unit: FlatUnit) -> Work:
-        return self.comm.reduce_scatter(unit.grads.local, unit)
+        return self.comm.reduce_scatter(unit.grads.local, unit, unit.grads.op)
 
     def after_reduce(self, unit: FlatUnit) -> None:
         unit.grads.keep(unit.grads.local[unit.owned].clone())

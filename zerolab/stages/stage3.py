@@ -24,13 +24,13 @@ class Stage3(Stage):
 
     def unshard(self, unit: FlatUnit) -> Work:
         unit.refill()
-        return self.comm.all_gather(unit.flat, unit).then(unit.reveal)
+        return self.comm.all_gather(unit.flat, unit).then(unit.restore_parameters)
 
     def reshard(self, unit: FlatUnit) -> None:
         unit.free()
 
     def reduce_grads(self, unit: FlatUnit) -> Work:
-        return self.comm.reduce_scatter(unit.grads.local, unit)
+        return self.comm.reduce_scatter(unit.grads.local, unit, unit.grads.op)
 
     def after_reduce(self, unit: FlatUnit) -> None:
         unit.grads.keep(unit.grads.local[unit.owned].clone())

@@ -1,65 +1,91 @@
-"""FlatGrads: the gradients of one flat unit, from autograd's hand to the sum over the ranks.
+"""FlatGrads: the gradients of one flat unit, from autograd's own tensors to the mean over the ranks.
 
-A gradient comes from autograd as a tensor of its own. It is moved into the flat buffer of this rank's
-gradients, ``local``; when the unit's last has come, the stage reduces the buffer and says what to keep of the
-sum, ``reduced``.
+Autograd stores each gradient in a tensor of its own. It is moved into the flat buffer of this rank's
+gradients, ``local``. When the unit's last gradient is there, the stage reduces the buffer and says what to
+keep of the result, ``reduced``.
 """
 
 import torch
 
-from zerolab.precision import reduces_to_mean
-from zerolab.storages import storage_bytes
+from zerolab.precision import reduce_op
+from zerolab.storages import MemoryMeter
 from zerolab.unit.producers import Producers
 from zerolab.unit.sharded import ReducedGradient, as_plain_tensors
 from zerolab.unit.span import Span
+from zerolab.unit.states import GradState, change
 
 
 class FlatGrads:
     """The gradients of one unit. P and S as in FlatUnit: the padded and the owned numel.
 
     Attributes:
-        local: [P] this rank's own gradients on their way to the reduction, or None.
+        local: [P] this rank's own gradients until they are reduced, or None.
         reduced: [S] the gradients of the owned range, summed over micro-batches and ranks, or None.
-        averaged: whether ``reduced`` is divided by N: later in fp32, from the start in 16 bits.
-        crest_bytes: what gradients took while the last sum was taken over, its old and new buffers together.
-        producers: the GPU streams that wrote to ``local``.
+        op: what the ranks reduce to: the sum in fp32, which is divided once after the last micro-batch; the
+            mean in 16 bits.
+        state: how far the gradients have come, a `GradState`.
+        missing: the spans that the backward pass under way has not brought a gradient for yet.
         filled: the spans with a gradient in ``local``.
         used: the spans with a gradient anywhere since they were last cleared.
+        producers: the GPU streams that wrote to ``local``.
     """
 
     def __init__(
-        self, spans: list[Span], padded_numel: int, dtype: torch.dtype, device: torch.device, world_size: int
+        self,
+        name: str,
+        spans: list[Span],
+        padded_numel: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        meter: MemoryMeter,
     ):
-        self.spans, self.padded_numel, self.dtype, self.device = spans, padded_numel, dtype, device
-        self.world_size = world_size
+        self.name, self.spans, self.padded_numel = name, spans, padded_numel
+        self.dtype, self.device, self.meter = dtype, device, meter
+        self.op = reduce_op(dtype)
         self.producers = Producers(device)
         self.owned = slice(0, padded_numel)
         self.local: torch.Tensor | None = None
         self.reduced: torch.Tensor | None = None
-        self.averaged = False
-        self.crest_bytes = 0
+        self.state = GradState.EMPTY
+        self.missing: set[Span] = set()
         self.filled: set[Span] = set()
         self.used: set[Span] = set()
+        self._divisor = 1
         self._markers: dict[Span, ReducedGradient] = {}
-        self._lifted: set[Span] = set()
+        self._removed_markers: set[Span] = set()
 
-    def make_room(self, span: Span) -> None:
-        """Before autograd stores a gradient: take away the marker of the one before, moved out already."""
+    def _become(self, state: GradState) -> None:
+        self.state = change(f"the gradients of unit {self.name}", self.state, state)
+
+    def _report(self, *passing: torch.Tensor | None) -> None:
+        self.meter.report(self, self.local, self.reduced, *passing)
+
+    # A backward pass collects.
+
+    def expect(self) -> None:
+        """A backward pass begins: every parameter that requires a gradient is to get one."""
+        self.notice_cleared()
+        with as_plain_tensors():
+            self.missing = {span for span in self.spans if span.parameter.requires_grad}
+
+    def remove_marker(self, span: Span) -> None:
+        """Before autograd stores a gradient: remove the marker of the previous one, which was moved out."""
         if span in self.used and span.parameter.grad is self._markers[span]:
             span.parameter.grad = None
-            self._lifted.add(span)
+            self._removed_markers.add(span)
 
-    def put_markers_back(self) -> None:
-        """After a pass: where no gradient was stored after all, as torch.autograd.grad stores none."""
-        for span in self._lifted:
+    def restore_markers(self) -> None:
+        """After a pass: put the marker back where no gradient was stored, as by torch.autograd.grad."""
+        for span in self._removed_markers:
             if span.parameter.grad is None:
                 span.parameter.grad = self._markers[span]
-        self._lifted.clear()
+        self._removed_markers.clear()
 
     def collect(self, span: Span) -> None:
-        """Move a parameter's fresh gradient into ``local``, on top of no_sync's, and mark its place.
+        """Move a parameter's new gradient into ``local``, added to no_sync's, and leave a marker.
 
-        Memory: P elements from the first gradient on; the parameter's own gradient tensor is let go at once.
+        Memory: P elements from the first gradient on; the parameter's own gradient tensor is released at
+        once.
         """
         if not self.filled:
             self._open_local()
@@ -77,23 +103,29 @@ class FlatGrads:
         if span not in self._markers:
             self._markers[span] = ReducedGradient(span.parameter)
         span.parameter.grad = self._markers[span]
-        self._lifted.discard(span)
+        self._removed_markers.discard(span)
 
     def _open_local(self) -> None:
-        """A buffer for this rank's gradients: a new one, or the last one, whose sum moves out first."""
+        """A buffer for this rank's gradients: a new one, or the last one, after its result was copied out."""
         if self.local is None:
             self.local = torch.empty(self.padded_numel, dtype=self.dtype, device=self.device)
         elif self.reduced is not None:
             self.reduced = self.reduced.clone()
+        self._become(GradState.COLLECTING)
+        self._report()
 
-    def fill_gaps(self) -> None:
-        """Zero what no gradient was written to: padding, and parameters unused here, zero in the mean.
+    # The stage reduces.
 
-        What was written to, from whatever stream, is complete for what comes after this on the current one.
-        """
+    def prepare_to_reduce(self) -> None:
+        """Complete ``local``: what was written to it, from whatever stream, and zeros everywhere else."""
         if not self.filled:
             self._open_local()
         self.producers.join(self.local)
+        self.fill_gaps()
+        self._become(GradState.REDUCING)
+
+    def fill_gaps(self) -> None:
+        """Zero what no gradient was written to: padding, and parameters unused here, zero in the mean."""
         stop = 0
         for span in self.spans:
             if span in self.filled:
@@ -103,36 +135,50 @@ class FlatGrads:
         self.local[stop:].zero_()
 
     def keep(self, reduced: torch.Tensor) -> None:
-        """Take the reduced gradients of ``owned``, on top of those of earlier micro-batches."""
-        mean = reduces_to_mean(self.dtype)
-        self.crest_bytes = storage_bytes((self.local, reduced, self.reduced))
+        """Take the reduced gradients of ``owned``, and add those of earlier micro-batches.
+
+        If the earlier ones were divided already, as for clipping between micro-batches, they are multiplied
+        again: a sum is divided once, after the last.
+        """
+        self._report(reduced)
         if self.reduced is not None:
-            reduced += self.reduced * self.world_size if self.averaged and not mean else self.reduced
-        self.reduced, self.averaged = reduced, mean
+            reduced += self.reduced if self._divisor == 1 else self.reduced * self._divisor
+        self.reduced, self._divisor = reduced, 1
         self.filled.clear()
+        self._become(self._state_when_reduced)
+        self._report()
 
-    def average(self) -> None:
-        """Divide the sum by N, once, however often it is asked for."""
-        if not self.averaged and self.world_size > 1:
-            self.reduced /= self.world_size
-            self.averaged = True
+    @property
+    def _state_when_reduced(self) -> GradState:
+        return GradState.AVERAGED if self.op == torch.distributed.ReduceOp.AVG else GradState.REDUCED
 
-    def mean(self) -> torch.Tensor:
+    def average(self, ranks: int) -> None:
+        """Divide the sum by the number of ranks it is over, once, however often it is asked for."""
+        if self.state is GradState.REDUCED:
+            if ranks > 1:
+                self.reduced /= ranks
+            self._divisor = ranks
+            self._become(GradState.AVERAGED)
+
+    def mean(self, ranks: int) -> torch.Tensor:
         """The averaged gradients of the owned range, to look at: the sum itself stays as it is."""
-        return self.reduced if self.averaged else self.reduced / self.world_size
+        return self.reduced if self.state is GradState.AVERAGED else self.reduced / ranks
 
     def free_local(self) -> None:
-        """Let this rank's unreduced gradients go, on whatever stream they were waited for."""
+        """Free this rank's unreduced gradients, after every stream that wrote to them or waited for them."""
         if self.local is not None:
             self.producers.note()
             self.producers.hold(self.local)
         self.local = None
+        self._report()
+
+    # The user clears.
 
     def clear(self) -> None:
         """Forget every gradient, as zero_grad does."""
+        self._become(GradState.EMPTY)
+        self.reduced, self._divisor = None, 1
         self.free_local()
-        self.reduced = None
-        self.averaged = False
         self.filled.clear()
         self.used.clear()
         with as_plain_tensors():
@@ -144,6 +190,9 @@ class FlatGrads:
         self.filled.clear()
         if self.reduced is not None:
             self.reduced.zero_()
+            self._divisor = 1
+        if self.state is GradState.COLLECTING:
+            self._become(GradState.EMPTY if self.reduced is None else self._state_when_reduced)
 
     def notice_cleared(self) -> None:
         """Where a marker is gone the user cleared that gradient, as model.zero_grad() does: forget it too."""

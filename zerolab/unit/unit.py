@@ -1,9 +1,9 @@
 """FlatUnit: one group of parameters, laid end to end in one flat buffer, which can be cut into equal shards.
 
-Sharding by whole parameters leaves ranks unbalanced and remainders unowned; a flat buffer can be cut
-anywhere. Each parameter becomes a view into it, so the model never notices, and a collective moves the whole
-group in one message. What is sharded, and when, is for the stages to say: a unit only knows how to lay out,
-free, refill and cut.
+Sharding by whole parameters leaves ranks unbalanced and remainders without an owner; a flat buffer can be cut
+anywhere. Each parameter becomes a view into it, so the model does not notice, and a collective moves the
+whole group in one message. What is sharded, and when, is for the stages to say: a unit only knows how to lay
+out, free, refill and cut.
 """
 
 import math
@@ -12,9 +12,11 @@ import torch
 from torch import nn
 
 from zerolab.precision import Precision
+from zerolab.storages import MemoryMeter
 from zerolab.unit.grads import FlatGrads
 from zerolab.unit.sharded import Sharded
 from zerolab.unit.span import Span
+from zerolab.unit.states import ParamState, change
 
 ALIGNMENT_BYTES = 64
 """Every parameter and every shard starts on such a boundary, as torch's own allocations do: with weights that
@@ -25,13 +27,18 @@ start elsewhere, small CPU matrix products take another kernel and the last bits
 class FlatUnit:
     """The flat buffers of one group of parameters, all trainable or all frozen, of one dtype.
 
+    Args:
+        shards: into how many equal shards the buffer can be cut.
+        meter: counts the bytes of the buffers; one of its own by default.
+
     Attributes, with P = padded_numel and S = the numel of the owned range:
-        flat: [P] the parameters, every one a view of it. Its storage may be away: ``whole`` tells.
+        flat: [P] the parameters, every one a view of it. Its storage may be freed: ``state`` tells.
         owned: the range of ``flat`` that this rank reduces to and updates; its stage chooses.
         shard: [S] the owned parameters: a view of ``flat[owned]``, or a tensor of its own at stage 3.
         master: [S] what the optimizer updates: the shard itself, or its fp32 original in mixed precision.
         grads: the gradients, a `FlatGrads`.
         precision: the dtypes of all these.
+        state: where the parameters are, a `ParamState`.
     """
 
     def __init__(
@@ -39,40 +46,44 @@ class FlatUnit:
         name: str,
         index: int,
         named_parameters: list[tuple[str, nn.Parameter]],
-        world_size: int,
+        shards: int,
         precision: Precision,
+        meter: MemoryMeter | None = None,
     ):
         parameters = [parameter for _, parameter in named_parameters]
         self.name, self.index, self.precision = name, index, precision
+        self.meter = meter or MemoryMeter()
         self.trainable = parameters[0].requires_grad
         self.dtype, self.device = parameters[0].dtype, parameters[0].device
         self._lowered_dtype = precision.parameters if precision.lowers(self.dtype) else self.dtype
-        align = ALIGNMENT_BYTES // self._lowered_dtype.itemsize
-        self.spans: list[Span] = []
-        stop = 0
-        for parameter_name, parameter in named_parameters:
-            self.spans.append(Span.of(parameter_name, parameter, stop))
-            stop += _round_up(parameter.numel(), align)
-        self.numel = sum(span.numel for span in self.spans)
-        self.shard_numel = _round_up(math.ceil(stop / world_size), align)
-        self.padded_numel = self.shard_numel * world_size
-        self.world_size = world_size
+        self._lay_out(named_parameters, shards)
         self.owned = slice(0, self.padded_numel)
-        nothing = math.nan if self._lowered_dtype.is_floating_point else 0
-        scalar = torch.full((), nothing, dtype=self._lowered_dtype, device=self.device)
-        self._absent = [scalar.expand(span.shape) for span in self.spans]
+        self._freed_views = _views_of_nan(self.spans, self._lowered_dtype, self.device)
         self._views: list[torch.Tensor] = []
         self._versions: tuple[int, ...] = ()
         self._classes: list[type[nn.Parameter]] = []
-        self._described: dict[tuple[int, int], tuple[str, ...]] = {}
-        self.whole = True
-        self.flat = self._adopt()
+        self._descriptions: dict[tuple[int, int], tuple[str, ...]] = {}
+        self.state = ParamState.WHOLE
+        self.flat = self._copy_parameters()
         self.shard = self.master = self.flat
         grads_dtype = precision.gradients if precision.has_masters else self.dtype
-        self.grads = FlatGrads(self.spans, self.padded_numel, grads_dtype, self.device, world_size)
+        self.grads = FlatGrads(name, self.spans, self.padded_numel, grads_dtype, self.device, self.meter)
+        self._report()
+
+    def _lay_out(self, named_parameters: list[tuple[str, nn.Parameter]], shards: int) -> None:
+        """Give each parameter its span. Padding at the end makes the shards equal and aligned."""
+        align = ALIGNMENT_BYTES // self._lowered_dtype.itemsize
+        self.spans: list[Span] = []
+        stop = 0
+        for name, parameter in named_parameters:
+            self.spans.append(Span.of(name, parameter, stop))
+            stop += _round_up(parameter.numel(), align)
+        self.numel = sum(span.numel for span in self.spans)
+        self.shard_numel = _round_up(math.ceil(stop / shards), align)
+        self.padded_numel = self.shard_numel * shards
 
     @torch.no_grad()
-    def _adopt(self) -> torch.Tensor:
+    def _copy_parameters(self) -> torch.Tensor:
         """Copy the parameters into a new flat buffer and make each a view of it. Padding is zero."""
         flat = torch.zeros(self.padded_numel, dtype=self.dtype, device=self.device)
         self._views = [span.view(flat) for span in self.spans]
@@ -93,15 +104,28 @@ class FlatUnit:
             return
         self.master = original.clone() if self.trainable else None
         self.dtype = self._lowered_dtype
-        self.flat = self._adopt()
+        self.flat = self._copy_parameters()
         self.shard = self.flat[owned]
+        self._report()
 
     @property
-    def owes_all(self) -> bool:
+    def whole(self) -> bool:
+        """Whether the parameters can be used now."""
+        return self.state is ParamState.WHOLE
+
+    @property
+    def all_require_grad(self) -> bool:
         """Whether every parameter requires a gradient now, so that the last one tells that all are done."""
         return all(span.parameter.requires_grad for span in self.spans)
 
-    # Parameters: whole, or away.
+    def _become(self, state: ParamState) -> None:
+        self.state = change(f"the parameters of unit {self.name}", self.state, state)
+        self._report()
+
+    def _report(self) -> None:
+        self.meter.report(self, self.flat, self.shard, self.master)
+
+    # Stage 3: detach the shard once; then free, refill, gather, restore, and so on.
 
     def detach_shard(self) -> None:
         """Give the shard a storage of its own, so that the flat buffer can be freed around it."""
@@ -109,88 +133,100 @@ class FlatUnit:
         self.shard = self.flat[self.owned].clone()
         if shared:
             self.master = self.shard
+        self._report()
 
     def free(self) -> None:
-        """Let the flat storage go and put `Sharded` in the parameters' place.
+        """Free the flat storage and make the parameters `Sharded`.
 
-        What goes around `Sharded`, in C++, reads NaN. The version counters move on, so that a backward pass
-        that would read the freed storage, because nothing told the engine to refill it, ends in autograd's
-        error and not in a crash. Memory: 4P bytes less in fp32.
+        C++ code that goes around `Sharded` reads NaN. The version counters are increased, so that a backward
+        pass that would read the freed storage, because nothing told the engine to refill it, ends in
+        autograd's error and not in a crash. Memory: 4P bytes less in fp32.
         """
         parameters = [span.parameter for span in self.spans]
         self._versions = tuple(parameter._version for parameter in parameters)
         self._classes = [type(parameter) for parameter in parameters]
         torch.autograd.graph.increment_version(parameters)
-        for span, absent in zip(self.spans, self._absent, strict=True):
-            span.parameter.data = absent
+        for span, freed_view in zip(self.spans, self._freed_views, strict=True):
+            span.parameter.data = freed_view
             Sharded.take_place(span.parameter, span.layout)
-        self.grads.producers.hold(self.flat)  # where gradients came, parameters were at work
+        self.grads.producers.hold(self.flat)  # the streams that gradients come on have used the parameters
         self.flat.untyped_storage().resize_(0)
-        self.whole = False
+        self._become(ParamState.SHARDED)
 
     def refill(self) -> None:
-        """Bring the flat storage back with the own shard in place; the rest is for an all-gather to fill."""
+        """Allocate the flat storage again and copy the own shard into it; an all-gather fills in the rest."""
         self.flat.untyped_storage().resize_(self.padded_numel * self.dtype.itemsize)
         self.flat[self.owned].copy_(self.shard)
+        self._become(ParamState.GATHERING)
 
-    def reveal(self) -> None:
-        """After refill and gather: let the model, and what autograd saved, use the parameters again."""
+    def restore_parameters(self) -> None:
+        """After the gather: make the parameters views of the flat buffer again, as autograd saved them."""
         for span, own_class, view in zip(self.spans, self._classes, self._views, strict=True):
             Sharded.give_way(span.parameter, own_class)
             span.parameter.data = view
         parameters = tuple(span.parameter for span in self.spans)
         torch._C._autograd._unsafe_set_version_counter(parameters, self._versions)
-        self.whole = True
+        self._become(ParamState.WHOLE)
+
+    @property
+    def _shard_is_detached(self) -> bool:
+        return self.shard.untyped_storage()._cdata != self.flat.untyped_storage()._cdata
 
     def leave_storage(self) -> None:
-        """Before the flat storage is freed: leave it to whoever took views of it, and take a new one."""
-        if self.whole and self.shard.untyped_storage()._cdata != self.flat.untyped_storage()._cdata:
+        """Take a new flat storage, and leave the old one to those who hold views of it.
+
+        A user may keep such views when full_params() ends, and the flat storage is freed then.
+        """
+        if self.whole and self._shard_is_detached:
             with torch.inference_mode(False):
                 self.flat = torch.empty_like(self.flat)
                 self._views = [span.view(self.flat) for span in self.spans]
                 for span, view in zip(self.spans, self._views, strict=True):
                     span.parameter.data = view
+            self._report()
 
-    def lost(self, span: Span) -> bool:
-        """Whether a parameter that should be a view of the flat buffer lies somewhere else."""
+    def was_replaced(self, span: Span) -> bool:
+        """Whether a parameter that should be a view of the flat buffer has another storage."""
         if not self.whole:
             return False
         same_storage = span.parameter.untyped_storage()._cdata == self.flat.untyped_storage()._cdata
         return not same_storage or span.parameter.storage_offset() != span.offset
 
+    # Values: the parameters in their dtype, and the fp32 master where they have 16 bits.
+
     def publish(self) -> None:
-        """After the update: round the master's new values into the shard, where they are two."""
+        """After the update: round the master's new values into the shard, in mixed precision."""
         if self.master is not None and self.master is not self.shard:
             self.shard.copy_(self.master)
 
     def write_back(self) -> None:
-        """Keep what was written to the whole parameters, in the shard and in the master."""
-        if self.shard.untyped_storage()._cdata != self.flat.untyped_storage()._cdata:
+        """Copy what was written to the whole parameters into the shard and the master."""
+        if self._shard_is_detached:
             self.shard.copy_(self.flat[self.owned])
-        self.heed_writes()
+        self.sync_master_from_params()
 
     @torch.no_grad()
-    def heed_writes(self) -> None:
-        """Have the master follow what somebody wrote to the parameters, as load_state_dict does.
+    def sync_master_from_params(self) -> None:
+        """Copy into the master what somebody wrote to the parameters, as load_state_dict does.
 
-        It keeps its own digits wherever rounding them gives the parameter that is there.
+        The master keeps its own value wherever that rounds to the parameter's value.
         Memory: scratch of three times the largest slice.
         """
         if self.master is None or self.master is self.shard:
             return
         for span in self.spans:
             part = span.within(self.owned.start, self.owned.stop)
-            own, there = self.master[part], self.shard[part]
-            own.copy_(torch.where(own.to(self.dtype) == there, own, there.to(own.dtype)))
+            own, written = self.master[part], self.shard[part]
+            own.copy_(torch.where(own.to(self.dtype) == written, own, written.to(own.dtype)))
 
     def values(self) -> torch.Tensor:
-        """[S] the owned parameters with all the digits there are: what is updated, and what is saved."""
+        """[S] the owned parameters in full precision: what is updated, and what is saved."""
         if self.whole:
-            self.heed_writes()
+            self.sync_master_from_params()
         return self.shard if self.master is None else self.master
 
     def mark_updated(self) -> None:
-        """Move the version counters on, so that backward through an older forward is an error."""
+        """Increase the version counters, so that backward through an older forward is an error."""
         if self.whole:
             torch.autograd.graph.increment_version([span.parameter for span in self.spans])
         else:
@@ -201,20 +237,26 @@ class FlatUnit:
     def describe(self, piece: slice) -> tuple[str, ...]:
         """The parameter slices in ``flat[piece]``, each counted in its parameter's own elements."""
         key = (piece.start, piece.stop)
-        if key not in self._described:
+        if key not in self._descriptions:
             parts = [(span, span.within(*key)) for span in self.spans]
-            self._described[key] = tuple(
+            self._descriptions[key] = tuple(
                 f"{span.name}[{part.start + shift}:{part.stop + shift}]"
                 for span, part in parts
                 for shift in [piece.start - span.offset]
                 if part.stop > part.start
             )
-        return self._described[key]
+        return self._descriptions[key]
 
     def __repr__(self) -> str:
         kind = "trainable" if self.trainable else "frozen"
         padding_numel = self.padded_numel - self.numel
         return f"FlatUnit({self.name!r}, {kind}, {len(self.spans)} parameters, {self.numel}+{padding_numel})"
+
+
+def _views_of_nan(spans: list[Span], dtype: torch.dtype, device: torch.device) -> list[torch.Tensor]:
+    """A view of one scalar for each parameter, of its shape: NaN, or 0 for integers."""
+    scalar = torch.full((), math.nan if dtype.is_floating_point else 0, dtype=dtype, device=device)
+    return [scalar.expand(span.shape) for span in spans]
 
 
 def _round_up(numel: int, multiple: int) -> int:

@@ -1,7 +1,7 @@
-"""RollCall: each rank tells its neighbour which collective it issues, so that none waits for another's.
+"""CollectiveCheck: each rank tells the next which collective it issues, so that none waits for another's.
 
-A collective ends when all ranks have issued it. Where one took another path through the model, at stage 3
-above all, it issues something else, and both would wait for ever, without a word.
+A collective ends when all ranks have issued it. Where one rank took another path through the model, as can
+happen at stage 3, it issues a different collective, and both would wait for ever without an error.
 """
 
 import hashlib
@@ -14,11 +14,11 @@ MESSAGE_BYTES, DIGEST_BYTES = 64, 8
 _TEXT_BYTES = MESSAGE_BYTES - DIGEST_BYTES
 
 
-class RollCall:
-    """The ranks of a group in a ring. At each collective every one tells the next what it takes part in.
+class CollectiveCheck:
+    """The ranks of a group in a ring. Before each collective, every rank tells the next what it is.
 
-    Wherever two ranks differ some two neighbours do, so one small message a rank finds it. Messages of one
-    tag arrive in the order they were sent: the k-th is about the k-th collective.
+    Where any two ranks differ, some two neighbours differ, so one small message a rank is enough. Messages of
+    one tag arrive in the order they were sent: the k-th is about the k-th collective.
 
     Comm: 64 bytes a rank and collective.
     """
@@ -28,31 +28,33 @@ class RollCall:
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
         self._count = 0
 
-    def call(self, what: str) -> Callable[[], None]:
-        """Say what this rank takes part in; what is returned waits to hear it of the rank before.
+    def start(self, what: str) -> Callable[[], None]:
+        """Send ``what`` this rank issues to the next rank; returns wait_and_compare, for the rank before.
 
-        In between the collective's own messages can be sent: they bear its unit's tag, and another's do not
-        meet them. Waiting first made two ranks send and receive in step, in small pieces, at twice the cost.
+        The collective's own messages can be sent in between: their tags are their unit's. When ranks waited
+        for the check first, they sent and received in small pieces, at twice the cost.
 
-        Raises: RuntimeError, from what is returned, where that rank takes part in something else.
+        Raises: RuntimeError, from wait_and_compare, where the rank before issues something else.
         """
-        digest = hashlib.blake2b(what.encode(), digest_size=DIGEST_BYTES).digest()  # of names of any length
+        digest = hashlib.blake2b(
+            what.encode(), digest_size=DIGEST_BYTES
+        ).digest()  # names can be of any length
         text = _shortened(what.encode()).ljust(_TEXT_BYTES)
         mine = torch.frombuffer(bytearray(text + digest), dtype=torch.uint8)
         theirs = torch.empty_like(mine)
         before, after = (self.rank - 1) % self.world_size, (self.rank + 1) % self.world_size
         self._count += 1
         number = self._count
-        heard = dist.irecv(theirs, group=self.group, group_src=before, tag=self.tag)
-        said = dist.isend(mine, group=self.group, group_dst=after, tag=self.tag)
+        received = dist.irecv(theirs, group=self.group, group_src=before, tag=self.tag)
+        sent = dist.isend(mine, group=self.group, group_dst=after, tag=self.tag)
 
-        def hear() -> None:
-            heard.wait()
-            said.wait()
+        def wait_and_compare() -> None:
+            received.wait()
+            sent.wait()
             if not torch.equal(mine, theirs):
                 self._refuse(number, before, theirs, mine)
 
-        return hear
+        return wait_and_compare
 
     def _refuse(self, number: int, before: int, theirs: torch.Tensor, mine: torch.Tensor) -> None:
         raise RuntimeError(
@@ -65,7 +67,7 @@ class RollCall:
 
 
 def _shortened(text: bytes) -> bytes:
-    """Its beginning and its end, which tell names apart; the digest is of the whole."""
+    """The beginning and the end of a text, which tell names apart; the digest is of the whole."""
     return text if len(text) <= _TEXT_BYTES else text[:20] + b"..." + text[23 - _TEXT_BYTES :]
 
 

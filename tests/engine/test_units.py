@@ -5,7 +5,8 @@ import torch
 from support.user_models import Block, Net, containers, flow, frozen, odd, outputs, passes, sharing, stock
 from torch import nn
 
-from zerolab.engine.scopes import find_scopes, tensors_in
+from zerolab.engine.tensors import tensors_in
+from zerolab.engine.units import find_units
 
 EVERY = {
     name: make
@@ -15,11 +16,11 @@ EVERY = {
 
 
 def names(model: nn.Module, **given) -> dict[str, list[str]]:
-    return {scope.name: [name for name, _ in scope.parameters] for scope in find_scopes(model, **given)}
+    return {unit.name: [name for name, _ in unit.parameters] for unit in find_units(model, **given)}
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_every_parameter_is_in_one_scope_and_in_the_order_of_registration(name: str):
+def test_every_parameter_is_in_one_unit_and_in_the_order_of_registration(name: str):
     build, _ = EVERY[name]()
     model = build()
     found = names(model)
@@ -32,7 +33,7 @@ def test_every_parameter_is_in_one_scope_and_in_the_order_of_registration(name: 
     assert all(found.values())
 
 
-def test_the_children_of_the_outermost_containers_are_the_scopes_and_the_rest_is_the_root():
+def test_the_children_of_the_outermost_containers_are_the_units_and_the_rest_is_the_root():
     found = names(Net())
     assert list(found) == ["blocks.0", "blocks.1", "blocks.2", "root"]
     assert found["root"] == ["before.weight", "before.bias", "after.weight", "after.bias"]
@@ -62,7 +63,7 @@ def test_what_has_no_forward_to_enter_by_belongs_to_the_root():
     assert "tables.0.0" in names(model)["root"] and "tables.1.a" in names(model)["root"]
 
 
-def test_what_two_scopes_share_belongs_to_the_root():
+def test_what_two_units_share_belongs_to_the_root():
     model = Net()
     model.blocks[2].first = model.blocks[0].first
     model.blocks[1].second.bias = model.after.bias = nn.Parameter(torch.zeros(5))
@@ -71,7 +72,7 @@ def test_what_two_scopes_share_belongs_to_the_root():
     assert found["blocks.0"] == ["blocks.0.second.weight", "blocks.0.second.bias"]
 
 
-def test_one_block_in_several_places_is_one_scope():
+def test_one_block_in_several_places_is_one_unit():
     model = Net()
     model.blocks = nn.ModuleList([Block()] * 3)
     assert list(names(model)) == ["blocks.0", "root"]
@@ -79,30 +80,30 @@ def test_one_block_in_several_places_is_one_scope():
     assert list(names(model)) == ["blocks.0", "again.1", "root"]
 
 
-def test_a_model_without_containers_is_one_scope():
+def test_a_model_without_containers_is_one_unit():
     assert list(names(nn.Linear(2, 2))) == ["root"]
     assert list(names(nn.Transformer(8, 2, 1, 1, 8))) == [
         "encoder.layers.0", "decoder.layers.0", "root"
     ]  # fmt: skip
 
 
-def test_scopes_may_be_given():
+def test_units_may_be_given():
     model = Net()
     assert list(names(model, modules=[model.after, model.blocks[1]])) == ["after", "blocks.1", "root"]
     assert list(names(model, modules=[])) == ["root"]
     assert list(names(model, modules=[model.after, model.after])) == ["after", "root"]
 
 
-def test_scopes_that_cannot_be_are_refused_with_the_way_out():
+def test_units_that_cannot_be_are_refused_with_the_way_out():
     model = Net()
     with pytest.raises(ValueError, match=r"Linear is not a submodule of the Net.*model\.modules\(\)"):
-        find_scopes(model, [nn.Linear(2, 2)])
+        find_units(model, [nn.Linear(2, 2)])
     with pytest.raises(ValueError, match="'nope' is not a submodule"):
-        find_scopes(model, ["nope"])
+        find_units(model, ["nope"])
     with pytest.raises(ValueError, match=r"Net is the model itself: pass units=\[\]"):
-        find_scopes(model, [model])
+        find_units(model, [model])
     with pytest.raises(ValueError, match=r"'blocks.0.first' lies inside 'blocks.0'"):
-        find_scopes(model, [model.blocks[0], model.blocks[0].first])
+        find_units(model, [model.blocks[0], model.blocks[0].first])
 
 
 def test_tensors_are_found_wherever_they_are_and_once():

@@ -1,0 +1,214 @@
+"""ModelHooks: which verbs run at which moment of a forward and a backward pass.
+
+forward    a unit is entered: unshard it, prefetch the next
+           it is left: reshard it
+backward   its output's gradient comes: unshard it, prefetch the one before
+           its last gradient comes: reshard it, reduce its gradients
+           the end: what autograd never reached is reduced as zeros, and every unit is resharded
+"""
+
+from functools import partial
+
+import torch
+from torch import nn
+
+from zerolab.engine.gather import Gatherer
+from zerolab.engine.hook import Hook
+from zerolab.engine.passes import NESTED, inside_backward, inside_reentrant_checkpoint, pass_number
+from zerolab.engine.reduction import Reducer
+from zerolab.engine.states import BackwardPass, TrainingRun, TrainingState, UnitRun
+from zerolab.engine.tensors import tensors_in
+from zerolab.unit import FlatUnit
+from zerolab.unit.span import Span
+
+
+class ModelHooks:
+    """The hooks of one model: they tell the gatherer what is needed now, and the reducer what has come.
+
+    Args:
+        model: the module whose call begins a forward pass.
+        units: its units with their flat buffers.
+        training: the state of the run.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        units: list[UnitRun],
+        gatherer: Gatherer,
+        reducer: Reducer,
+        training: TrainingRun,
+    ):
+        self.units, self.gatherer, self.reducer, self.training = units, gatherer, reducer, training
+        self.backward = BackwardPass()
+        for run in units:
+            self._register(run)
+        model.register_forward_pre_hook(
+            Hook(self._begin_forward), prepend=True
+        )  # registered last, runs first
+
+    def _register(self, run: UnitRun) -> None:
+        """Register the hooks of one unit: on its entry modules, and on its parameters' gradients."""
+        entry_modules = run.unit.entry_modules
+        if not all(flat.whole for flat in run.flats):
+            pre_forward, post_forward = (
+                Hook(partial(self._pre_forward, run)),
+                Hook(partial(self._post_forward, run)),
+            )
+            for module in entry_modules:
+                module.register_forward_pre_hook(pre_forward, prepend=True, with_kwargs=True)
+                module.register_forward_hook(post_forward, always_call=True)
+        for module in entry_modules:
+            module.register_forward_pre_hook(Hook(self._notice_broken_backward), prepend=True)
+        for flat in (flat for flat in run.flats if flat.trainable):
+            for span in flat.spans:
+                span.parameter.register_hook(partial(self._before_gradient, flat, span))
+                span.parameter.register_post_accumulate_grad_hook(
+                    partial(self._after_gradient, run, flat, span)
+                )
+
+    # Forward.
+
+    def _notice_broken_backward(self, module: nn.Module, args: tuple) -> None:
+        """A module is called. A backward pass that is still open then was broken off by an exception."""
+        if self.training.in_backward and not inside_backward():
+            self.abandon_backward()
+
+    def _begin_forward(self, model: nn.Module, args: tuple) -> None:
+        """The whole model is called: the order of its units begins anew."""
+        if not inside_backward():
+            self.gatherer.rewind()
+
+    def _pre_forward(self, run: UnitRun, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        """Before a module of the unit runs; a checkpoint's recomputation only needs the parameters."""
+        run.depth += 1
+        if run.depth > 1:
+            return
+        if inside_backward():
+            self.gatherer.unshard(run)
+            return
+        run.expects_backward = False
+        self.gatherer.note_entry(run)
+        self.gatherer.unshard(run)
+        self._watch_inputs(run, (args, kwargs))
+        self.gatherer.prefetch_forward()
+
+    def _post_forward(self, run: UnitRun, module: nn.Module, args: tuple, output) -> None:
+        """After a module of the unit ran or raised. The root stays whole if a backward pass may follow.
+
+        The output of every entry module is watched, because a backward pass can begin inside a unit, at a
+        loss that one of its modules put aside.
+        """
+        run.depth -= 1
+        differentiable = [t for t in tensors_in(output) if t.requires_grad and not t.is_leaf]
+        for tensor in differentiable:
+            tensor.register_hook(lambda gradient: self._pre_backward(run))
+        run.expects_backward |= bool(differentiable)
+        if run.depth > 0 or inside_backward():
+            return
+        if run.is_root:
+            self.gatherer.discard_unused()
+        if not (run.is_root and differentiable):
+            self.gatherer.reshard(run.flats)
+
+    def _watch_inputs(self, run: UnitRun, inputs: tuple) -> None:
+        """Where parameters are frozen, their inputs' gradients tell when they were needed last."""
+        if run.inputs_done:
+            run.inputs_watched = run.inputs_done = 0
+        if torch.is_grad_enabled() and not all(flat.all_require_grad for flat in run.flats):
+            for tensor in tensors_in(inputs):
+                if tensor.requires_grad:
+                    run.inputs_watched += 1
+                    tensor.register_hook(lambda gradient: self._input_gradient_done(run))
+
+    # Backward.
+
+    def _begin_backward(self) -> None:
+        """The first hook of a backward pass: note what is to come, and ask autograd for a call at its end."""
+        if not self.training.in_backward:
+            if inside_reentrant_checkpoint():
+                raise RuntimeError(NESTED)
+            self.training.become(TrainingState.BACKWARD)
+            self.backward = BackwardPass(pass_number())
+            self.reducer.expect()
+            for run in self.units:
+                run.inputs_done = 0
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+
+    def _pre_backward(self, run: UnitRun) -> None:
+        """The gradient of one of the unit's outputs came: it is needed now, those before it soon."""
+        self._begin_backward()
+        been_here = run.is_root or run is self.backward.at_work
+        if been_here and all(flat.whole or self._has_all_gradients(flat) for flat in run.flats):
+            return
+        if not run.is_root and pass_number() == self.backward.number:
+            if self.backward.at_work is not None:
+                self._mark_unused(self.backward.at_work)
+            self.backward.at_work = run
+        self.gatherer.unshard(run)
+        self.gatherer.prefetch_backward(run)
+
+    @staticmethod
+    def _has_all_gradients(flat: FlatUnit) -> bool:
+        """Whether every parameter of a unit has had its gradient, so that nothing in backward needs it."""
+        return flat.trainable and flat.all_require_grad and not flat.grads.missing
+
+    def _mark_unused(self, run: UnitRun) -> None:
+        """Backward has come to another unit: gradients that are no longer on their way here count as zero.
+
+        Another rank may have used that parameter, and has reduced the unit already. If this rank waited for
+        the end of backward, it would reduce the unit after gathers that come later on the other rank. The
+        unit stays whole: where the other unit was called from inside this one, backward comes back to it.
+        """
+        for flat in run.flats:
+            if flat.trainable and self.reducer.mark_unused(flat):
+                self.reducer.reduce_complete()
+
+    def _before_gradient(self, flat: FlatUnit, span: Span, gradient: torch.Tensor) -> None:
+        self._begin_backward()
+        if pass_number() != self.backward.number:
+            raise RuntimeError(NESTED)
+        self.reducer.before_gradient(flat, span)
+
+    def _after_gradient(self, run: UnitRun, flat: FlatUnit, span: Span, parameter: nn.Parameter) -> None:
+        """A parameter's gradient is complete. After the last of its unit, reshard and reduce the unit."""
+        if self.reducer.collect(flat, span):
+            if flat.all_require_grad:
+                self.gatherer.reshard([flat])
+            self._reshard_frozen(run)
+            self.reducer.reduce_complete()
+
+    def _input_gradient_done(self, run: UnitRun) -> None:
+        run.inputs_done += 1
+        self._reshard_frozen(run)
+
+    def _reshard_frozen(self, run: UnitRun) -> None:
+        """Reshard what is frozen, in whole or in part, once no input and no other parameter needs it."""
+        missing = any(flat.grads.missing for flat in run.flats)
+        if (
+            self.training.in_backward
+            and not missing
+            and run.inputs_done >= run.inputs_watched
+            and not run.is_root
+        ):
+            self.gatherer.reshard([flat for flat in run.flats if not flat.all_require_grad])
+
+    def _end_backward(self) -> None:
+        """The end of backward. Ranks that used different parameters all come here, so all reduce alike."""
+        self.reducer.finish()
+        self.end_pass()
+        self.training.become(TrainingState.FORWARD)
+
+    def abandon_backward(self) -> None:
+        """After an exception in a backward pass: wait for what was issued, and reshard."""
+        self.reducer.abandon()
+        self.end_pass()
+        self.training.become(TrainingState.FORWARD)
+
+    def end_pass(self) -> None:
+        """Reshard every unit, and restore the markers of gradients that were not stored after all."""
+        for flat in self.reducer.flats:
+            flat.grads.restore_markers()
+        self.gatherer.discard_unused()
+        for run in self.units:
+            self.gatherer.reshard(run.flats)

@@ -1,0 +1,99 @@
+"""What the training run is doing, and what each unit is doing in it: the engine's state, all of it in one
+place.
+
+    SETUP -> FORWARD -> BACKWARD -> FORWARD -> STEP -> FORWARD -> ...
+
+The states of a unit's buffers are their own: see zerolab/unit/states.py.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+
+from zerolab.engine.units import Unit
+from zerolab.storages import MemoryMeter
+from zerolab.trace import Trace
+from zerolab.unit import FlatUnit
+
+
+class TrainingState(Enum):
+    """What the run is doing. FORWARD is also the time between passes. The value is the phase in the trace."""
+
+    SETUP = "setup"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    STEP = "step"
+    LOAD = "load"
+    EXPORT = "export"
+
+
+_FOLLOWING = {state: {TrainingState.FORWARD} for state in TrainingState} | {
+    TrainingState.FORWARD: set(TrainingState) - {TrainingState.SETUP, TrainingState.FORWARD}
+}
+
+
+class TrainingRun:
+    """The state of the run. It alone tells the trace and the memory meter which phase they are in."""
+
+    def __init__(self, trace: Trace, meter: MemoryMeter):
+        self.trace, self.meter = trace, meter
+        self.state = TrainingState.SETUP
+
+    @property
+    def in_backward(self) -> bool:
+        """Whether a backward pass is open: it runs, or an exception broke it off."""
+        return self.state is TrainingState.BACKWARD
+
+    def become(self, state: TrainingState) -> None:
+        """Change the state. Raises: RuntimeError where it may not follow the present one."""
+        if state not in _FOLLOWING[self.state]:
+            raise RuntimeError(
+                f"the run is in {self.state.name} and cannot go to {state.name}: let {self.state.value} end "
+                "first, and after an exception call optimizer.zero_grad()"
+            )
+        self.state = state
+        self.trace.phase = self.meter.phase = state.value
+
+    @contextmanager
+    def during(self, state: TrainingState) -> Iterator[None]:
+        """Be in ``state`` inside the with block, and in FORWARD after it."""
+        self.become(state)
+        try:
+            yield
+        finally:
+            self.become(TrainingState.FORWARD)
+
+
+@dataclass(eq=False)
+class UnitRun:
+    """A unit at run time: its flat buffers, and how far the forward and backward pass have come in it.
+
+    Attributes:
+        flats: its parameters, a FlatUnit for each kind: trainable or frozen, by dtype and device.
+        depth: how many of its entry modules are running now, one inside the other.
+        expects_backward: whether an output of the last forward can bring a backward pass here.
+        inputs_watched: how many inputs of the last forward get a gradient; inputs_done: how many have it.
+    """
+
+    unit: Unit
+    flats: list[FlatUnit] = field(default_factory=list)
+    depth: int = 0
+    expects_backward: bool = False
+    inputs_watched: int = 0
+    inputs_done: int = 0
+
+    @property
+    def is_root(self) -> bool:
+        return self.unit.is_root
+
+
+@dataclass
+class BackwardPass:
+    """The backward pass under way, or the last one.
+
+    Attributes: number: autograd's own, -1 before the first. at_work: the unit it is in, the root apart.
+    """
+
+    number: int = -1
+    at_work: UnitRun | None = None
