@@ -67,7 +67,7 @@ def test_the_run_leaves_one_state_before_it_goes_to_another():
 
 
 def transitions_of_a_run(stage: int) -> set[tuple[str, str]]:
-    """Every change of a unit's state in a run with clipping, micro-batches, evaluation and both zero_grads."""
+    """Every change of a unit's state in a run with clipping, micro-batches and both kinds of zero_grad."""
     seen = Counter()
 
     def watched(whose, state, following):

@@ -111,7 +111,7 @@ class Reducer:
         self.unreduced = True
 
     def abandon(self) -> None:
-        """A backward pass was broken off: its gradients so far count, as in PyTorch, once they are reduced."""
+        """A backward pass was broken off: reduce its gradients later, because in PyTorch they count too."""
         self.wait_for_all()
         self.unreduced = True
 
