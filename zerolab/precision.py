@@ -1,6 +1,6 @@
 """Precision: the dtypes of a run's parameters and gradients, and whether it has fp32 masters."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 
 import torch
 from torch.distributed import ReduceOp
@@ -36,7 +36,14 @@ class Precision:
         """The floating-point tensors of a forward's arguments, however nested, in the parameters' dtype."""
         if not self.has_masters:
             return inputs
-        return tree_map(lambda leaf: leaf.to(self.parameters) if _is_float(leaf) else leaf, inputs)
+        return tree_map(self._cast_leaf, inputs)
+
+    def _cast_leaf(self, leaf):
+        """A tensor that was cast, or a copy of a dataclass whose fields were."""
+        if is_dataclass(leaf) and not isinstance(leaf, type):
+            cast = {each.name: self.cast(getattr(leaf, each.name)) for each in fields(leaf) if each.init}
+            return replace(leaf, **cast)
+        return leaf.to(self.parameters) if _is_float(leaf) else leaf
 
     def lowers(self, dtype: torch.dtype) -> bool:
         """Whether tensors of ``dtype`` are to be kept in the parameters' dtype instead."""

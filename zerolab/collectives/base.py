@@ -111,12 +111,12 @@ class Comm(ABC):
         """The shard of ``flat`` that belongs to this rank, or to the rank given, as a view."""
         return flat[self.shard_range(flat.numel(), rank)]
 
-    def broadcast(self, tensor: torch.Tensor, unit: Subject) -> None:
-        """Overwrite ``tensor`` with rank 0's, on every rank."""
+    def broadcast(self, tensor: torch.Tensor, unit: Subject, source: int = 0) -> None:
+        """Overwrite ``tensor`` with the source rank's, on every rank."""
         event = self._begin("broadcast", tensor, unit, passes=1)
         if self.world_size > 1 and tensor.numel():
-            event.wire_bytes = tensor.nbytes * (self.rank == 0)
-            dist.broadcast(as_bytes(tensor), group=self.group, group_src=0)
+            event.wire_bytes = tensor.nbytes * (self.rank == source)
+            dist.broadcast(as_bytes(tensor), group=self.group, group_src=source)
         self.trace.finish(event)
 
     @abstractmethod

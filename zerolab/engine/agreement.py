@@ -17,6 +17,16 @@ from zerolab.unit.span import Span
 
 DIGEST_BYTES = 16
 
+WRITTEN, CLEARED = "the values written to parameters", "the gradients that were cleared"
+_WAY_OUT = (
+    "Every rank must build the same model and optimizer, keep the same settings, and take the same path"
+)
+_WAYS_OUT = {
+    WRITTEN: "Write the same values on every rank, or write inside full_params(from_rank=0). A module that "
+    "writes to its weights in forward, as nn.Embedding(max_norm=...), writes other values on each rank",
+    CLEARED: "Clear gradients on every rank or on none: what is there is a part of all ranks' gradients",
+}
+
 
 def agree_on(comm: Comm, what: str, lines: list[str]) -> None:
     """Check that every rank describes ``what`` in the same lines.
@@ -27,22 +37,26 @@ def agree_on(comm: Comm, what: str, lines: list[str]) -> None:
     _refuse_difference(comm, what, lines, comm.exchange(_digest(lines), "digests"))
 
 
-def agree_on_used(comm: Comm, units: list[FlatUnit], settings: list[str]) -> set[Span]:
+def agree_on_used(comm: Comm, units: list[FlatUnit], by_hand: dict[str, list[str]]) -> set[Span]:
     """The parameters that at least one rank has a gradient for.
 
     A rank that did not use a parameter counts as zero in its mean; one that no rank used is not updated.
-    The message also carries digests of the collectives issued since the last step and of ``settings``, the
-    hyperparameters, so that ranks that differ raise an error before any parameter changes.
+    The message also carries digests of the collectives issued since the last step and of what users do
+    between steps, so that ranks that differ raise an error before any parameter changes.
 
-    Comm: a byte for each parameter, and 32. Raises: RuntimeError where collectives or settings differ.
+    Args: by_hand: what users do, such as "the hyperparameters", with the lines that describe it.
+    Comm: a byte for each parameter, and 32. Raises: RuntimeError where ranks differ.
     """
     issued = [f"{event.op} of {event.unit}" for event in comm.trace.step(comm.trace.step_number)]
     spans = [(unit, span) for unit in units for span in unit.spans]
     mask = torch.tensor([span in unit.grads.used for unit, span in spans], dtype=torch.uint8)
-    rows = comm.exchange(torch.cat([_digest(issued), _digest(settings), mask]), "used parameters")
-    of_issued, of_settings, masks = rows.split([DIGEST_BYTES, DIGEST_BYTES, len(mask)], dim=1)
+    all_lines = [f"{what}: {line}" for what, lines in by_hand.items() for line in lines]
+    rows = comm.exchange(torch.cat([_digest(issued), _digest(all_lines), mask]), "used parameters")
+    of_issued, of_lines, masks = rows.split([DIGEST_BYTES, DIGEST_BYTES, len(mask)], dim=1)
     _refuse_difference(comm, "the step's collectives", issued, of_issued)
-    _refuse_difference(comm, "the hyperparameters", settings, of_settings)
+    if bool((of_lines != of_lines[0]).any()):
+        for what, lines in by_hand.items():
+            agree_on(comm, what, lines)
     used = masks.any(dim=0).tolist()
     return {span for (_, span), flag in zip(spans, used, strict=True) if flag}
 
@@ -55,6 +69,23 @@ def agree_on_order(comm: Comm, units: list[FlatUnit], completed: list[FlatUnit])
     order = [units.index(unit) for unit in completed]
     message = torch.tensor(order + [-1] * (len(units) - len(order)), dtype=torch.int64)
     return [units[index] for index in comm.exchange(message, "unit order")[0].tolist() if index >= 0]
+
+
+def agree_on_values(comm: Comm, units: list[FlatUnit]) -> None:
+    """Check that every rank holds the same values in whole parameters. Comm: 8 bytes for each unit.
+
+    Raises: RuntimeError on every rank, naming the first unit and the ranks that differ from rank 0.
+    """
+    checksums = torch.frombuffer(bytearray(b"".join(unit.checksum() for unit in units)), dtype=torch.int64)
+    rows = comm.exchange(checksums, "parameter values")
+    for unit, column in zip(units, rows.T, strict=True):
+        others = [rank for rank, each in enumerate(column.tolist()) if each != column[0]]
+        if others:
+            raise RuntimeError(
+                f"full_params() ends with other values in unit {unit.name} on rank {others[0]} than on rank "
+                "0. Write the same values on every rank; or write on one rank alone and say which: "
+                "`with optimizer.full_params(from_rank=0):`"
+            )
 
 
 def _digest(lines: list[str]) -> torch.Tensor:
@@ -74,6 +105,5 @@ def _refuse_difference(comm: Comm, what: str, lines: list[str], digests: torch.T
     place, (ours, theirs) = next((index, pair) for index, pair in enumerate(pairs) if pair[0] != pair[1])
     raise RuntimeError(
         f"ranks disagree about {what}, first at number {place}: rank 0 has {ours}, rank {other} has "
-        f"{theirs}. Every rank must build the same model and optimizer, keep the same settings, and take the "
-        "same path"
+        f"{theirs}. {_WAYS_OUT.get(what, _WAY_OUT)}"
     )

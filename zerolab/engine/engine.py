@@ -5,7 +5,7 @@ asks for between passes. ``prefetch`` and ``reduces_in_flight`` say how much com
 computation. At 0 every collective is waited for where it is issued; the numbers are the same.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from torch import nn
@@ -46,6 +46,7 @@ class Engine:
         self.reducer = Reducer(self.trainable, stage, reduces_in_flight)
         roots = {flat for run in units if run.is_root for flat in run.flats}
         self.reducer.order = sorted(reversed(self.trainable), key=roots.__contains__)
+        self._written: dict[str, str] = {}
         self.hooks = ModelHooks(model, units, self.gatherer, self.reducer, training)
 
     def require_idle(self, action: str) -> None:
@@ -101,31 +102,59 @@ class Engine:
             self.reducer.syncing = before
 
     @contextmanager
-    def full_params(self) -> Iterator[None]:
-        """Every unit whole inside the with block. Collective: every rank enters."""
+    def full_params(self, agree: Callable[[list[FlatUnit]], None]) -> Iterator[None]:
+        """Every unit whole inside the with block. Collective: every rank enters, and leaves.
+
+        ``agree`` is called when the outermost block ends without an exception: it checks that the ranks hold
+        the same values. After an exception they are compared at the next step.
+        """
         for run in self.units:
             self.gatherer.unshard(run)
         self.gatherer.full_params_open += 1
         try:
             yield
+        except BaseException:
+            self._leave_full_params(self._remember_written)
+            raise
+        self._leave_full_params(agree)
+
+    def _leave_full_params(self, agree: Callable[[list[FlatUnit]], None]) -> None:
+        """Keep what was written to whole parameters, if the ranks agree, and reshard.
+
+        Raises: RuntimeError where a parameter was given another tensor, which is lost.
+        """
+        self.gatherer.full_params_open -= 1
+        if self.gatherer.full_params_open:
+            return
+        replaced = [span.name for flat in self.flats for span in flat.spans if flat.was_replaced(span)]
+        try:
+            agree(self.flats)
+            for flat in self.flats:
+                flat.write_back()
         finally:
-            self.gatherer.full_params_open -= 1
-            replaced = self._keep_written() if not self.gatherer.full_params_open else []
+            for flat in self.flats:
+                flat.leave_storage()
+                self.gatherer.reshard([flat])
         if replaced:
             raise RuntimeError(
                 f"parameter {replaced[0]} was given another tensor inside full_params(), as p.data = ... "
                 "does, and that is lost: write into it, as in p.copy_(...)"
             )
 
-    def _keep_written(self) -> list[str]:
-        """Keep what was written to whole parameters, and reshard; the names of those that were replaced."""
-        replaced = []
+    # What users do to parameters and gradients between steps, for the ranks to compare at the next one.
+
+    def _remember_written(self, flats: list[FlatUnit]) -> None:
+        self._written |= {flat.name: flat.checksum().hex() for flat in flats if flat.was_written()}
+
+    def written_values(self) -> list[str]:
+        """A line for each unit whose parameters were written to since the last call, with a checksum."""
+        self._remember_written(self.flats)
+        lines = [f"unit {name}, checksum {checksum}" for name, checksum in self._written.items()]
+        self._written.clear()
         for flat in self.flats:
-            replaced += [span.name for span in flat.spans if flat.was_replaced(span)]
-            flat.write_back()
-            flat.leave_storage()
-            self.gatherer.reshard([flat])
-        return replaced
+            if flat.whole:
+                flat.note_versions()
+        return lines
 
     def state_of(self, flat: FlatUnit) -> str:
         """In words: what the run is doing, where the parameters are, how far the gradients have come."""

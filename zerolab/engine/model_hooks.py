@@ -14,7 +14,15 @@ from torch import nn
 
 from zerolab.engine.gather import Gatherer
 from zerolab.engine.hook import Hook
-from zerolab.engine.passes import NESTED, inside_backward, inside_reentrant_checkpoint, pass_number
+from zerolab.engine.passes import (
+    AT_STAGE_3,
+    NESTED,
+    inside_backward,
+    inside_ddp,
+    inside_functional_transform,
+    inside_reentrant_checkpoint,
+    pass_number,
+)
 from zerolab.engine.reduction import Reducer
 from zerolab.engine.states import BackwardPass, TrainingRun, TrainingState, UnitRun
 from zerolab.engine.tensors import tensors_in
@@ -41,6 +49,7 @@ class ModelHooks:
     ):
         self.units, self.gatherer, self.reducer, self.training = units, gatherer, reducer, training
         self.backward = BackwardPass()
+        self._frees_parameters = not all(flat.whole for run in units for flat in run.flats)
         for run in units:
             self._register(run)
         model.register_forward_pre_hook(
@@ -76,6 +85,11 @@ class ModelHooks:
 
     def _begin_forward(self, model: nn.Module, args: tuple) -> None:
         """The whole model is called: the order of its units begins anew."""
+        if inside_ddp():
+            raise RuntimeError(
+                "this model has a ZeroOptimizer, which reduces its gradients, and was wrapped in "
+                "DistributedDataParallel after it: call the model itself"
+            )
         if not inside_backward():
             self.gatherer.rewind()
 
@@ -84,6 +98,8 @@ class ModelHooks:
         run.depth += 1
         if run.depth > 1:
             return
+        if inside_functional_transform() and not self.gatherer.full_params_open:
+            raise RuntimeError(f"vmap, torch.func and forward-mode differentiation are refused {AT_STAGE_3}")
         if inside_backward():
             self.gatherer.unshard(run)
             return
@@ -128,6 +144,8 @@ class ModelHooks:
         if not self.training.in_backward:
             if inside_reentrant_checkpoint():
                 raise RuntimeError(NESTED)
+            if torch.is_grad_enabled() and self._frees_parameters and not self.gatherer.full_params_open:
+                raise RuntimeError(f"create_graph=True, for gradients of gradients, is refused {AT_STAGE_3}")
             self.training.become(TrainingState.BACKWARD)
             self.backward = BackwardPass(pass_number())
             self.reducer.expect()

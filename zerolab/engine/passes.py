@@ -3,12 +3,19 @@
 import sys
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointFunction
 
 NESTED = (
     "a backward pass inside another, as reentrant checkpointing makes one for each segment: nothing tells "
     "then when a unit's gradients are complete. Pass use_reentrant=False to checkpoint(), for the same "
     "values. Or one begun after another broke off in an exception: call optimizer.zero_grad() before it"
+)
+
+
+AT_STAGE_3 = (
+    "at stage 3, because it needs weights that are freed when their unit is done: take stage 2, or make the "
+    "forward and backward pass inside `with optimizer.full_params():`"
 )
 
 
@@ -30,3 +37,14 @@ def inside_reentrant_checkpoint() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def inside_functional_transform() -> bool:
+    """Whether vmap, torch.func's grad, jvp and the like, or forward-mode differentiation is running."""
+    in_transform = torch._C._functorch.peek_interpreter_stack() is not None
+    return in_transform or torch.autograd.forward_ad._current_level >= 0
+
+
+def inside_ddp() -> bool:
+    """Whether a forward of DistributedDataParallel is running."""
+    return DistributedDataParallel._get_active_ddp_module() is not None

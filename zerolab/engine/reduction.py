@@ -28,6 +28,8 @@ class Reducer:
         self.completed: list[FlatUnit] = []
         self.syncing = True
         self.unreduced = True
+        self._cleared: list[str] = []
+        self._reductions = 0
         self._waiting: deque[FlatUnit] = deque()
         self._under_way: deque[tuple[FlatUnit, Work]] = deque()
 
@@ -39,6 +41,7 @@ class Reducer:
     def expect(self) -> None:
         """A backward pass begins: note which gradients are to come."""
         self.completed = []
+        self._notice_cleared()
         for flat in self.flats:
             flat.grads.expect()
         self._waiting = deque(self.order)
@@ -92,8 +95,7 @@ class Reducer:
         That is so after no_sync alone, and on a rank whose loss did not use the model: the others have
         reduced, so it has to.
         """
-        for flat in self.flats:
-            flat.grads.notice_cleared()
+        self._notice_cleared()
         if self.unreduced:
             self._reduce_all(deque(self.order))
             self.wait_for_all()
@@ -106,9 +108,25 @@ class Reducer:
     def clear(self, set_to_none: bool) -> None:
         """Forget every gradient, or set it to zero, once none is under way."""
         self.wait_for_all()
+        if any(flat.grads.reduced is not None for flat in self.flats):
+            self._cleared.append(f"all, after {self._reductions} reductions")
         for flat in self.flats:
             flat.grads.clear() if set_to_none else flat.grads.zero()
         self.unreduced = True
+
+    def _notice_cleared(self) -> None:
+        """See which gradients users have cleared, as by model.zero_grad()."""
+        for flat in self.flats:
+            names = flat.grads.notice_cleared()
+            self._cleared += [f"{name}, after {self._reductions} reductions" for name in names]
+
+    def cleared_since_last_call(self) -> list[str]:
+        """Which reduced gradients were cleared, and after how many reductions: the same on every rank.
+
+        A rank that clears alone would remove its share of the gradients of all ranks.
+        """
+        cleared, self._cleared, self._reductions = self._cleared, [], 0
+        return cleared
 
     def abandon(self) -> None:
         """A backward pass was broken off: reduce its gradients later, because in PyTorch they count too."""
@@ -121,6 +139,7 @@ class Reducer:
         self.unreduced = False
 
     def _reduce(self, flat: FlatUnit) -> None:
+        self._reductions += 1
         flat.grads.prepare_to_reduce()
         self._under_way.append((flat, self.stage.reduce_grads(flat)))
         while len(self._under_way) > self.in_flight:

@@ -11,13 +11,21 @@ used, average, update.
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from functools import partial
 
 import torch
 from torch import nn
 
 from zerolab.collectives import connect
 from zerolab.engine import Engine
-from zerolab.engine.agreement import agree_on, agree_on_order, agree_on_used
+from zerolab.engine.agreement import (
+    CLEARED,
+    WRITTEN,
+    agree_on,
+    agree_on_order,
+    agree_on_used,
+    agree_on_values,
+)
 from zerolab.engine.hook import Hook
 from zerolab.engine.states import TrainingRun, TrainingState
 from zerolab.engine.units import find_units
@@ -27,7 +35,6 @@ from zerolab.optimizer.gradients import clip_grads, whole_grads
 from zerolab.optimizer.layout import lay_out
 from zerolab.optimizer.local import LocalUpdate, options_of
 from zerolab.optimizer.loss_scale import LossScale
-from zerolab.optimizer.parameter_slots import check_slots, guard_loading, parameter_slots
 from zerolab.optimizer.probe import state_bytes_per_parameter
 from zerolab.optimizer.settings import (
     check_settings,
@@ -35,10 +42,12 @@ from zerolab.optimizer.settings import (
     describe_groups,
     engaged,
     group_signature,
+    held,
     parameter_groups,
     signature,
 )
 from zerolab.optimizer.slices import Slice
+from zerolab.optimizer.slots import Slots, guard_loading
 from zerolab.precision import PRECISIONS
 from zerolab.stages.stage0 import Stage0
 from zerolab.stages.stage1 import Stage1
@@ -101,17 +110,18 @@ class ZeroOptimizer(torch.optim.Optimizer):
         agree_on(self.comm, "the parameter groups", group_signature(model, groups))
         runs = lay_out(model, found, self.comm, self.stage, self.precision, self.meter)
         self.units = [flat for run in runs for flat in run.flats]
-        self._slots = parameter_slots(model, self.units)
-        guard_loading(model, self._slots)
+        self._slots = Slots(model, self.units)
         self.local = LocalUpdate(optimizer_class, defaults)
         super().__init__(groups, {})
         self.loss_scale = LossScale() if self.precision.scales_loss else None
         self.defaults, self.state = self.local.optimizer.defaults, self.local.optimizer.state
         self.training = TrainingRun(self.trace, self.meter)
         self.engine = Engine(model, runs, self.stage, self.training, prefetch, reduces_in_flight)
+        guard_loading(model, self._slots, lambda: bool(self.engine.gatherer.full_params_open))
         if self.precision.has_masters:
             model.register_forward_pre_hook(Hook(self._cast_inputs), prepend=True, with_kwargs=True)
         engaged.add(model)
+        held.update(dict.fromkeys(model.parameters(), type(model).__name__))
         self.training.become(TrainingState.FORWARD)
         self.meter.reset_peak()
         self.trace.next_step()
@@ -209,13 +219,17 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     def _finish_grads(self) -> set[Span]:
         """See that every gradient is reduced; the spans that any rank used."""
-        check_slots(self._slots)
+        self._slots.check()
         self.engine.finish_grads()
         reducer = self.engine.reducer
         if not reducer.order_is_agreed:
             reducer.set_order(agree_on_order(self.comm, reducer.flats, reducer.completed))
-        settings = describe_groups(self.param_groups, self.local.members)
-        return agree_on_used(self.comm, self.engine.trainable, settings)
+        by_hand = {
+            "the hyperparameters": describe_groups(self.param_groups, self.local.members),
+            WRITTEN: self.engine.written_values(),
+            CLEARED: self.engine.reducer.cleared_since_last_call(),
+        }
+        return agree_on_used(self.comm, self.engine.trainable, by_hand)
 
     def _update(self, unit: FlatUnit, used: set[Span]) -> None:
         """The local optimizer's step on what this rank owns of one unit."""
@@ -271,12 +285,28 @@ class ZeroOptimizer(torch.optim.Optimizer):
         """This rank's slice of each parameter, in the order of the parameter groups."""
         return self.local.slices
 
-    def full_params(self) -> AbstractContextManager[None]:
-        """Parameters whole and usable on every rank while it is open; what is written to them is kept.
+    def full_params(self, from_rank: int | None = None) -> AbstractContextManager[None]:
+        """Parameters whole and usable on every rank inside the with block; what is written to them is kept.
 
-        Collective: every rank enters. Memory: 4Ψ. Comm: Ψ at stage 3, none before.
+        Every rank has to write the same values; a checksum compares them when the block ends. With
+        ``from_rank=0`` rank 0 alone may write, and every rank gets its values.
+
+        Collective: every rank enters and leaves. Memory: 4Ψ.
+        Comm: Ψ at stage 3, none before; 8 bytes a unit on leaving, or another Ψ with ``from_rank``.
+        Raises: RuntimeError on leaving where ranks differ; ValueError for a rank that is not there.
         """
-        return self.engine.full_params()
+        if from_rank is not None and from_rank not in range(self.world_size):
+            raise ValueError(
+                f"from_rank is {from_rank!r}: pass a rank from 0 to {self.world_size - 1}, or leave it out"
+            )
+        return self.engine.full_params(partial(self._agree_on_values, from_rank))
+
+    def _agree_on_values(self, from_rank: int | None, units: list[FlatUnit]) -> None:
+        if from_rank is None:
+            agree_on_values(self.comm, units)
+            return
+        for unit in units:
+            self.comm.broadcast(unit.flat, unit, from_rank)
 
     def full_grads(self) -> dict[str, torch.Tensor]:
         """The averaged gradients, whole, by parameter name; parameters that nobody used are left out.

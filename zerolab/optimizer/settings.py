@@ -6,17 +6,24 @@ from collections.abc import Iterable
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from zerolab.engine.units import Unit
 
 engaged: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 """Models that have a ZeroOptimizer: a second one would move the parameters away from under the first."""
 
+held: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+"""The parameters that a ZeroOptimizer holds, with the class of its model."""
+
+_WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine"}
+
 
 def check_settings(model: nn.Module, prefetch: int, reduces_in_flight: int) -> None:
     """Refuse a model that cannot be trained, and settings out of bounds. Raises: TypeError, ValueError."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is {type(model).__name__}, not a torch.nn.Module: pass the module to train")
+    _refuse_wrapped(model)
     if model in engaged:
         raise ValueError("this model has a ZeroOptimizer already: use that one, or build the model anew")
     for name, value in (("prefetch", prefetch), ("reduces_in_flight", reduces_in_flight)):
@@ -32,9 +39,38 @@ def check_settings(model: nn.Module, prefetch: int, reduces_in_flight: int) -> N
             "requires_grad_(True) before the optimizer is built"
         )
     for name, parameter in trainable:
+        if parameter.is_complex():
+            raise ValueError(
+                f"parameter {name} is {parameter.dtype}, and only torch.float32 is trained: make its real view, "
+                "torch.view_as_real(...), the parameter, and call torch.view_as_complex(...) in forward"
+            )
         if parameter.dtype != torch.float32:
             raise ValueError(
-                f"parameter {name} is {parameter.dtype} and precision is 'fp32': call model.float() first"
+                f"parameter {name} is {parameter.dtype}: call model.float() first, and for training in 16 "
+                'bits pass precision="mixed", which rounds the parameters itself'
+            )
+
+
+def _refuse_wrapped(model: nn.Module) -> None:
+    """Refuse a model that something else synchronizes already, and parameters that are sharded or held."""
+    for name, module in model.named_modules():
+        for kind in type(module).__mro__:
+            if kind.__name__ in _WRAPPERS:
+                where = f"submodule {name}" if name else "the model"
+                raise ValueError(
+                    f"{where} is a {kind.__name__}, which averages gradients itself: pass the bare module "
+                    "that it was made from, in a process where it was not wrapped"
+                )
+    for name, parameter in model.named_parameters():
+        if any(kind.__name__ == "DTensor" for kind in type(parameter).__mro__):
+            raise ValueError(
+                f"parameter {name} is a DTensor, as after fully_shard() or parallelize_module(): pass a "
+                "model of plain parameters, and ZeroOptimizer shards them"
+            )
+        if parameter in held:
+            raise ValueError(
+                f"parameter {name} belongs to another ZeroOptimizer, that of a {held[parameter]}: build one "
+                "optimizer for a model that holds all of it, with a parameter group for each part"
             )
 
 

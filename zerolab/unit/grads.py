@@ -64,7 +64,6 @@ class FlatGrads:
 
     def expect(self) -> None:
         """A backward pass begins: every parameter that requires a gradient is to get one."""
-        self.notice_cleared()
         with as_plain_tensors():
             self.missing = {span for span in self.spans if span.parameter.requires_grad}
 
@@ -84,12 +83,15 @@ class FlatGrads:
     def collect(self, span: Span) -> None:
         """Move a parameter's new gradient into ``local``, added to no_sync's, and leave a marker.
 
+        A hook of the user's may have set the gradient to None: then there is none, as in PyTorch.
         Memory: P elements from the first gradient on; the parameter's own gradient tensor is released at
         once.
         """
+        gradient = span.parameter.grad
+        if gradient is None:
+            return
         if not self.filled:
             self._open_local()
-        gradient = span.parameter.grad
         if gradient.layout != torch.strided:
             raise RuntimeError(f"{span.name} has a sparse gradient: build its module with sparse=False")
         place = span.view(self.local)
@@ -194,18 +196,25 @@ class FlatGrads:
         if self.state is GradState.COLLECTING:
             self._become(GradState.EMPTY if self.reduced is None else self._state_when_reduced)
 
-    def notice_cleared(self) -> None:
-        """Where a marker is gone the user cleared that gradient, as model.zero_grad() does: forget it too."""
+    def notice_cleared(self) -> list[str]:
+        """Where a marker is gone the user cleared that gradient, as model.zero_grad() does: forget it too.
+
+        Returns: the parameters whose reduced gradients were forgotten.
+        Raises: RuntimeError for a gradient that was set by hand.
+        """
+        forgotten = []
         with as_plain_tensors():
             gradients = [span.parameter.grad for span in self.spans]
         for span, gradient in zip(self.spans, gradients, strict=True):
             if gradient is None and span in self.used:
                 self._forget(span)
+                forgotten += [span.name] if self.reduced is not None else []
             elif gradient is not None and gradient is not self._markers.get(span):
                 raise RuntimeError(
                     f"{span.name}.grad was set by hand, and gradients live in the optimizer's flat buffers: "
                     "change the loss, or register a hook on the parameter, which may replace its gradient"
                 )
+        return forgotten
 
     def _forget(self, span: Span) -> None:
         self.used.discard(span)

@@ -106,10 +106,17 @@ _GRADIENT_AWAY = (
     "optimizer.clip_grad_norm_(max_norm), clear with optimizer.zero_grad(), read with optimizer.full_grads()"
 )
 
+_NO_GRAD_SCALER = (
+    "torch.amp.GradScaler cannot scale gradients that were moved into the optimizer's flat buffers. Build "
+    'the optimizer with precision="mixed_fp16" and call optimizer.scale(loss).backward(), without a GradScaler; '
+    "or make it GradScaler(enabled=False)"
+)
+
 
 def _describe_or_refuse(refusal: str, func, args: tuple, kwargs: dict | None):
     """Answer a question about what the tensor is; refuse one about what it holds."""
     if not _describes(func):
-        raise RuntimeError(f"{func.__name__}: {refusal}")
+        way_out = _NO_GRAD_SCALER if func.__name__.startswith("_amp_") else refusal
+        raise RuntimeError(f"{func.__name__}: {way_out}")
     with as_plain_tensors():
         return func(*args, **(kwargs or {}))

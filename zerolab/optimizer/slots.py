@@ -1,0 +1,90 @@
+"""Slots: where a model keeps its modules and parameters, so that one that was replaced is noticed.
+
+After construction the parameters are views of flat buffers. ``model.to(...)``, ``parameter.data = ...``,
+``load_state_dict(assign=True)`` and ``model.head = nn.Linear(...)`` put others in their place, which nothing
+would update.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+from torch import nn
+
+from zerolab.engine.hook import Hook
+from zerolab.unit import FlatUnit
+from zerolab.unit.span import Span
+
+
+class ParameterSlot(NamedTuple):
+    """One place where a module keeps a parameter."""
+
+    parameters: dict[str, nn.Parameter]
+    key: str
+    span: Span
+    unit: FlatUnit
+
+
+class ModuleSlot(NamedTuple):
+    """One place where a module keeps a submodule."""
+
+    modules: dict[str, nn.Module]
+    key: str
+    module: nn.Module
+    name: str
+
+
+class Slots:
+    """Every place in ``model`` that holds a submodule, or a parameter of ``units``; a tied one has several."""
+
+    def __init__(self, model: nn.Module, units: list[FlatUnit]):
+        places = {id(span.parameter): (span, unit) for unit in units for span in unit.spans}
+        self.parameters = [
+            ParameterSlot(module._parameters, key, *places[id(parameter)])
+            for module in model.modules()
+            for key, parameter in module._parameters.items()
+            if parameter is not None
+        ]
+        self.modules = [
+            ModuleSlot(parent._modules, key, module, f"{name}.{key}".lstrip("."))
+            for name, parent in model.named_modules()
+            for key, module in parent._modules.items()
+            if module is not None
+        ]
+
+    def check(self) -> None:
+        """Raises: RuntimeError that names a module or parameter that was replaced."""
+        for modules, key, module, name in self.modules:
+            if modules.get(key) is not module:
+                raise RuntimeError(
+                    f"module {name} was replaced or removed after its ZeroOptimizer was built, and what is "
+                    "there now would not be trained: change the model first, then build the optimizer"
+                )
+        for slot in self.parameters:
+            if slot.parameters.get(slot.key) is not slot.span.parameter or slot.unit.was_replaced(slot.span):
+                raise RuntimeError(
+                    f"parameter {slot.span.name} was replaced after its ZeroOptimizer was built, as "
+                    "model.to(), parameter.data = ... and load_state_dict(assign=True) do, and would never be
+                    " "updated: move the model before building the optimizer, and write into parameters inside
+                    " "full_params()"
+                )
+
+
+def guard_loading(model: nn.Module, slots: Slots, full_params_open: Callable[[], bool]) -> None:
+    """Refuse load_state_dict into sharded parameters before it changes anything.
+
+    That includes parameters that are whole for the moment, as between a forward and its backward.
+    """
+    for module in model.modules():
+        mine = [slot for slot in slots.parameters if slot.parameters is module._parameters]
+        if mine:
+            module.register_load_state_dict_pre_hook(Hook(partial(_refuse_loading, mine, full_params_open)))
+
+
+def _refuse_loading(slots: list[ParameterSlot], full_params_open: Callable[[], bool], *_) -> None:
+    for slot in slots:
+        if slot.unit.shard_is_detached and not full_params_open():
+            raise RuntimeError(
+                f"load_state_dict: parameter {slot.span.name} is sharded: load inside full_params(), as in "
+                "`with optimizer.full_params(): model.load_state_dict(...)`, on every rank"
+            )
