@@ -41,8 +41,8 @@ def check_settings(model: nn.Module, prefetch: int, reduces_in_flight: int) -> N
     for name, parameter in trainable:
         if parameter.is_complex():
             raise ValueError(
-                f"parameter {name} is {parameter.dtype}, and only torch.float32 is trained: make its real view, "
-                "torch.view_as_real(...), the parameter, and call torch.view_as_complex(...) in forward"
+                f"parameter {name} is {parameter.dtype}, and only torch.float32 is trained: make its real "
+                "view, torch.view_as_real(...), the parameter, and call torch.view_as_complex(...) in forward"
             )
         if parameter.dtype != torch.float32:
             raise ValueError(

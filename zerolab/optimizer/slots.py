@@ -35,7 +35,7 @@ class ModuleSlot(NamedTuple):
 
 
 class Slots:
-    """Every place in ``model`` that holds a submodule, or a parameter of ``units``; a tied one has several."""
+    """Every place in ``model`` that holds a submodule or a parameter of ``units``; a tied one has several."""
 
     def __init__(self, model: nn.Module, units: list[FlatUnit]):
         places = {id(span.parameter): (span, unit) for unit in units for span in unit.spans}
@@ -64,9 +64,9 @@ class Slots:
             if slot.parameters.get(slot.key) is not slot.span.parameter or slot.unit.was_replaced(slot.span):
                 raise RuntimeError(
                     f"parameter {slot.span.name} was replaced after its ZeroOptimizer was built, as "
-                    "model.to(), parameter.data = ... and load_state_dict(assign=True) do, and would never be
-                    " "updated: move the model before building the optimizer, and write into parameters inside
-                    " "full_params()"
+                    "model.to(), parameter.data = ... and load_state_dict(assign=True) do, and would never "
+                    "be updated: move the model before building the optimizer, and write into parameters "
+                    "inside full_params()"
                 )
 
 

@@ -108,8 +108,8 @@ _GRADIENT_AWAY = (
 
 _NO_GRAD_SCALER = (
     "torch.amp.GradScaler cannot scale gradients that were moved into the optimizer's flat buffers. Build "
-    'the optimizer with precision="mixed_fp16" and call optimizer.scale(loss).backward(), without a GradScaler; '
-    "or make it GradScaler(enabled=False)"
+    'the optimizer with precision="mixed_fp16" and call optimizer.scale(loss).backward(), without a '
+    "GradScaler; or make it GradScaler(enabled=False)"
 )
 
 
