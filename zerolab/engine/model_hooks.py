@@ -116,6 +116,8 @@ class ModelHooks:
         loss that one of its modules put aside.
         """
         run.depth -= 1
+        if inside_functional_transform():  # then full_params() is open, and nothing is gathered or resharded
+            return
         differentiable = [t for t in tensors_in(output) if t.requires_grad and not t.is_leaf]
         for tensor in differentiable:
             tensor.register_hook(lambda gradient: self._pre_backward(run))
