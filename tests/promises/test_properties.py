@@ -57,7 +57,7 @@ def parameters_of(shapes: list[tuple], turned: bool = False) -> list[tuple[str, 
 
 def shards(unit: FlatUnit) -> list[slice]:
     """What the ranks own of it, by rank."""
-    ranks = [SimpleNamespace(world_size=unit.world_size, rank=rank) for rank in range(unit.world_size)]
+    ranks = [SimpleNamespace(world_size=unit.shards, rank=rank) for rank in range(unit.shards)]
     return [Comm.shard_range(rank, unit.padded_numel) for rank in ranks]
 
 

@@ -38,6 +38,7 @@ class FlatUnit:
         shard: [S] the owned parameters: a view of ``flat[owned]``, or a tensor of its own at stage 3.
         master: [S] what the optimizer updates: the shard itself, or its fp32 original in mixed precision.
         grads: the gradients, a `FlatGrads`.
+        shards: into how many equal shards of ``shard_numel`` the buffer can be cut.
         precision: the dtypes of all these.
         state: where the parameters are, a `ParamState`.
     """
@@ -80,6 +81,7 @@ class FlatUnit:
         for name, parameter in named_parameters:
             self.spans.append(Span.of(name, parameter, stop))
             stop += _round_up(parameter.numel(), align)
+        self.shards = shards
         self.numel = sum(span.numel for span in self.spans)
         self.shard_numel = _round_up(math.ceil(stop / shards), align)
         self.padded_numel = self.shard_numel * shards
