@@ -11,8 +11,8 @@ import pytest
 from hypothesis import strategies as st
 from support import random_models
 from support.examples import draw
-from support.plain import differing
 from support.random_models import STAGES, Case, Expected, Found, Weight
+from support.training import differing
 
 import zerolab
 from zerolab import memory

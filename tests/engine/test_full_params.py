@@ -10,9 +10,9 @@ import sys
 import cloudpickle
 import pytest
 import torch
-from support import plain
-from support.plain import WIDTH
+from support import training
 from support.trained import build, on_two_ranks, train, values_of
+from support.training import WIDTH
 from support.user_models import Net
 from torch import nn
 
@@ -36,13 +36,13 @@ def test_full_params_gives_whole_parameters_and_keeps_what_is_written():
                     assert p.flatten()[-1] == index + 0.5, name
             assert model.before.weight[0, 0] == 9.0
             model.load_state_dict(state)
-        found = plain.whole(model, optimizer)
-        assert plain.differing(found, dict(state)) == []
+        found = training.whole(model, optimizer)
+        assert training.differing(found, dict(state)) == []
         train(model, optimizer)  # and the written values are trained on
         reference, theirs = build(stage=0)
         reference.load_state_dict(state)
         train(reference, theirs)
-        assert plain.differing(plain.whole(model, optimizer), plain.whole(reference, theirs)) == []
+        assert training.differing(training.whole(model, optimizer), training.whole(reference, theirs)) == []
 
     on_two_ranks(use)
 
@@ -59,12 +59,12 @@ def test_full_params_at_any_moment(stage: int):
         reference, theirs = build(0)
         found = []
         for step in range(3):
-            x = plain.micro_batch(step, optimizer.rank)
+            x = training.micro_batch(step, optimizer.rank)
             with optimizer.full_params():
                 with optimizer.full_params():
                     inner = values_of(model)
                 outer = values_of(model)
-            found.append(plain.differing(inner, outer))
+            found.append(training.differing(inner, outer))
             with torch.no_grad(), optimizer.full_params():
                 model(x)
             with torch.inference_mode(), optimizer.full_params():
@@ -76,16 +76,18 @@ def test_full_params_at_any_moment(stage: int):
                 pass
             loss = model(x).square().mean()
             with optimizer.full_params():
-                found.append(plain.differing(values_of(model), outer))
+                found.append(training.differing(values_of(model), outer))
             loss.backward()
             with optimizer.full_params():
-                found.append(plain.differing(values_of(model), outer))
+                found.append(training.differing(values_of(model), outer))
             optimizer.step()
             optimizer.zero_grad()
             reference(x).square().mean().backward()
             theirs.step()
             theirs.zero_grad()
-            found.append(plain.differing(plain.whole(model, optimizer), plain.whole(reference, theirs)))
+            found.append(
+                training.differing(training.whole(model, optimizer), training.whole(reference, theirs))
+            )
         return found
 
     for found in on_two_ranks(use, stage):
@@ -117,8 +119,8 @@ def test_training_inside_full_params_is_kept_or_refused(stage: int, what: str):
                     optimizer.step()
             except RuntimeError as error:
                 return "refused", "full_params()" in str(error)
-            trained.append(plain.whole(model, optimizer))
-        return "kept", plain.differing(*trained)
+            trained.append(training.whole(model, optimizer))
+        return "kept", training.differing(*trained)
 
     for found in on_two_ranks(use, stage, what):
         assert found in (("kept", []), ("refused", True))
@@ -137,11 +139,13 @@ def test_what_was_taken_inside_full_params_can_be_used_after_it(stage: int):
         file = io.BytesIO()
         torch.save(state, file)
         loaded = torch.load(io.BytesIO(file.getvalue()))
-        assert plain.differing(loaded, expected) == [] and plain.differing(dict(state), expected) == []
+        assert training.differing(loaded, expected) == [] and training.differing(dict(state), expected) == []
         assert torch.equal(detached, expected["before.weight"])
         assert torch.equal(row, expected["after.weight"][0])
         train(model, optimizer)
-        assert stage == 0 or plain.differing(dict(state), expected) == []  # at stage 3 nothing writes to them
+        assert (
+            stage == 0 or training.differing(dict(state), expected) == []
+        )  # at stage 3 nothing writes to them
         Net().load_state_dict(loaded)
 
     on_two_ranks(use, stage)
@@ -161,12 +165,12 @@ def test_copies_of_a_model_in_training_are_plain_models(stage: int):
             expected = values_of(model)
         messages = len(optimizer.trace.events)
         for each in (copied, pickled, average.module):
-            assert plain.differing(values_of(each), expected) == []
+            assert training.differing(values_of(each), expected) == []
             each(torch.ones(2, WIDTH)).sum().backward()
             assert type(each.before.weight) is nn.Parameter and type(each.before.weight.grad) is torch.Tensor
             torch.optim.SGD(each.parameters(), lr=0.1).step()
         assert len(optimizer.trace.events) == messages  # they have nothing to do with the optimizer
-        assert plain.differing(plain.whole(model, optimizer), expected) == []
+        assert training.differing(training.whole(model, optimizer), expected) == []
         train(model, optimizer)
         with optimizer.full_params():
             average.update_parameters(model)
@@ -245,7 +249,7 @@ def test_a_graph_the_engine_cannot_follow_is_an_error_and_no_crash():
         reference, theirs = build(stage=0, model_class=lambda: Hidden(Block))
         reference(x).square().mean().backward()
         optimizer.step(), theirs.step()
-        return str(plain.differing(plain.whole(model, optimizer), plain.whole(reference, theirs)))
+        return str(training.differing(training.whole(model, optimizer), training.whole(reference, theirs)))
 
     for kind in ("closure", "detached", "kept"):
         for error in on_two_ranks(use, kind):
@@ -260,7 +264,7 @@ def test_second_derivatives_work_or_are_an_error():
         for each in (0, stage):
             model, optimizer = build(each)
             for step in range(2):
-                x = plain.micro_batch(step, optimizer.rank).requires_grad_()
+                x = training.micro_batch(step, optimizer.rank).requires_grad_()
                 try:
                     loss = model(x).square().sum()
                     (slope,) = torch.autograd.grad(loss, x, create_graph=True)
@@ -269,8 +273,8 @@ def test_second_derivatives_work_or_are_an_error():
                     return str(error)
                 optimizer.step()
                 optimizer.zero_grad()
-            trained.append(plain.whole(model, optimizer))
-        return plain.differing(*trained)
+            trained.append(training.whole(model, optimizer))
+        return training.differing(*trained)
 
     for stage in (1, 2):
         assert on_two_ranks(use, stage) == [[], []]
@@ -286,19 +290,19 @@ def test_full_grads_are_the_mean_over_ranks(stage: int):
     def use(stage: int) -> list[str]:
         model, optimizer = build(stage)
         model.blocks[2].requires_grad_(False)
-        model(plain.micro_batch(0, optimizer.rank)).square().mean().backward()
+        model(training.micro_batch(0, optimizer.rank)).square().mean().backward()
         expected: dict = {}
         for rank in range(optimizer.world_size):
             torch.manual_seed(0)
             replica = Net()
             replica.blocks[2].requires_grad_(False)
-            replica(plain.micro_batch(0, rank)).square().mean().backward()
+            replica(training.micro_batch(0, rank)).square().mean().backward()
             for name, p in replica.named_parameters():
                 if p.grad is not None:
                     expected[name] = expected[name] + p.grad if name in expected else p.grad
         expected = {name: total / optimizer.world_size for name, total in expected.items()}
-        wrong = plain.differing(optimizer.full_grads(), expected)
-        wrong += plain.differing(optimizer.full_grads(), expected)  # asking changes nothing
+        wrong = training.differing(optimizer.full_grads(), expected)
+        wrong += training.differing(optimizer.full_grads(), expected)  # asking changes nothing
         return wrong
 
     for wrong in on_two_ranks(use, stage):
@@ -343,7 +347,7 @@ def test_a_gradient_set_by_hand_is_used_or_refused(stage: int):
         model, optimizer = build(stage)
         if backward:
             model(torch.ones(2, WIDTH)).sum().backward()
-        before = plain.whole(model, optimizer)
+        before = training.whole(model, optimizer)
         try:
             model.after.bias.grad = torch.full_like(before["after.bias"], 100.0)
             optimizer.step()

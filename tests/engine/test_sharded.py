@@ -11,9 +11,9 @@ import cloudpickle
 import numpy as np
 import pytest
 import torch
-from support import plain
-from support.plain import WIDTH
+from support import training
 from support.trained import build, on_two_ranks, train
+from support.training import WIDTH
 from support.user_models import Net
 from torch import nn
 
@@ -194,7 +194,7 @@ def test_every_other_use_of_a_sharded_parameter_is_an_error_that_says_how(when: 
         if when == "in between":
             reference(torch.ones(2, WIDTH)).sum().backward()
         theirs.step()
-        return wrong + plain.differing(plain.whole(model, optimizer), plain.whole(reference, theirs))
+        return wrong + training.differing(training.whole(model, optimizer), training.whole(reference, theirs))
 
     for wrong in on_two_ranks(use, when):
         assert wrong == []

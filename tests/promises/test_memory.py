@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import cloudpickle
 import pytest
 import torch
-from support import replicas
+from support import subjects
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import zerolab
@@ -64,7 +64,7 @@ def held_after_a_step(cases: list) -> list[Held]:
     results = []
     for stage, name in cases:
         before_bytes = live_bytes()
-        model, inputs = replicas.gpt(), replicas.tokens
+        model, inputs = subjects.gpt(), subjects.tokens
         psi = sum(p.numel() for p in model.parameters())
         optimizer_class = torch.optim.Adam if name == "Adam" else torch.optim.SGD
         optimizer = zerolab.ZeroOptimizer(model, optimizer_class, stage=stage, **OPTIMIZERS[name][1])
@@ -112,7 +112,7 @@ def test_the_census_leaves_no_byte_out(stage: int, optimizer: str, world_size: i
 @pytest.mark.parametrize("stage, optimizer", CASES)
 def test_what_is_itemised_is_small_and_evens_out(stage: int, optimizer: str, world_size: int):
     ranks = held(world_size)[CASES.index((stage, optimizer))]
-    count = len(list(replicas.gpt().parameters()))
+    count = len(list(subjects.gpt().parameters()))
     assert sum(rank.said.uneven_bytes for rank in ranks) == pytest.approx(0, abs=1e-3)
     for said in (rank.said for rank in ranks):
         # 64 bytes at most for each parameter, and for each shard of the three units; of the parameters twice
@@ -125,9 +125,9 @@ def test_a_copy_somebody_keeps_is_seen_by_both():
     """The census can fail: keep one gradient more, one parameter outside its buffer, and they are counted."""
 
     def keep_copies() -> tuple:
-        model = replicas.gpt()
+        model = subjects.gpt()
         optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=2, lr=0.1)
-        model(*replicas.tokens(0, optimizer.rank)).backward()
+        model(*subjects.tokens(0, optimizer.rank)).backward()
         optimizer.step()
         before, before_bytes = optimizer.memory(), live_bytes()
         model.head.weight.grad = torch.ones_like(model.head.weight)
@@ -146,12 +146,12 @@ def test_a_copy_somebody_keeps_is_seen_by_both():
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_frozen_parameters_cost_their_own_bytes_alone(stage: int):
     def look() -> tuple:
-        model = replicas.Patchwork()
+        model = subjects.Patchwork()
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
         frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
         optimizer = zerolab.ZeroOptimizer(model, torch.optim.Adam, stage=stage)
         unused = model.unused.numel()
-        model(*replicas.images(0, optimizer.rank)).backward()
+        model(*subjects.images(0, optimizer.rank)).backward()
         optimizer.step()
         return optimizer.memory(), trained, frozen, unused
 
@@ -169,10 +169,10 @@ def test_frozen_parameters_cost_their_own_bytes_alone(stage: int):
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_zero_grad_gives_all_gradients_back(stage: int):
     def look() -> tuple:
-        model = replicas.gpt()
+        model = subjects.gpt()
         optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=stage, lr=0.1)
         before_bytes = live_bytes()
-        model(*replicas.tokens(0, optimizer.rank)).backward()
+        model(*subjects.tokens(0, optimizer.rank)).backward()
         optimizer.step()
         optimizer.zero_grad()
         return optimizer.memory().grads_bytes, live_bytes() - before_bytes
@@ -228,7 +228,7 @@ def peaks(stage: int, subject: str, knobs: list[tuple[int, int]]) -> list[tuple]
     """Train a little under watch with each setting: what was seen, the gauge's peaks, and a unit's bytes."""
     results = []
     for prefetch, in_flight in knobs:
-        build, inputs = replicas.SUBJECTS[subject]
+        build, inputs = subjects.SUBJECTS[subject]
         model = build()
         optimizer = zerolab.ZeroOptimizer(
             model, torch.optim.SGD, stage=stage, lr=0.1, prefetch=prefetch, reduces_in_flight=in_flight

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 import cloudpickle
 import pytest
 import torch
-from support import plain
-from support.plain import WIDTH
+from support import training
+from support.references import seeded
+from support.training import WIDTH
 from support.user_models import Block, Net
 from torch import nn
 
@@ -67,7 +68,7 @@ def watched_steps(stage: int, model_class, paths: list, **settings) -> list[tupl
     for step, path in enumerate(paths):
         watch.whole, watch.grads, watch.gathers = [], [], []
         model.path = path
-        model(plain.micro_batch(step, optimizer.rank)).square().mean().backward()
+        model(training.micro_batch(step, optimizer.rank)).square().mean().backward()
         number = optimizer.trace.step_number
         optimizer.step()
         optimizer.zero_grad()
@@ -232,20 +233,20 @@ def divergent(stage: int, in_flight: int) -> tuple:
         if step != 1:
             yield model(-2 * x).square().mean()
 
-    expected = plain.train_plain(ByData, losses, 3, steps=5)
-    model = plain.built(ByData)
+    expected = training.train_plain(ByData, losses, 3, steps=5)
+    model = seeded(ByData)
     optimizer = zerolab.ZeroOptimizer(
-        model, torch.optim.AdamW, stage=stage, reduces_in_flight=in_flight, **plain.DEFAULTS
+        model, torch.optim.AdamW, stage=stage, reduces_in_flight=in_flight, **training.DEFAULTS
     )
     events = []
     for step in range(5):
-        for _ in plain.passes(losses, model, step, optimizer.rank):
+        for _ in training.passes(losses, model, step, optimizer.rank):
             pass
         number = optimizer.trace.step_number
         optimizer.step()
         optimizer.zero_grad()
         events += [(each.op, each.unit) for each in optimizer.trace.step(number)]
-    return events, plain.differing(plain.whole(model, optimizer), expected)
+    return events, training.differing(training.whole(model, optimizer), expected)
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
@@ -262,6 +263,6 @@ def test_knobs_turn_the_trace_and_not_the_bits(stage: int):
         yield model(x).square().mean()
 
     for prefetch, in_flight in ((0, 0), (9, 9)):
-        plain.assert_same_bits(
+        training.assert_same_bits(
             lambda: (Routed, losses), 3, (stage,), prefetch=prefetch, reduces_in_flight=in_flight
         )

@@ -7,7 +7,7 @@ collects its own in ``case.named``.
 import torch
 from torch import nn
 
-from support.plain import WIDTH
+from support.training import WIDTH
 
 
 def cases():

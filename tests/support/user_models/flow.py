@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from support.plain import WIDTH
+from support.training import WIDTH
 from support.user_models import Block, Net, cases, squares
 
 case = cases()
