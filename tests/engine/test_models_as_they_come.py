@@ -1,24 +1,22 @@
 """Promise: a model that nobody prepared trains as it is, at every stage, to the bits of plain training."""
 
 import functools
-import importlib
 import sys
 
 import cloudpickle
 import pytest
 import torch
 from support import training
-from support.user_models import Net
+from support.user_models import Net, every_case
 from torch.utils.checkpoint import checkpoint
 
 import zerolab
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares the ranks the import of pytest
 
-GROUPS = ("outputs", "sharing", "containers", "stock", "frozen", "passes", "flow", "odd")
-CASES = {group: importlib.import_module(f"support.user_models.{group}").case.named for group in GROUPS}
-NAMES = [(group, name) for group in GROUPS for name in CASES[group]]
-ALL_STAGES = ("sharing", "passes", "flow")  # stages 0 to 2 differ in what these do; in the others not
+CASES = every_case()
+NAMES = [(group, name) for group, named in CASES.items() for name in named]
+IN_DETAIL = ("sharing", "passes", "flow", "exceptions", "checkpointed")  # stages 0 to 2 differ in these
 SETTINGS = {
     "2 ranks": (2, (0, 1, 2, 3), {}),
     "3 ranks in step": (3, (3,), {"prefetch": 0, "reduces_in_flight": 0}),
@@ -29,7 +27,7 @@ SETTINGS = {
 def outcomes(group: str, setting: str) -> list[dict]:
     """By rank and case. One launch for a group: starting processes is what takes the time."""
     world_size, stages, settings = SETTINGS[setting]
-    if group not in ALL_STAGES:
+    if group not in IN_DETAIL:
         stages = [stage for stage in stages if stage in (1, 3)]
     return zerolab.launch(training.compare_all, world_size, CASES[group], stages, timeout=60, **settings)
 

@@ -1,9 +1,9 @@
 """Replicas: what data parallelism promises to equal, in one process and in plain torch.
 
-This is a second reference beside zerolab.parity's. It is written another way and imports nothing of zerolab, so
-that neither can hide a mistake of the other. Each rank is a whole replica of the model with buffers of its own.
-Gradients are added up by hand in rank order, one micro-batch after the other, and divided once by the number of
-ranks; then one stock optimizer takes one step.
+This is a second reference beside zerolab.parity's. It is written another way and imports nothing of zerolab,
+so that neither can hide a mistake of the other. Each rank is a whole replica of the model with buffers of its
+own. Gradients are added up by hand in rank order, one micro-batch after the other, and divided once by the
+number of ranks; then one stock optimizer takes one step.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ DTYPES = {
 class Replicas:
     """As many replicas as there are ranks, and one optimizer for all of them.
 
-    ``build`` is called with the same seed for each. ``groups`` gives the optimizer's parameter groups of a model.
+    ``build`` is called with the same seed for each. ``groups`` gives a model's parameter groups.
 
     Attributes:
         whole: the fp32 model that the optimizer updates. No data goes through it.
@@ -55,8 +55,8 @@ class Replicas:
     def resize(self, world_size: int, precision: str = "fp32") -> None:
         """Go on with another number of ranks or in another precision, as a run does from a checkpoint.
 
-        Replicas and their buffers are new, and gradients are forgotten. A frozen parameter has no fp32 master,
-        so only the digits of its own dtype stay.
+        Replicas and their buffers are new, and gradients are forgotten. A frozen parameter has no fp32
+        master, so only the digits of its own dtype stay.
         """
         self.dtype, self.gradient_dtype = DTYPES[precision]
         self.models = [lowered(seeded(self.build), self.dtype) for _ in range(world_size)]

@@ -1,4 +1,4 @@
-"""One training loop, run by the engine on a rank and by the reference in one process, and where they differ."""
+"""One training loop, run by the engine on a rank and by replicas in one process, and where they differ."""
 
 import itertools
 import traceback

@@ -186,3 +186,12 @@ def functional_calls():
 @case
 def very_deep_and_very_small():
     return lambda: nn.Sequential(*(nn.PReLU() for _ in range(40)), nn.Linear(WIDTH, 1)), squares
+
+
+@case
+def anomaly_detection():
+    def losses(model, x, step):
+        with torch.autograd.set_detect_anomaly(True):
+            yield model(x).square().mean()
+
+    return Net, losses
