@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-from support import plain
+from support import training
 from support.user_models import Net
 
 import zerolab
@@ -20,11 +20,11 @@ def train(
     optimizer = zerolab.ZeroOptimizer(model, torch.optim.AdamW, stage=stage, process_group=group, lr=0.05)
     norms = []
     for step in range(STEPS + seed):  # one group takes more steps than the other
-        model(plain.micro_batch(10 * seed + step, optimizer.rank)).square().mean().backward()
+        model(training.micro_batch(10 * seed + step, optimizer.rank)).square().mean().backward()
         norms.append(optimizer.clip_grad_norm_(0.1).item())
         optimizer.step()
         optimizer.zero_grad()
-    return plain.whole(model, optimizer), norms
+    return training.whole(model, optimizer), norms
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
@@ -39,7 +39,7 @@ def test_two_groups_of_interleaved_ranks_train_two_models(stage: int):
         (expected, norms), _ = zerolab.launch(train, 2, None, stage, seed)
         for parameters, its_norms in (found[seed], found[seed + 2]):
             assert its_norms == norms
-            assert plain.differing(parameters, expected) == []
+            assert training.differing(parameters, expected) == []
 
 
 def test_one_rank_may_train_in_two_groups():
@@ -56,23 +56,23 @@ def test_one_rank_may_train_in_two_groups():
                 (model, zerolab.ZeroOptimizer(model, torch.optim.SGD, stage, process_group=group, lr=0.1))
             )
         for step in range(STEPS):
-            losses = [model(plain.micro_batch(step, each.rank)).square().mean() for model, each in runs]
+            losses = [model(training.micro_batch(step, each.rank)).square().mean() for model, each in runs]
             sum(losses).backward()
             for _, each in runs:
                 each.step()
                 each.zero_grad()
-        return [plain.whole(*run) for run in runs]
+        return [training.whole(*run) for run in runs]
 
     def alone(stage: int):
         torch.manual_seed(0)
         model = Net()
         optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage, lr=0.1)
         for step in range(STEPS):
-            model(plain.micro_batch(step, optimizer.rank)).square().mean().backward()
+            model(training.micro_batch(step, optimizer.rank)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-        return plain.whole(model, optimizer)
+        return training.whole(model, optimizer)
 
     of_four, of_two = zerolab.launch(alone, 4, 3)[0], zerolab.launch(alone, 2, 2)[0]
     for large, small in zerolab.launch(in_both, 4):
-        assert plain.differing(large, of_four) == plain.differing(small, of_two) == []
+        assert training.differing(large, of_four) == training.differing(small, of_two) == []

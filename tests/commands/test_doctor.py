@@ -1,57 +1,22 @@
 """Promise: the doctor tries what the course needs, names what fails with its way out, and never hangs."""
 
-import argparse
 import errno
-import faulthandler
 import os
 import re
-import signal
-import subprocess
 import sys
-import time
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import PYTHONPATH, eventually, runs
+from conftest import PYTHONPATH
 from support import ROOT
+from support.doctors import doctor, examined, probe
 
 from zerolab import launcher, parity
-from zerolab.__main__ import main
-from zerolab.doctor import probes, run
-from zerolab.doctor.examine import Probe
+from zerolab.doctor import probes
 from zerolab.doctor.probes import PROBES
-
-LINE = re.compile(r"^(ok|FAILED|no) +((?:\S+ )*\S+) {2,}(.*)$(?:\n +way out: (.*)$)?", re.M)
-
-
-def doctor(*words: str, path: str = PYTHONPATH) -> tuple[int, dict[str, tuple], str]:
-    """The command in a Python of its own: its exit code, its lines by name, and all that it printed."""
-    done = subprocess.run(
-        [sys.executable, *words, "-m", "zerolab", "doctor"],
-        env=os.environ | {"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    return done.returncode, lines(done.stdout), done.stdout + done.stderr
-
-
-def lines(printed: str) -> dict[str, tuple[str, str, str]]:
-    """By name of the probe: the mark, the text and the way out."""
-    return {name: (mark, text, way_out) for mark, name, text, way_out in LINE.findall(printed)}
-
-
-def examined(capsys, *table: Probe, seconds: float = 60.0) -> tuple[int, dict[str, tuple]]:
-    """Exit code and lines for these probes, run from this process."""
-    code = run(argparse.Namespace(timeout=seconds), table)
-    return code, lines(capsys.readouterr().out)
-
-
-def probe(name: str) -> Probe:
-    return next(each for each in PROBES if each.name == name)
 
 
 def test_where_all_works_every_probe_says_so_and_the_exit_code_is_0():
@@ -88,15 +53,6 @@ def test_a_torch_that_does_not_load(tmp_path: Path):
         assert found[name][0] == "FAILED" and "libcudart.so.13: cannot open" in found[name][1]
     assert "ZEROLAB_TORCH=cpu" in found["torch"][2]
     assert found["numpy"][0] == found["memory"][0] == "ok"
-
-
-def fail(text: str):
-    """A stand-in that raises, whatever it is called with."""
-
-    def fails(*_, **__):
-        raise RuntimeError(text)
-
-    return fails
 
 
 def test_ranks_that_cannot_meet(monkeypatch, capsys):
@@ -195,70 +151,6 @@ def test_nccl_is_tried_where_there_is_a_gpu():
     _, found, printed = doctor()
     assert found["NCCL"][1] == "two ranks were started and added 1 and 1", printed
     assert torch.cuda.get_device_name(0) in found["GPUs"][1]
-
-
-# A probe can do no harm.
-
-
-def test_a_probe_that_hangs_is_ended_with_what_it_started(capsys, tmp_path: Path):
-    def hang() -> str:
-        child = subprocess.Popen(["sleep", "600"])
-        (tmp_path / "pid").write_text(str(child.pid))
-        time.sleep(600)
-
-    code, found = examined(
-        capsys, Probe("slow", hang, "be patient"), Probe("next", lambda: "ran", ""), seconds=2
-    )
-    assert code == 1
-    assert found["slow"] == ("FAILED", "no answer after 2 seconds", "be patient")
-    assert found["next"] == ("ok", "ran", "")
-    assert eventually(lambda: not runs(int((tmp_path / "pid").read_text())))
-
-
-def segfault() -> None:
-    faulthandler.disable()  # pytest's would print every frame
-    os.kill(os.getpid(), signal.SIGSEGV)
-
-
-@pytest.mark.parametrize(
-    "crash, words",
-    [
-        (segfault, "its process ended with signal 11 (SIGSEGV)"),
-        (lambda: os._exit(3), "its process ended with exit code 3"),
-        (lambda: sys.exit("enough"), "SystemExit: enough"),
-        (fail("first line\nsecond line"), "RuntimeError: first line"),
-    ],
-)
-def test_a_probe_that_crashes_fails_alone(crash, words: str, capsys):
-    code, found = examined(capsys, Probe("it", crash, "mend it"), Probe("next", lambda: "ran", ""))
-    assert code == 1 and found == {"it": ("FAILED", words, "mend it"), "next": ("ok", "ran", "")}
-
-
-def test_what_a_probe_prints_is_not_part_of_the_report(capfd):
-    def speak() -> str:
-        os.write(1, b"noise")
-        os.write(2, b"noise")
-        return "quiet"
-
-    run(argparse.Namespace(timeout=60.0), [Probe("it", speak, "")])
-    assert "noise" not in "".join(capfd.readouterr())
-
-
-def test_what_the_course_does_not_need_may_fail(capsys):
-    code, found = examined(capsys, Probe("extra", fail("absent"), "get it", needed=False))
-    assert code == 0 and found["extra"] == ("no", "RuntimeError: absent", "get it")
-
-
-def test_without_room_for_a_process_the_report_goes_on(monkeypatch, capsys):
-    monkeypatch.setattr(os, "fork", lambda: (_ for _ in ()).throw(OSError(errno.EAGAIN, "try again")))
-    code, found = examined(capsys, Probe("it", lambda: "ran", "end some processes"))
-    assert code == 1 and "no process could be started" in found["it"][1]
-
-
-@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf"])
-def test_a_timeout_that_is_none(seconds: str, capsys):
-    assert main(["doctor", f"--timeout={seconds}"]) == 2
-    assert f"--timeout is {seconds}; it must be a finite number" in capsys.readouterr().err
 
 
 def test_it_asks_for_what_pyproject_asks_for():

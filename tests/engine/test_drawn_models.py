@@ -1,7 +1,7 @@
 """Promise: the same bits and the same bytes for any model, drawn by chance, at any stage and world size.
 
 Hypothesis draws the models, the same ones every time; all go through one launch for each world size. A case
-that fails is printed, and drawn.py trains it alone.
+that fails is printed.
 """
 
 from collections.abc import Iterator
@@ -11,8 +11,8 @@ import pytest
 from hypothesis import strategies as st
 from support import random_models
 from support.examples import draw
-from support.plain import differing
 from support.random_models import STAGES, Case, Expected, Found, Weight
+from support.training import differing
 
 import zerolab
 from zerolab import memory

@@ -1,5 +1,5 @@
 """Promise: full_params() makes a model whole at any moment and keeps what is written to it; what was taken
-from it, or left it, is never silently wrong.
+from it is never silently wrong.
 """
 
 import copy
@@ -10,13 +10,11 @@ import sys
 import cloudpickle
 import pytest
 import torch
-from support import plain
-from support.plain import WIDTH
+from support import training
 from support.trained import build, on_two_ranks, train, values_of
+from support.training import WIDTH
 from support.user_models import Net
 from torch import nn
-
-import zerolab
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares the ranks the import of pytest
 
@@ -36,13 +34,13 @@ def test_full_params_gives_whole_parameters_and_keeps_what_is_written():
                     assert p.flatten()[-1] == index + 0.5, name
             assert model.before.weight[0, 0] == 9.0
             model.load_state_dict(state)
-        found = plain.whole(model, optimizer)
-        assert plain.differing(found, dict(state)) == []
+        found = training.whole(model, optimizer)
+        assert training.differing(found, dict(state)) == []
         train(model, optimizer)  # and the written values are trained on
         reference, theirs = build(stage=0)
         reference.load_state_dict(state)
         train(reference, theirs)
-        assert plain.differing(plain.whole(model, optimizer), plain.whole(reference, theirs)) == []
+        assert training.differing(training.whole(model, optimizer), training.whole(reference, theirs)) == []
 
     on_two_ranks(use)
 
@@ -59,12 +57,12 @@ def test_full_params_at_any_moment(stage: int):
         reference, theirs = build(0)
         found = []
         for step in range(3):
-            x = plain.micro_batch(step, optimizer.rank)
+            x = training.micro_batch(step, optimizer.rank)
             with optimizer.full_params():
                 with optimizer.full_params():
                     inner = values_of(model)
                 outer = values_of(model)
-            found.append(plain.differing(inner, outer))
+            found.append(training.differing(inner, outer))
             with torch.no_grad(), optimizer.full_params():
                 model(x)
             with torch.inference_mode(), optimizer.full_params():
@@ -76,16 +74,18 @@ def test_full_params_at_any_moment(stage: int):
                 pass
             loss = model(x).square().mean()
             with optimizer.full_params():
-                found.append(plain.differing(values_of(model), outer))
+                found.append(training.differing(values_of(model), outer))
             loss.backward()
             with optimizer.full_params():
-                found.append(plain.differing(values_of(model), outer))
+                found.append(training.differing(values_of(model), outer))
             optimizer.step()
             optimizer.zero_grad()
             reference(x).square().mean().backward()
             theirs.step()
             theirs.zero_grad()
-            found.append(plain.differing(plain.whole(model, optimizer), plain.whole(reference, theirs)))
+            found.append(
+                training.differing(training.whole(model, optimizer), training.whole(reference, theirs))
+            )
         return found
 
     for found in on_two_ranks(use, stage):
@@ -117,8 +117,8 @@ def test_training_inside_full_params_is_kept_or_refused(stage: int, what: str):
                     optimizer.step()
             except RuntimeError as error:
                 return "refused", "full_params()" in str(error)
-            trained.append(plain.whole(model, optimizer))
-        return "kept", plain.differing(*trained)
+            trained.append(training.whole(model, optimizer))
+        return "kept", training.differing(*trained)
 
     for found in on_two_ranks(use, stage, what):
         assert found in (("kept", []), ("refused", True))
@@ -137,11 +137,13 @@ def test_what_was_taken_inside_full_params_can_be_used_after_it(stage: int):
         file = io.BytesIO()
         torch.save(state, file)
         loaded = torch.load(io.BytesIO(file.getvalue()))
-        assert plain.differing(loaded, expected) == [] and plain.differing(dict(state), expected) == []
+        assert training.differing(loaded, expected) == [] and training.differing(dict(state), expected) == []
         assert torch.equal(detached, expected["before.weight"])
         assert torch.equal(row, expected["after.weight"][0])
         train(model, optimizer)
-        assert stage == 0 or plain.differing(dict(state), expected) == []  # at stage 3 nothing writes to them
+        assert (
+            stage == 0 or training.differing(dict(state), expected) == []
+        )  # at stage 3 nothing writes to them
         Net().load_state_dict(loaded)
 
     on_two_ranks(use, stage)
@@ -161,121 +163,17 @@ def test_copies_of_a_model_in_training_are_plain_models(stage: int):
             expected = values_of(model)
         messages = len(optimizer.trace.events)
         for each in (copied, pickled, average.module):
-            assert plain.differing(values_of(each), expected) == []
+            assert training.differing(values_of(each), expected) == []
             each(torch.ones(2, WIDTH)).sum().backward()
             assert type(each.before.weight) is nn.Parameter and type(each.before.weight.grad) is torch.Tensor
             torch.optim.SGD(each.parameters(), lr=0.1).step()
         assert len(optimizer.trace.events) == messages  # they have nothing to do with the optimizer
-        assert plain.differing(plain.whole(model, optimizer), expected) == []
+        assert training.differing(training.whole(model, optimizer), expected) == []
         train(model, optimizer)
         with optimizer.full_params():
             average.update_parameters(model)
 
     on_two_ranks(use, stage)
-
-
-# Storage that went away from under autograd.
-
-
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_backward_through_parameters_that_were_updated_is_autograds_error(stage: int):
-    def use(stage: int) -> list[str]:
-        model, optimizer = build(stage)
-        errors = []
-        for again in range(2):
-            loss = model(torch.ones(2, WIDTH)).square().mean()
-            loss.backward(retain_graph=True)
-            optimizer.step()
-            if again:
-                with torch.no_grad():
-                    model(torch.ones(2, WIDTH))
-            try:
-                loss.backward()
-                errors.append("none")
-            except RuntimeError as error:
-                errors.append(str(error))
-            optimizer.zero_grad()
-        return errors
-
-    for errors in on_two_ranks(use, stage):
-        assert all("modified by an inplace operation" in error for error in errors), errors
-
-
-def test_a_graph_the_engine_cannot_follow_is_an_error_and_no_crash():
-    """Outputs in a closure: nothing tells when their gradient comes, so the storage is away by then."""
-
-    def use(kind: str) -> str:
-        class Keep(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx, x, weight):
-                ctx.weight = weight  # as an author should not, and some do
-                return x @ weight.detach().t()
-
-            @staticmethod
-            def backward(ctx, gradient):
-                return gradient @ ctx.weight, None
-
-        class Block(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH))
-
-            def forward(self, x):
-                if kind == "closure":
-                    y = torch.tanh(x @ self.weight)
-                elif kind == "detached":
-                    y = torch.tanh(x @ self.weight.detach()) * self.weight.sum()
-                else:
-                    y = Keep.apply(x, self.weight) * self.weight.sum()
-                return lambda: y
-
-        class Hidden(Net):
-            def forward(self, x):
-                x = self.before(x)
-                for block in self.blocks:
-                    x = block(x)()
-                return self.after(x)
-
-        model, optimizer = build(model_class=lambda: Hidden(Block))
-        x = torch.ones(2, WIDTH)
-        try:
-            model(x).square().mean().backward()
-        except RuntimeError as error:
-            return str(error)
-        reference, theirs = build(stage=0, model_class=lambda: Hidden(Block))
-        reference(x).square().mean().backward()
-        optimizer.step(), theirs.step()
-        return str(plain.differing(plain.whole(model, optimizer), plain.whole(reference, theirs)))
-
-    for kind in ("closure", "detached", "kept"):
-        for error in on_two_ranks(use, kind):
-            assert error == "[]" or "inplace operation" in error or "full_params()" in error, (kind, error)
-
-
-def test_second_derivatives_work_or_are_an_error():
-    """A gradient penalty: the graph of the backward pass needs parameters at moments nobody announces."""
-
-    def use(stage: int) -> str | list:
-        trained = []
-        for each in (0, stage):
-            model, optimizer = build(each)
-            for step in range(2):
-                x = plain.micro_batch(step, optimizer.rank).requires_grad_()
-                try:
-                    loss = model(x).square().sum()
-                    (slope,) = torch.autograd.grad(loss, x, create_graph=True)
-                    (loss + slope.square().sum()).backward()
-                except RuntimeError as error:
-                    return str(error)
-                optimizer.step()
-                optimizer.zero_grad()
-            trained.append(plain.whole(model, optimizer))
-        return plain.differing(*trained)
-
-    for stage in (1, 2):
-        assert on_two_ranks(use, stage) == [[], []]
-    for found in on_two_ranks(use, 3):
-        assert found == [] or "inplace operation" in found or "full_params()" in found
 
 
 # Gradients, whole.
@@ -286,72 +184,20 @@ def test_full_grads_are_the_mean_over_ranks(stage: int):
     def use(stage: int) -> list[str]:
         model, optimizer = build(stage)
         model.blocks[2].requires_grad_(False)
-        model(plain.micro_batch(0, optimizer.rank)).square().mean().backward()
+        model(training.micro_batch(0, optimizer.rank)).square().mean().backward()
         expected: dict = {}
         for rank in range(optimizer.world_size):
             torch.manual_seed(0)
             replica = Net()
             replica.blocks[2].requires_grad_(False)
-            replica(plain.micro_batch(0, rank)).square().mean().backward()
+            replica(training.micro_batch(0, rank)).square().mean().backward()
             for name, p in replica.named_parameters():
                 if p.grad is not None:
                     expected[name] = expected[name] + p.grad if name in expected else p.grad
         expected = {name: total / optimizer.world_size for name, total in expected.items()}
-        wrong = plain.differing(optimizer.full_grads(), expected)
-        wrong += plain.differing(optimizer.full_grads(), expected)  # asking changes nothing
+        wrong = training.differing(optimizer.full_grads(), expected)
+        wrong += training.differing(optimizer.full_grads(), expected)  # asking changes nothing
         return wrong
 
     for wrong in on_two_ranks(use, stage):
         assert wrong == []
-
-
-# Parameters that moved away.
-
-
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-@pytest.mark.parametrize("how", ["data", "double", "assign", "replace"])
-def test_a_parameter_that_left_the_flat_buffer_is_noticed(stage: int, how: str):
-    """Torch's own optimizers would go on with the old tensor, or the new: never would it not be told."""
-
-    def use(stage: int, how: str) -> str:
-        model, optimizer = build(stage)
-        train(model, optimizer)
-        with optimizer.full_params():
-            if how == "data":
-                model.after.weight.data = model.after.weight.data.clone()
-            elif how == "double":
-                model.double().float()
-            elif how == "assign":
-                model.load_state_dict(copy.deepcopy(model.state_dict()), assign=True)
-            else:
-                model.after.weight = nn.Parameter(model.after.weight.detach().clone())
-        train(model, optimizer)
-        return "no error"
-
-    try:
-        found = on_two_ranks(use, stage, how)
-    except zerolab.WorkerError as error:
-        assert isinstance(error.__cause__, RuntimeError), error
-        assert "parameter" in str(error.__cause__), error
-    else:
-        raise AssertionError(found)
-
-
-@pytest.mark.parametrize("stage", [0, 3])
-def test_a_gradient_set_by_hand_is_used_or_refused(stage: int):
-    def use(stage: int, backward: bool) -> tuple:
-        model, optimizer = build(stage)
-        if backward:
-            model(torch.ones(2, WIDTH)).sum().backward()
-        before = plain.whole(model, optimizer)
-        try:
-            model.after.bias.grad = torch.full_like(before["after.bias"], 100.0)
-            optimizer.step()
-        except RuntimeError as error:
-            return "refused", "grad" in str(error)
-        found = optimizer.full_grads().get("after.bias", torch.zeros(1))
-        return "used", bool((found == 100.0).all())
-
-    for backward in (False, True):
-        for found in on_two_ranks(use, stage, backward):
-            assert found in (("used", True), ("refused", True)), backward

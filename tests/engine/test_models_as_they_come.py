@@ -1,24 +1,22 @@
 """Promise: a model that nobody prepared trains as it is, at every stage, to the bits of plain training."""
 
 import functools
-import importlib
 import sys
 
 import cloudpickle
 import pytest
 import torch
-from support import plain
-from support.user_models import Net
+from support import training
+from support.user_models import Net, every_case
 from torch.utils.checkpoint import checkpoint
 
 import zerolab
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares the ranks the import of pytest
 
-GROUPS = ("outputs", "sharing", "containers", "stock", "frozen", "passes", "flow", "odd")
-CASES = {group: importlib.import_module(f"support.user_models.{group}").case.named for group in GROUPS}
-NAMES = [(group, name) for group in GROUPS for name in CASES[group]]
-ALL_STAGES = ("sharing", "passes", "flow")  # stages 0 to 2 differ in what these do; in the others not
+CASES = every_case()
+NAMES = [(group, name) for group, named in CASES.items() for name in named]
+IN_DETAIL = ("sharing", "passes", "flow", "exceptions", "checkpointed")  # stages 0 to 2 differ in these
 SETTINGS = {
     "2 ranks": (2, (0, 1, 2, 3), {}),
     "3 ranks in step": (3, (3,), {"prefetch": 0, "reduces_in_flight": 0}),
@@ -29,9 +27,9 @@ SETTINGS = {
 def outcomes(group: str, setting: str) -> list[dict]:
     """By rank and case. One launch for a group: starting processes is what takes the time."""
     world_size, stages, settings = SETTINGS[setting]
-    if group not in ALL_STAGES:
+    if group not in IN_DETAIL:
         stages = [stage for stage in stages if stage in (1, 3)]
-    return zerolab.launch(plain.compare_all, world_size, CASES[group], stages, timeout=60, **settings)
+    return zerolab.launch(training.compare_all, world_size, CASES[group], stages, timeout=60, **settings)
 
 
 @pytest.fixture(autouse=True)
@@ -54,11 +52,11 @@ def train(stage: int, loop) -> dict[str, torch.Tensor] | str:
     optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=stage, lr=0.1)
     try:
         for step in range(3):
-            loop(model, optimizer, plain.micro_batch(step, optimizer.rank))
+            loop(model, optimizer, training.micro_batch(step, optimizer.rank))
             optimizer.zero_grad()
     except RuntimeError as error:
         return str(error)
-    return plain.whole(model, optimizer)
+    return training.whole(model, optimizer)
 
 
 def step_with_a_closure(model, optimizer, x) -> None:
@@ -120,7 +118,7 @@ def test_loops_of_the_users_own_are_the_same_at_every_stage(loop):
         lambda: [train(stage, loop) for stage in range(4)], 2, timeout=60
     ):
         for found in others:
-            assert plain.differing(found, expected) == []
+            assert training.differing(found, expected) == []
 
 
 def gradient_penalty():
@@ -141,12 +139,12 @@ def gradients_by_hand():
 
 
 def test_gradients_that_are_asked_for_by_hand_leave_those_of_a_backward_alone():
-    plain.assert_same_bits(gradients_by_hand, 2, (0, 1, 2))
+    training.assert_same_bits(gradients_by_hand, 2, (0, 1, 2))
 
 
 def test_gradients_of_gradients_have_the_same_bits_below_stage_3_and_are_refused_at_it():
-    plain.assert_same_bits(gradient_penalty, 2, (0, 1, 2))
-    for found in zerolab.launch(plain.compare, 2, gradient_penalty, (3,), timeout=60):
+    training.assert_same_bits(gradient_penalty, 2, (0, 1, 2))
+    for found in zerolab.launch(training.compare, 2, gradient_penalty, (3,), timeout=60):
         assert "modified by an inplace operation" in found[3]
 
 

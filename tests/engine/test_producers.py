@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import cloudpickle
 import torch
-from support.plain import WIDTH
+from support.training import WIDTH
 from support.user_models import Net
 
 import zerolab

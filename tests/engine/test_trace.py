@@ -8,7 +8,7 @@ from pathlib import Path
 import cloudpickle
 import pytest
 import torch
-from support import ROOT, replicas
+from support import ROOT, subjects
 from torch import nn
 
 import zerolab
@@ -32,7 +32,7 @@ def train(build, stage: int, steps: int = 1) -> tuple[list[Event], str]:
         if isinstance(model, models.SoftmaxRegression):
             loss = model(torch.ones(2, 784), torch.tensor([1, 2]))
         else:
-            loss = model(*replicas.tokens(step, optimizer.rank))
+            loss = model(*subjects.tokens(step, optimizer.rank))
         loss.backward()
         optimizer.step()
     return optimizer.trace.step(steps - 1), optimizer.trace.text()
@@ -55,7 +55,7 @@ def test_a_reader_can_point_at_the_line_that_says_which_slices_are_whose():
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_every_event_names_a_line_of_this_repository_that_does_it(stage: int):
-    for events, text in zerolab.launch(train, 2, replicas.gpt, stage, steps=2):
+    for events, text in zerolab.launch(train, 2, subjects.gpt, stage, steps=2):
         shown = re.findall(r"(\S+\.py):(\d+)$", text, re.MULTILINE)
         assert len(shown) == len([line for line in text.splitlines() if " logical " in line])
         for event in events:
@@ -69,8 +69,8 @@ def test_every_event_names_a_line_of_this_repository_that_does_it(stage: int):
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_the_slices_of_a_steps_updates_are_every_trained_element_once(stage: int):
-    sizes = {name: p.numel() for name, p in replicas.gpt().named_parameters()}
-    ranks = [events for events, _ in zerolab.launch(train, 3, replicas.gpt, stage)]
+    sizes = {name: p.numel() for name, p in subjects.gpt().named_parameters()}
+    ranks = [events for events, _ in zerolab.launch(train, 3, subjects.gpt, stage)]
     for owners in ranks[:1] if stage == 0 else [ranks]:
         pieces: dict[str, list[range]] = {name: [] for name in sizes}
         for event in (event for events in ([owners] if stage == 0 else owners) for event in events):
@@ -83,7 +83,7 @@ def test_the_slices_of_a_steps_updates_are_every_trained_element_once(stage: int
 
 def test_phases_and_order_are_those_of_a_step():
     """Stage 3: gather going in, gather and reduce coming back, update; the root gathered once."""
-    events = [e for e in zerolab.launch(train, 2, replicas.gpt, 3, steps=2)[0][0] if e.phase != CONTROL]
+    events = [e for e in zerolab.launch(train, 2, subjects.gpt, 3, steps=2)[0][0] if e.phase != CONTROL]
     assert [e.unit for e in events if (e.phase, e.op) == ("forward", "all_gather")] == [
         "root", "blocks.0", "blocks.1",
     ]  # fmt: skip

@@ -2,17 +2,13 @@
 
 import pytest
 import torch
-from support.user_models import Block, Net, containers, flow, frozen, odd, outputs, passes, sharing, stock
+from support.user_models import Block, Net, every_case, outputs
 from torch import nn
 
 from zerolab.engine.tensors import tensors_in
 from zerolab.engine.units import find_units
 
-EVERY = {
-    name: make
-    for module in (containers, flow, frozen, odd, outputs, passes, sharing, stock)
-    for name, make in module.case.named.items()
-}
+EVERY = {name: make for named in every_case().values() for name, make in named.items()}
 
 
 def names(model: nn.Module, **given) -> dict[str, list[str]]:

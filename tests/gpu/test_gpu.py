@@ -9,7 +9,7 @@ import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
-from support import plain
+from support import training
 from support.user_models import Block, Net
 
 import zerolab
@@ -55,8 +55,8 @@ BUILDS = {"one stream": Net, "two streams": lambda: Net(Aside)}
 def furthest(kind: str, losses, stage: int, **settings) -> float:
     """On a rank: how far any parameter ended from plain training."""
     build = lambda: BUILDS[kind]().cuda()
-    expected = plain.train_plain(build, losses, dist.get_world_size())
-    found = plain.train_sharded(build, losses, stage, **settings)
+    expected = training.train_plain(build, losses, dist.get_world_size())
+    found = training.train_sharded(build, losses, stage, **settings)
     assert found.keys() == expected.keys()
     return max((found[name] - expected[name]).abs().max().item() for name in expected)
 
@@ -73,7 +73,7 @@ def test_bytes_held_and_sent(stage: int):
     def train() -> tuple:
         model = Net().cuda()
         optimizer = zerolab.ZeroOptimizer(model, torch.optim.Adam, stage=stage, lr=0.1)
-        x = torch.ones(2, plain.WIDTH, device="cuda")
+        x = torch.ones(2, training.WIDTH, device="cuda")
         for _ in range(2):
             optimizer.zero_grad()
             model(x).sum().backward()
@@ -97,7 +97,7 @@ def test_a_rank_that_fails_is_named(stage: int):
         optimizer = zerolab.ZeroOptimizer(Net().cuda(), torch.optim.SGD, stage=stage, lr=0.1)
         if optimizer.rank == 1:
             raise ArithmeticError("on purpose")
-        optimizer.model(torch.ones(2, plain.WIDTH, device="cuda")).sum().backward()
+        optimizer.model(torch.ones(2, training.WIDTH, device="cuda")).sum().backward()
         optimizer.step()
 
     with pytest.raises(zerolab.WorkerError, match="rank 1 failed: ArithmeticError: on purpose"):

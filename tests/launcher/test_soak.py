@@ -103,7 +103,7 @@ def test_a_checkpoint_of_other_numbers_is_found(monkeypatch, tmp_path: Path):
     fault = Fault("kill", "save", world_size=2, rank=1, stage=1, step=1)
 
     def another_rate(folder: Path, fault: Fault) -> None:
-        faults.plain.DEFAULTS = faults.plain.DEFAULTS | {"lr": 0.0501}
+        faults.training.DEFAULTS = faults.training.DEFAULTS | {"lr": 0.0501}
         faults.train(folder, fault)
 
     folder = tmp_path / "run"

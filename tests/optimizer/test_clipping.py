@@ -5,7 +5,7 @@ import sys
 import cloudpickle
 import pytest
 import torch
-from support import plain
+from support import training
 from support.user_models import Net
 from torch import nn
 
@@ -31,7 +31,7 @@ def gradients(model: nn.Module, ranks: range, world_size: int) -> None:
     for rank in ranks:
         each = BATCHES // world_size
         for place in range(rank * each, (rank + 1) * each):
-            (model(plain.micro_batch(0, place)).square().mean() / each).backward()
+            (model(training.micro_batch(0, place)).square().mean() / each).backward()
 
 
 def expected(norm_type: float, max_norm: float, world_size: int) -> tuple[torch.Tensor, dict]:
@@ -58,7 +58,7 @@ def clip(stage: int, max_norm: float) -> list[tuple]:
         norm = optimizer.clip_grad_norm_(max_norm, norm_type)
         clipped = optimizer.full_grads()
         optimizer.step()
-        found.append((norm, clipped, plain.whole(model, optimizer)))
+        found.append((norm, clipped, training.whole(model, optimizer)))
     return found
 
 
@@ -98,7 +98,9 @@ def test_every_stage_and_rank_clips_to_the_same_bits(found):
                     for stage in range(4):
                         norm, clipped, parameters = by_case[stage, max_norm][index]
                         assert torch.equal(norm, first[0])
-                        assert not plain.differing(clipped, first[1]) + plain.differing(parameters, first[2])
+                        assert not training.differing(clipped, first[1]) + training.differing(
+                            parameters, first[2]
+                        )
 
 
 def test_the_norm_is_the_same_at_every_world_size(found):
@@ -120,13 +122,13 @@ def test_clipping_goes_on_through_micro_batches_and_steps():
         theirs = torch.optim.SGD([p for p in reference.parameters() if p.requires_grad], lr=0.1)
         for step in range(3):
             for place in range(2):
-                model(plain.micro_batch(step, place)).square().mean().backward()
-                reference(plain.micro_batch(step, place)).square().mean().backward()
+                model(training.micro_batch(step, place)).square().mean().backward()
+                reference(training.micro_batch(step, place)).square().mean().backward()
                 optimizer.clip_grad_norm_(0.3)
                 nn.utils.clip_grad_norm_(reference.parameters(), 0.3)
             optimizer.step(), optimizer.zero_grad(), theirs.step(), theirs.zero_grad()
         expected = {name: p.detach() for name, p in reference.named_parameters()}
-        torch.testing.assert_close(plain.whole(model, optimizer), expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(training.whole(model, optimizer), expected, rtol=1e-5, atol=1e-6)
 
     for stage in range(4):
         zerolab.launch(train, 2, stage, timeout=60)
@@ -136,7 +138,7 @@ def test_not_finite_gradients_give_a_not_finite_norm_on_every_rank():
     def train(stage: int, bad: float) -> float:
         model = Net()
         optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=stage, lr=0.1)
-        (model(torch.ones(1, plain.WIDTH)).sum() * (bad if optimizer.rank == 1 else 1.0)).backward()
+        (model(torch.ones(1, training.WIDTH)).sum() * (bad if optimizer.rank == 1 else 1.0)).backward()
         return [optimizer.clip_grad_norm_(1.0, norm_type).item() for norm_type in NORMS]
 
     for stage in (0, 3):
@@ -151,12 +153,12 @@ def test_bad_norms_are_refused_before_anything_changes(bad: dict):
     def train(bad: dict) -> str:
         model = Net()
         optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=2, lr=0.1)
-        model(torch.ones(1, plain.WIDTH)).sum().backward()
+        model(torch.ones(1, training.WIDTH)).sum().backward()
         before = optimizer.full_grads()
         try:
             optimizer.clip_grad_norm_(**{"max_norm": 1.0} | bad)
         except ValueError as error:
-            assert plain.differing(optimizer.full_grads(), before) == []
+            assert training.differing(optimizer.full_grads(), before) == []
             return str(error)
         return "no error"
 

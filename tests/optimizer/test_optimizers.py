@@ -6,7 +6,7 @@ import sys
 import cloudpickle
 import pytest
 import torch
-from support import replicas
+from support import subjects
 from torch import nn
 
 import zerolab
@@ -36,16 +36,16 @@ def one_thread(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
-def train_all(cases: list) -> list[replicas.Run]:
+def train_all(cases: list) -> list[subjects.Run]:
     return [
-        replicas.train_sharded("gpt", 2, getattr(torch.optim, name), STEPS, **defaults)[0]
+        subjects.train_sharded("gpt", 2, getattr(torch.optim, name), STEPS, **defaults)[0]
         for name, defaults in cases
     ]
 
 
-def train_all_here(cases: list, world_size: int) -> list[replicas.Run]:
+def train_all_here(cases: list, world_size: int) -> list[subjects.Run]:
     return [
-        replicas.train_replicas("gpt", world_size, getattr(torch.optim, name), STEPS, **defaults)[0]
+        subjects.train_replicas("gpt", world_size, getattr(torch.optim, name), STEPS, **defaults)[0]
         for name, defaults in cases
     ]
 
@@ -56,7 +56,7 @@ def sharded_and_whole() -> tuple[list, list]:
     return zerolab.launch(train_all, 2, CASES)[1], whole
 
 
-def same(ours: replicas.Run, theirs: replicas.Run) -> bool:
+def same(ours: subjects.Run, theirs: subjects.Run) -> bool:
     return all(torch.equal(ours.parameters[name], value) for name, value in theirs.parameters.items())
 
 
@@ -157,11 +157,11 @@ def by_group(optimizer: torch.optim.Optimizer):
 def test_groups_and_schedules_mean_the_same_on_every_rank(subject: str, stage: int, schedule):
     def train() -> tuple:
         keywords = {"groups": two_groups, "schedule": schedule, "lr": 0.01}
-        run, optimizer = replicas.train_sharded(subject, stage, torch.optim.AdamW, STEPS, **keywords)
+        run, optimizer = subjects.train_sharded(subject, stage, torch.optim.AdamW, STEPS, **keywords)
         groups = [(len(group["params"]), group["lr"], group["betas"]) for group in optimizer.param_groups]
         whole = None
         if optimizer.rank == 0:
-            whole = replicas.train_replicas(subject, 3, torch.optim.AdamW, STEPS, **keywords)[0]
+            whole = subjects.train_replicas(subject, 3, torch.optim.AdamW, STEPS, **keywords)[0]
         return run, groups, whole
 
     results = zerolab.launch(train, 3)
@@ -217,8 +217,8 @@ def test_foreach_and_fused_are_passed_through(flag: str):
     """foreach is the loop, batched: the same bits. fused may round otherwise where a tensor is cut."""
 
     def train() -> tuple:
-        run, optimizer = replicas.train_sharded("gpt", 2, torch.optim.AdamW, STEPS, **{flag: True})
-        whole = replicas.train_replicas("gpt", 2, torch.optim.AdamW, STEPS, **{flag: True})[0]
+        run, optimizer = subjects.train_sharded("gpt", 2, torch.optim.AdamW, STEPS, **{flag: True})
+        whole = subjects.train_replicas("gpt", 2, torch.optim.AdamW, STEPS, **{flag: True})[0]
         locally = [group[flag] for group in optimizer.local.optimizer.param_groups]
         return run, whole, locally, optimizer.param_groups[0][flag]
 
@@ -231,11 +231,11 @@ def test_foreach_and_fused_are_passed_through(flag: str):
 def test_step_takes_a_closure():
     def train(with_closure: bool) -> tuple:
         torch.manual_seed(0)
-        model = replicas.gpt()
+        model = subjects.gpt()
         optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=3, lr=0.1, momentum=0.9)
         losses = []
         for step in range(STEPS):
-            arguments = replicas.tokens(step, optimizer.rank)
+            arguments = subjects.tokens(step, optimizer.rank)
 
             def closure(arguments: tuple = arguments) -> torch.Tensor:
                 optimizer.zero_grad()
@@ -248,7 +248,7 @@ def test_step_takes_a_closure():
             if not with_closure:
                 optimizer.step()
         with optimizer.full_params():
-            return losses, replicas.copies(model.named_parameters())
+            return losses, subjects.copies(model.named_parameters())
 
     for (losses, with_closure), (expected, without) in zip(
         zerolab.launch(train, 2, True), zerolab.launch(train, 2, False), strict=True
@@ -264,22 +264,22 @@ def test_clipping_uses_the_norm_of_all_gradients_on_every_rank():
         results = []
         for stage in stages:
             torch.manual_seed(0)
-            model = replicas.gpt()
+            model = subjects.gpt()
             optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=stage, lr=1.0)
-            model(*replicas.tokens(0, 0)).backward()  # the same on all: the mean is one rank's gradient
+            model(*subjects.tokens(0, 0)).backward()  # the same on all: the mean is one rank's gradient
             norm = optimizer.clip_grad_norm_(0.1)
             optimizer.step()
             with optimizer.full_params():
-                results.append((norm.item(), replicas.copies(model.named_parameters())))
+                results.append((norm.item(), subjects.copies(model.named_parameters())))
         return results
 
     torch.manual_seed(0)
-    model = replicas.gpt()
-    model(*replicas.tokens(0, 0)).backward()
+    model = subjects.gpt()
+    model(*subjects.tokens(0, 0)).backward()
     norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1).item()
     assert norm > 0.2, "or nothing would be clipped"
     torch.optim.SGD(model.parameters(), lr=1.0).step()
     for world_size in (1, 3):
         for each in (each for rank in zerolab.launch(train, world_size, [0, 1, 2, 3]) for each in rank):
             assert each[0] == pytest.approx(norm, rel=1e-6)
-            torch.testing.assert_close(each[1], replicas.copies(model.named_parameters()))
+            torch.testing.assert_close(each[1], subjects.copies(model.named_parameters()))

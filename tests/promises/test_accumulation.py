@@ -10,7 +10,8 @@ import sys
 import cloudpickle
 import pytest
 import torch
-from support import plain
+from support import training
+from support.references import Replicas, Tensors, copies, seeded
 from support.user_models import Net
 
 import zerolab
@@ -23,62 +24,41 @@ STEPS = 3
 SCHEDULES = ("sss", "nns", "nn", "sns", "szs", "sZs", "smns", "nzs", "nZn", "nz", "sgs", "scns")
 
 
-def train_by_hand(schedule: str, world_size: int) -> dict[str, torch.Tensor]:
-    """The same in one process: ``pending`` is what each rank holds back, ``total`` what was reduced."""
-    torch.manual_seed(0)
-    model = Net(depth=1)
-    named = dict(model.named_parameters())
-    optimizer = torch.optim.AdamW(named.values(), **plain.DEFAULTS)
-    total: dict[str, torch.Tensor] = {}
+def train_by_hand(schedule: str, world_size: int) -> Tensors:
+    """The same in one process."""
+    replicas = Replicas(one_block, world_size, torch.optim.AdamW, **training.DEFAULTS)
     for step in range(STEPS):
-        pending: list[dict] = [{} for _ in range(world_size)]
         for place, what in enumerate(schedule):
             if what in "sn":
-                for rank, mine in enumerate(pending):
-                    model(plain.micro_batch(10 * step + place, rank)).square().mean().backward()
-                    for name, p in named.items():
-                        mine[name] = mine[name] + p.grad if name in mine else p.grad
-                        p.grad = None
+                for rank, model in enumerate(replicas.models):
+                    model(training.micro_batch(10 * step + place, rank)).square().mean().backward()
+                replicas.collect()
             if what == "s":
-                total, pending = _reduced(total, pending), [{} for _ in range(world_size)]
-            if what in "Zm":
-                total, pending = {}, [{} for _ in range(world_size)]
-            if what == "z":
-                kept = [*total, *pending[0]]
-                total = {name: torch.zeros_like(named[name]) for name in kept}
-                pending = [{} for _ in range(world_size)]
+                replicas.reduce()
+            if what in "Zmz":
+                replicas.zero_grad(set_to_none=what != "z")
             if what == "c":
-                total = {name: gradient / world_size * world_size for name, gradient in total.items()}
-        total = _reduced(total, pending)
-        for name, p in named.items():
-            p.grad = total[name] / world_size if name in total else None
-        optimizer.step()
-        total = {name: p.grad * world_size for name, p in named.items()} if step == 1 else {}
-        optimizer.zero_grad()
-    return {name: p.detach() for name, p in named.items()}
+                replicas.clip_grad_norm_(1e9)
+        replicas.step()
+        if step != 1:  # the second step leaves its gradients to the third
+            replicas.zero_grad()
+    return copies(replicas.masters.items())
 
 
-def _reduced(total: dict, pending: list[dict]) -> dict:
-    result = dict(total)
-    for name in pending[0]:
-        summed = pending[0][name]
-        for mine in pending[1:]:
-            summed = summed + mine[name]
-        result[name] = summed + result[name] if name in result else summed
-    return result
+def one_block() -> Net:
+    return Net(depth=1)
 
 
-def train_sharded(schedule: str, stage: int, rank: int) -> dict[str, torch.Tensor]:
-    torch.manual_seed(0)
-    model = Net(depth=1)
-    optimizer = zerolab.ZeroOptimizer(model, torch.optim.AdamW, stage=stage, **plain.DEFAULTS)
+def train_sharded(schedule: str, stage: int, rank: int) -> Tensors:
+    model = seeded(one_block)
+    optimizer = zerolab.ZeroOptimizer(model, torch.optim.AdamW, stage=stage, **training.DEFAULTS)
     for step in range(STEPS):
         for place, what in enumerate(schedule):
             if what == "s":
-                model(plain.micro_batch(10 * step + place, rank)).square().mean().backward()
+                model(training.micro_batch(10 * step + place, rank)).square().mean().backward()
             if what == "n":
                 with optimizer.no_sync():
-                    model(plain.micro_batch(10 * step + place, rank)).square().mean().backward()
+                    model(training.micro_batch(10 * step + place, rank)).square().mean().backward()
             if what == "z":
                 optimizer.zero_grad(set_to_none=False)
             if what == "Z":
@@ -92,7 +72,7 @@ def train_sharded(schedule: str, stage: int, rank: int) -> dict[str, torch.Tenso
         optimizer.step()
         if step != 1:  # the second step leaves its gradients to the third
             optimizer.zero_grad()
-    return plain.whole(model, optimizer)
+    return training.whole(model, optimizer)
 
 
 def train_all(schedules: tuple[str, ...]) -> dict[tuple[str, int], list[str] | str]:
@@ -102,7 +82,7 @@ def train_all(schedules: tuple[str, ...]) -> dict[tuple[str, int], list[str] | s
         expected = train_by_hand(schedule, world_size)
         for stage in range(4):
             print(schedule, stage, flush=True)
-            found[schedule, stage] = plain.differing(train_sharded(schedule, stage, rank), expected)
+            found[schedule, stage] = training.differing(train_sharded(schedule, stage, rank), expected)
     return found
 
 
@@ -115,7 +95,7 @@ def test_micro_batches_add_up_in_the_order_that_is_written_down(world_size: int,
 
 def test_the_two_orders_are_not_the_same_bits():
     """Or the test above could not tell them apart."""
-    assert plain.differing(train_by_hand("sss", 3), train_by_hand("nns", 3))
+    assert training.differing(train_by_hand("sss", 3), train_by_hand("nns", 3))
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
@@ -133,7 +113,7 @@ def test_learning_rate_schedules_and_data_loaders_need_no_care(stage: int):
             ]
             optimizer = make(groups, model) if sharded else torch.optim.SGD(groups, lr=0.1)
             scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, [0.2, 0.1], total_steps=6)
-            data = torch.utils.data.TensorDataset(torch.randn(24, plain.WIDTH))
+            data = torch.utils.data.TensorDataset(torch.randn(24, training.WIDTH))
             samplers = [
                 torch.utils.data.DistributedSampler(data, 2, each, shuffle=True, seed=3) for each in range(2)
             ]
@@ -151,8 +131,8 @@ def test_learning_rate_schedules_and_data_loaders_need_no_care(stage: int):
                     optimizer.step()
                     scheduler.step()
                     optimizer.zero_grad()
-            results.append(plain.whole(model, optimizer) if sharded else dict(model.named_parameters()))
-        return plain.differing(results[1], {name: p.detach() for name, p in results[0].items()})
+            results.append(training.whole(model, optimizer) if sharded else dict(model.named_parameters()))
+        return training.differing(results[1], {name: p.detach() for name, p in results[0].items()})
 
     assert zerolab.launch(train, 2, stage, timeout=60) == [[], []]
 
@@ -171,7 +151,7 @@ def test_several_models_with_optimizers_of_their_own():
             make = lambda each: zerolab.ZeroOptimizer(each, torch.optim.Adam, stage=sharded, lr=0.01)  # noqa: B023
             ours, theirs = make(generator), make(judge)
             for step in range(3):
-                x = plain.micro_batch(step, ours.rank)
+                x = training.micro_batch(step, ours.rank)
                 fake = generator(x)
                 theirs.zero_grad()
                 (judge(fake.detach()).mean() - judge(x[:, :5]).mean()).backward()
@@ -181,9 +161,9 @@ def test_several_models_with_optimizers_of_their_own():
                 (-judge(fake).mean()).backward()
                 ours.step()
                 judge.requires_grad_(True)
-            judged = {f"judge.{name}": p for name, p in plain.whole(judge, theirs).items()}
-            results.append(plain.whole(generator, ours) | judged)
-        return plain.differing(*results)
+            judged = {f"judge.{name}": p for name, p in training.whole(judge, theirs).items()}
+            results.append(training.whole(generator, ours) | judged)
+        return training.differing(*results)
 
     for stage in (1, 2, 3):
         assert zerolab.launch(train, 2, stage, timeout=60) == [[], []]

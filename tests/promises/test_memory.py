@@ -3,14 +3,12 @@
 import functools
 import gc
 import sys
-import weakref
 from dataclasses import dataclass
 
 import cloudpickle
 import pytest
 import torch
-from support import replicas
-from torch.utils._python_dispatch import TorchDispatchMode
+from support import subjects
 
 import zerolab
 from zerolab import memory
@@ -64,7 +62,7 @@ def held_after_a_step(cases: list) -> list[Held]:
     results = []
     for stage, name in cases:
         before_bytes = live_bytes()
-        model, inputs = replicas.gpt(), replicas.tokens
+        model, inputs = subjects.gpt(), subjects.tokens
         psi = sum(p.numel() for p in model.parameters())
         optimizer_class = torch.optim.Adam if name == "Adam" else torch.optim.SGD
         optimizer = zerolab.ZeroOptimizer(model, optimizer_class, stage=stage, **OPTIMIZERS[name][1])
@@ -112,7 +110,7 @@ def test_the_census_leaves_no_byte_out(stage: int, optimizer: str, world_size: i
 @pytest.mark.parametrize("stage, optimizer", CASES)
 def test_what_is_itemised_is_small_and_evens_out(stage: int, optimizer: str, world_size: int):
     ranks = held(world_size)[CASES.index((stage, optimizer))]
-    count = len(list(replicas.gpt().parameters()))
+    count = len(list(subjects.gpt().parameters()))
     assert sum(rank.said.uneven_bytes for rank in ranks) == pytest.approx(0, abs=1e-3)
     for said in (rank.said for rank in ranks):
         # 64 bytes at most for each parameter, and for each shard of the three units; of the parameters twice
@@ -125,9 +123,9 @@ def test_a_copy_somebody_keeps_is_seen_by_both():
     """The census can fail: keep one gradient more, one parameter outside its buffer, and they are counted."""
 
     def keep_copies() -> tuple:
-        model = replicas.gpt()
+        model = subjects.gpt()
         optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=2, lr=0.1)
-        model(*replicas.tokens(0, optimizer.rank)).backward()
+        model(*subjects.tokens(0, optimizer.rank)).backward()
         optimizer.step()
         before, before_bytes = optimizer.memory(), live_bytes()
         model.head.weight.grad = torch.ones_like(model.head.weight)
@@ -146,12 +144,12 @@ def test_a_copy_somebody_keeps_is_seen_by_both():
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_frozen_parameters_cost_their_own_bytes_alone(stage: int):
     def look() -> tuple:
-        model = replicas.Patchwork()
+        model = subjects.Patchwork()
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
         frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
         optimizer = zerolab.ZeroOptimizer(model, torch.optim.Adam, stage=stage)
         unused = model.unused.numel()
-        model(*replicas.images(0, optimizer.rank)).backward()
+        model(*subjects.images(0, optimizer.rank)).backward()
         optimizer.step()
         return optimizer.memory(), trained, frozen, unused
 
@@ -169,10 +167,10 @@ def test_frozen_parameters_cost_their_own_bytes_alone(stage: int):
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_zero_grad_gives_all_gradients_back(stage: int):
     def look() -> tuple:
-        model = replicas.gpt()
+        model = subjects.gpt()
         optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=stage, lr=0.1)
         before_bytes = live_bytes()
-        model(*replicas.tokens(0, optimizer.rank)).backward()
+        model(*subjects.tokens(0, optimizer.rank)).backward()
         optimizer.step()
         optimizer.zero_grad()
         return optimizer.memory().grads_bytes, live_bytes() - before_bytes
@@ -180,96 +178,3 @@ def test_zero_grad_gives_all_gradients_back(stage: int):
     for grads_bytes, more_bytes in zerolab.launch(look, 2):
         assert grads_bytes == 0
         assert more_bytes <= SLACK_BYTES
-
-
-# Peaks.
-
-
-class HighWater(TorchDispatchMode):
-    """Looks at an optimizer's units at every operation that torch performs, apart from the memory meter."""
-
-    def __init__(self, optimizer: zerolab.ZeroOptimizer):
-        super().__init__()
-        self.optimizer, self.whole_units, self.grads_bytes, self.total_bytes = optimizer, 0, 0, 0
-        self.scratch: list[weakref.ref] = []
-        self.make_scratch = optimizer.comm._scratch
-        optimizer.comm._scratch = self.scratch_under_watch
-
-    def scratch_under_watch(self, *args) -> torch.Tensor:
-        """Where a reduce-scatter's messages land is nobody's attribute, so remember it while it lives."""
-        rows = self.make_scratch(*args)
-        self.scratch.append(weakref.ref(rows))
-        self.look()
-        return rows
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        self.look()
-        return result
-
-    def look(self) -> None:
-        """Take down what there is now."""
-        units = self.optimizer.units
-        whole = [unit for unit in units if unit.name != "root" and unit.flat.untyped_storage().nbytes()]
-        self.whole_units = max(self.whole_units, len(whole))
-        scratch = [rows for rows in (reference() for reference in self.scratch) if rows is not None]
-        on_their_way = [*scratch, *(unit.grads.local for unit in units)]
-        self.grads_bytes = max(self.grads_bytes, bytes_of(on_their_way))
-        kept = [tensor for unit in units for tensor in (unit.flat, unit.shard, unit.grads.reduced)]
-        self.total_bytes = max(self.total_bytes, bytes_of([*on_their_way, *kept]))
-
-
-def bytes_of(tensors: list) -> int:
-    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors if t is not None}
-    return sum(storages.values())
-
-
-def peaks(stage: int, subject: str, knobs: list[tuple[int, int]]) -> list[tuple]:
-    """Train a little under watch with each setting: what was seen, the meter's peaks, and a unit's bytes."""
-    results = []
-    for prefetch, in_flight in knobs:
-        build, inputs = replicas.SUBJECTS[subject]
-        model = build()
-        optimizer = zerolab.ZeroOptimizer(
-            model, torch.optim.SGD, stage=stage, lr=0.1, prefetch=prefetch, reduces_in_flight=in_flight
-        )
-        with HighWater(optimizer) as seen:
-            for step in range(3):
-                optimizer.zero_grad()
-                model(*inputs(step, optimizer.rank)).backward()
-                optimizer.step()
-        meter, unit = optimizer.meter, optimizer.units[0]
-        results.append((seen.whole_units, seen.grads_bytes, seen.total_bytes, meter, 4 * unit.padded_numel))
-    return [(*found, meter.peak_bytes, meter.peak_by_phase, size) for *found, meter, size in results]
-
-
-@pytest.mark.parametrize("subject", ["deep", "ladder"])
-def test_stage_3_holds_the_unit_at_work_and_those_gathered_ahead(subject: str):
-    """The root apart, which stays from forward to backward. Fewer would be a knob that does nothing."""
-    for results in zerolab.launch(peaks, 2, 3, subject, [(0, 1), (1, 1), (2, 1)]):
-        assert [whole_units for whole_units, *_ in results] == [1, 2, 3]
-
-
-@pytest.mark.parametrize("stage", [2, 3])
-def test_gradients_on_their_way_take_two_units_for_each_reduction_in_flight(stage: int):
-    in_flight = (0, 1, 2)
-    for results in zerolab.launch(peaks, 3, stage, "ladder", [(1, each) for each in in_flight]):
-        for each, (_, grads_bytes, *_, unit_bytes) in zip(in_flight, results, strict=True):
-            assert (1 + each) * unit_bytes < grads_bytes <= 2 * (1 + each) * unit_bytes
-
-
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_the_meter_saw_the_highest_peak(stage: int):
-    for results in zerolab.launch(peaks, 2, stage, "deep", [(0, 0), (1, 1), (2, 2)]):
-        for _, _, total_bytes, peak_bytes, peak_by_phase, _ in results:
-            assert total_bytes == peak_bytes == peak_by_phase["backward"]
-
-
-def test_the_meter_keeps_within_the_bound_at_stage_3():
-    prefetch, in_flight, world_size = 1, 1, 4
-    for results in zerolab.launch(peaks, world_size, 3, "ladder", [(prefetch, in_flight)]):
-        ((*_, peak_by_phase, unit_bytes),) = results
-        shards_bytes = 2 * 5 * unit_bytes / world_size  # parameters and reduced gradients of five units
-        at_most = {"forward": prefetch + 1, "backward": prefetch + 1 + 2 * (1 + in_flight)}
-        for phase, units in at_most.items():
-            assert peak_by_phase[phase] <= shards_bytes + units * unit_bytes

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import cloudpickle
 import pytest
 import torch
-from support import replicas
+from support import subjects
 
 import zerolab
 from zerolab.collectives import DirectComm, Work
@@ -42,33 +42,33 @@ def one_thread(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
-def train_all(cases: list) -> list[replicas.Run]:
+def train_all(cases: list) -> list[subjects.Run]:
     return [
-        replicas.train_sharded(model, stage, getattr(torch.optim, optimizer), STEPS, **defaults)[0]
+        subjects.train_sharded(model, stage, getattr(torch.optim, optimizer), STEPS, **defaults)[0]
         for model, stage, optimizer, defaults in cases
     ]
 
 
-def train_all_here(cases: list, world_size: int) -> list[list[replicas.Run]]:
+def train_all_here(cases: list, world_size: int) -> list[list[subjects.Run]]:
     return [
-        replicas.train_replicas(model, world_size, getattr(torch.optim, optimizer), STEPS, **defaults)
+        subjects.train_replicas(model, world_size, getattr(torch.optim, optimizer), STEPS, **defaults)
         for model, _, optimizer, defaults in cases
     ]
 
 
 @functools.cache
-def sharded(world_size: int) -> list[tuple[replicas.Run, ...]]:
+def sharded(world_size: int) -> list[tuple[subjects.Run, ...]]:
     """By case, then by rank. One launch for all cases: starting processes is what takes the time."""
     return list(zip(*zerolab.launch(train_all, world_size, CASES), strict=True))
 
 
 @functools.cache
-def expected(world_size: int) -> list[list[replicas.Run]]:
+def expected(world_size: int) -> list[list[subjects.Run]]:
     (runs,) = zerolab.launch(train_all_here, 1, CASES, world_size)
     return runs
 
 
-def differing(ours: replicas.Tensors, theirs: replicas.Tensors) -> list[str]:
+def differing(ours: subjects.Tensors, theirs: subjects.Tensors) -> list[str]:
     assert ours.keys() == theirs.keys()
     return [name for name in ours if not torch.equal(ours[name], theirs[name])]
 
@@ -95,14 +95,14 @@ def test_the_same_optimizer_state(case: int, world_size: int):
                 if value.dim() == 0:
                     assert all(run.state[name][key] == value for run in owners)
                 else:
-                    assert torch.equal(replicas.joined_state(owners, name, key), value.flatten()), (name, key)
+                    assert torch.equal(subjects.joined_state(owners, name, key), value.flatten()), (name, key)
 
 
 def test_training_changes_what_is_used_and_nothing_else():
     """Or equal bits would mean nothing: used parameters move, frozen and unused ones do not."""
     case = next(index for index, case in enumerate(CASES) if case[0] == "patchwork")
     torch.manual_seed(0)
-    start = replicas.copies(replicas.Patchwork().named_parameters())
+    start = subjects.copies(subjects.Patchwork().named_parameters())
     still = {"unused", "nothing", "layers.7.weight", "layers.7.bias"}
     assert set(differing(sharded(2)[case][0].parameters, start)) == start.keys() - still
     assert set(differing(sharded(1)[case][0].parameters, start)) == start.keys() - still - {
@@ -121,13 +121,13 @@ def test_ranks_start_from_rank_0s_parameters_and_keep_their_own_buffers():
 # Overlap.
 
 
-def train_with_knobs(stage: int) -> list[tuple[replicas.Run, list[tuple]]]:
+def train_with_knobs(stage: int) -> list[tuple[subjects.Run, list[tuple]]]:
     """The last step's collectives with each setting: what began, in order, and how many were under way."""
     results = []
     for prefetch, in_flight in KNOBS:
         issued = []
         with count_under_way(issued):
-            run, optimizer = replicas.train_sharded(
+            run, optimizer = subjects.train_sharded(
                 "ladder", stage, torch.optim.Adam, STEPS, prefetch=prefetch, reduces_in_flight=in_flight
             )
         events = [e for e in optimizer.trace.step(STEPS - 1) if e.phase in ("forward", "backward")]
@@ -173,8 +173,8 @@ def test_overlap_changes_the_trace_and_not_the_bits(stage: int, world_size: int,
 @pytest.mark.parametrize("model", ["gpt", "tied", "tiny"])
 def test_the_packages_reference_says_the_same_as_this_one(model: str):
     def both() -> tuple:
-        build, inputs = replicas.SUBJECTS[model]
-        ours, *_ = replicas.train_replicas(model, 3, torch.optim.Adam, STEPS, lr=0.02)
+        build, inputs = subjects.SUBJECTS[model]
+        ours, *_ = subjects.train_replicas(model, 3, torch.optim.Adam, STEPS, lr=0.02)
         return ours, parity.reference(build, inputs, 3, torch.optim.Adam, STEPS, lr=0.02)
 
     ((ours, (parameters, losses)),) = zerolab.launch(both, 1)
@@ -184,7 +184,7 @@ def test_the_packages_reference_says_the_same_as_this_one(model: str):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_verify_finds_every_kind_of_model_identical(model: str):
-    build, inputs = replicas.SUBJECTS[model]
+    build, inputs = subjects.SUBJECTS[model]
     report = zerolab.verify(3, 2, build, inputs, torch.optim.AdamW, STEPS, lr=0.02)
     assert report.bit_identical and report.max_abs_diff == 0.0
     assert report.losses == report.reference_losses

@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import PYTHONPATH
-from support import network, replicas
+from support import network, subjects
 
 import zerolab
 from zerolab import cost
@@ -71,7 +71,7 @@ def count_steps(cases: list) -> list[tuple]:
     """For each case the trace's traffic of the last step, what the wire saw of it, and the units' sizes."""
     wire, results = Wire(), []
     for subject, stage in cases:
-        build, inputs = replicas.SUBJECTS[subject]
+        build, inputs = subjects.SUBJECTS[subject]
         model = build()
         optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=stage, lr=0.1)
         for step in range(STEPS):
@@ -157,7 +157,7 @@ def test_two_micro_batches_are_reduced_each_or_under_no_sync_once(reduce_each: b
     """So stage 2 moves (M+1)Ψ and stage 3 3MΨ; once alone they keep a whole gradient and save Ψ a pass."""
 
     def accumulate(stage: int) -> tuple[int, int]:
-        build, inputs = replicas.SUBJECTS["ladder"]
+        build, inputs = subjects.SUBJECTS["ladder"]
         model = build()
         optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=stage, lr=0.1, prefetch=0)
         with nullcontext() if reduce_each else optimizer.no_sync():

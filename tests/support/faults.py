@@ -1,7 +1,7 @@
 """A training run in which one rank is struck: killed, by an exception, or by hanging, in a phase of a step.
 
 The run saves a checkpoint after every step, and whoever resumes it compares with training that nothing
-befell, support/plain.py's in one process; so a bit that a fault has cost is found.
+befell, support/training.py's in one process; so a bit that a fault has cost is found.
 """
 
 import contextlib
@@ -18,7 +18,8 @@ import torch
 import torch.distributed as dist
 
 import zerolab
-from support import plain
+from support import training
+from support.references import seeded
 from support.user_models import Net, squares
 from zerolab.checkpoint import pieces
 
@@ -76,8 +77,8 @@ def calls_of(phase: str) -> int:
 def train(folder: Path, fault: Fault) -> None:
     """Train, and save after every step, until the fault strikes."""
     (folder / f"pid-{dist.get_rank()}").write_text(str(os.getpid()))
-    model = plain.built(Net)
-    optimizer = zerolab.ZeroOptimizer(model, torch.optim.AdamW, stage=fault.stage, **plain.DEFAULTS)
+    model = seeded(Net)
+    optimizer = zerolab.ZeroOptimizer(model, torch.optim.AdamW, stage=fault.stage, **training.DEFAULTS)
     zerolab.save(optimizer, folder / "run", extra=0)
     for step in range(STEPS):
         if (optimizer.rank, step) == (fault.rank, fault.step):
@@ -87,8 +88,8 @@ def train(folder: Path, fault: Fault) -> None:
 
 
 def take(optimizer: zerolab.ZeroOptimizer, step: int) -> None:
-    """One step of plain.py's training."""
-    for _ in plain.passes(squares, optimizer.model, step, optimizer.rank):
+    """One step of training.py's training."""
+    for _ in training.passes(squares, optimizer.model, step, optimizer.rank):
         pass
     optimizer.step()
     optimizer.zero_grad()
@@ -135,7 +136,7 @@ def resume(folders: list[Path], stages: list[int]) -> list[tuple[int, list[str]]
     found = []
     for folder, stage in zip(folders, stages, strict=True):
         torch.manual_seed(1)  # other weights than any checkpoint's
-        optimizer = zerolab.ZeroOptimizer(Net(), torch.optim.AdamW, stage=stage, **plain.DEFAULTS)
+        optimizer = zerolab.ZeroOptimizer(Net(), torch.optim.AdamW, stage=stage, **training.DEFAULTS)
         saved = zerolab.load(optimizer, folder / "run")
         found.append((saved, lost(optimizer, saved)))
     return found
@@ -150,8 +151,8 @@ def lost(optimizer: zerolab.ZeroOptimizer, saved: int) -> list[str]:
 
 
 def differing(optimizer: zerolab.ZeroOptimizer, steps: int) -> list[str]:
-    expected = plain.train_plain(Net, squares, optimizer.world_size, steps)
-    names = plain.differing(plain.whole(optimizer.model, optimizer), expected)
+    expected = training.train_plain(Net, squares, optimizer.world_size, steps)
+    names = training.differing(training.whole(optimizer.model, optimizer), expected)
     return [f"{name} after {steps} steps" for name in names]
 
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 import zerolab
-from support import replicas
+from support import subjects
 from zerolab.measure import MeasuredStates
 from zerolab.trace import Traffic
 
@@ -125,7 +125,7 @@ def inputs(step: int, rank: int) -> tuple[torch.Tensor]:
 class Expected:
     """What a case should come to: the parameters, and how many of them there are of each kind."""
 
-    parameters: replicas.Tensors
+    parameters: subjects.Tensors
     psi: int
     frozen_psi: int
     updated_psi: int
@@ -135,13 +135,13 @@ class Expected:
 class Found:
     """What it came to on one rank, and what that rank held and sent in the last step."""
 
-    parameters: replicas.Tensors
+    parameters: subjects.Tensors
     memory: MeasuredStates
     traffic: Traffic
 
 
 def subject(case: Case) -> list[nn.Module]:
-    """Have replicas.py train this case; the list that its units will be in, once the model is built."""
+    """Have subjects.py train this case; the list that its units will be in, once the model is built."""
     chosen: list[nn.Module] = []
 
     def build() -> nn.Module:
@@ -149,7 +149,7 @@ def subject(case: Case) -> list[nn.Module]:
         chosen[:] = [] if case.units == "default" else [model.blocks[index] for index in case.units]
         return model
 
-    replicas.SUBJECTS["drawn"] = build, inputs
+    subjects.SUBJECTS["drawn"] = build, inputs
     return chosen
 
 
@@ -162,7 +162,7 @@ def train_one_here(case: Case, world_size: int) -> Expected:
     """In this process, without the engine."""
     subject(case)
     kind, defaults = getattr(torch.optim, case.optimizer), OPTIMIZERS[case.optimizer]
-    run, *_ = replicas.train_replicas("drawn", world_size, kind, STEPS, partial(groups, case), **defaults)
+    run, *_ = subjects.train_replicas("drawn", world_size, kind, STEPS, partial(groups, case), **defaults)
     numel = lambda wanted: sum(p.numel() for name, p in Drawn(case).named_parameters() if wanted(name, p))
     return Expected(
         run.parameters,
@@ -184,7 +184,7 @@ def train_sharded(cases: list[Case], folders: list[Path | None]) -> list[list[Fo
 
 def train_at(case: Case, stage: int, folder: Path | None) -> Found:
     units = subject(case)
-    run, optimizer = replicas.train_sharded(
+    run, optimizer = subjects.train_sharded(
         "drawn", stage, getattr(torch.optim, case.optimizer), STEPS, partial(groups, case),
         units=None if case.units == "default" else units,
         prefetch=case.prefetch, reduces_in_flight=case.reduces_in_flight, **OPTIMIZERS[case.optimizer],
@@ -196,7 +196,7 @@ def train_at(case: Case, stage: int, folder: Path | None) -> Found:
     return found
 
 
-def load(cases: list[Case], folders: list[Path]) -> list[replicas.Tensors]:
+def load(cases: list[Case], folders: list[Path]) -> list[subjects.Tensors]:
     """On a rank: what each folder has of its case, in the default units and at another stage than it was."""
     found = []
     for place, (case, folder) in enumerate(zip(cases, folders, strict=True)):
@@ -207,5 +207,5 @@ def load(cases: list[Case], folders: list[Path]) -> list[replicas.Tensors]:
         optimizer = zerolab.ZeroOptimizer(model, kind, stage, groups(case, model), **defaults)
         zerolab.load(optimizer, folder)
         with optimizer.full_params():
-            found.append(replicas.copies(model.named_parameters()))
+            found.append(subjects.copies(model.named_parameters()))
     return found

@@ -1,5 +1,6 @@
 """A training run that changes its size on the way: sharded, by checkpoint; in one process, without."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,11 +9,11 @@ import torch.distributed as dist
 from torch import nn
 
 import zerolab
+from support.references import Replicas
 
 WIDTH = 13  # no multiple of anything: shards cut parameters anywhere, and padding is everywhere
 STEPS = 3
 NUMBERS = ("step", "mu_product")  # what optimizers keep for a parameter as a whole
-DTYPES = {"fp32": torch.float32, "mixed": torch.bfloat16}
 
 Values = dict[tuple[str, str], torch.Tensor]
 """By parameter name and "value" or the key of a state: the flattened whole, or a number."""
@@ -121,40 +122,27 @@ def held(optimizer: zerolab.ZeroOptimizer) -> list[tuple[tuple[str, str], int, t
 
 
 def reference(parts: list[Part], name: str, defaults: dict) -> list[tuple[Values, list[float]]]:
-    """The same run in one process and in stock PyTorch: all values after each part, and rank 0's losses."""
-    torch.manual_seed(0)
-    masters = Subject()
-    optimizer = getattr(torch.optim, name)(groups_of(masters), **defaults)
+    """The same run in one process: all values after each part, as the next loads them; rank 0's losses."""
+    first, *others = parts
+    replicas = Replicas(
+        Subject, first.world_size, getattr(torch.optim, name), groups_of, first.precision, **defaults
+    )
     results = []
-    for index, part in enumerate(parts):
+    for index, following in enumerate([*others, None]):
         losses = []
-        model = Subject().to(DTYPES[part.precision])
-        for step in range(index * STEPS, (index + 1) * STEPS):
-            model.load_state_dict(masters.state_dict())
-            losses.append(reference_step(model, masters, part, step))
-            optimizer.step()
-        for reader in parts[index : index + 2]:  # nobody keeps the digits of what is frozen
-            for p in (p for p in masters.parameters() if not p.requires_grad):
-                p.data = p.to(DTYPES[reader.precision]).float()
-        results.append((values_of(masters, optimizer), losses))
-        optimizer.param_groups[0]["lr"] = 0.03
+
+        def passes(model: nn.Module, step: int, rank: int, losses: list[float] = losses) -> Iterator[None]:
+            loss = model(micro_batch(step, rank))
+            loss.backward()
+            losses += [loss.item()] if rank == 0 else []
+            yield
+
+        replicas.train(passes, STEPS, start=index * STEPS)
+        if following:
+            replicas.resize(following.world_size, following.precision)
+        results.append((values_of(replicas.whole, replicas.optimizer), losses))
+        replicas.optimizer.param_groups[0]["lr"] = 0.03
     return results
-
-
-def reference_step(model: nn.Module, masters: nn.Module, part: Part, step: int) -> float:
-    """Leave the mean gradient of all ranks in ``masters``; rank 0's loss."""
-    dtype, first, sums = DTYPES[part.precision], None, {}
-    for rank in range(part.world_size):
-        model.zero_grad()
-        loss = model(micro_batch(step, rank).to(dtype))
-        loss.backward()
-        first = loss.item() if first is None else first
-        for key, p in model.named_parameters():
-            if p.grad is not None:
-                sums[key] = sums[key] + p.grad.float() if key in sums else p.grad.float()
-    for key, p in masters.named_parameters():
-        p.grad = (sums[key] / part.world_size).to(dtype).float() if key in sums else None
-    return first
 
 
 def values_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Values:

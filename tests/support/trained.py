@@ -3,7 +3,7 @@
 import torch
 
 import zerolab
-from support import plain
+from support import training
 from support.user_models import Net
 
 
@@ -16,7 +16,7 @@ def build(stage: int = 3, model_class=Net, **settings):
 def train(model, optimizer, steps: int = 1) -> None:
     for step in range(steps):
         optimizer.zero_grad()
-        model(plain.micro_batch(step, optimizer.rank)).square().mean().backward()
+        model(training.micro_batch(step, optimizer.rank)).square().mean().backward()
         optimizer.step()
 
 

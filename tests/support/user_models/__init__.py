@@ -4,10 +4,14 @@ A case is a function that gives two: one that builds the model, and the losses o
 collects its own in ``case.named``.
 """
 
+import importlib
+import pkgutil
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
-from support.plain import WIDTH
+from support.training import WIDTH
 
 
 def cases():
@@ -19,6 +23,12 @@ def cases():
 
     case.named = {}
     return case
+
+
+def every_case() -> dict[str, dict[str, Callable]]:
+    """All cases, by module and by name."""
+    modules = sorted(module.name for module in pkgutil.iter_modules(__path__))
+    return {name: importlib.import_module(f"{__name__}.{name}").case.named for name in modules}
 
 
 class Block(nn.Module):

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from support.plain import WIDTH
+from support.training import WIDTH
 from support.user_models import Block, Net, cases, squares
 
 case = cases()

@@ -1,12 +1,10 @@
-"""Forward passes that go another way each time, fail half-way, or are made again in backward."""
-
-import contextlib
+"""Passes that go another way each time, or in which something else happens on the way."""
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+from torch.utils.checkpoint import checkpoint
 
-from support.plain import WIDTH
+from support.training import WIDTH
 from support.user_models import Block, Net, cases, squares
 
 case = cases()
@@ -183,179 +181,6 @@ def a_backward_inside_backward_for_an_input_between_two_uses_of_a_block():
     return Twice, squares
 
 
-class Refusal(Exception):
-    pass
-
-
-@case
-def exceptions_in_a_forward_that_are_caught():
-    class Failing(Block):
-        fails = False
-
-        def forward(self, x):
-            x = super().forward(x)
-            if self.fails:
-                raise Refusal
-            return x
-
-    def losses(model, x, step):
-        for block in (model.blocks[1], model.blocks[2]):
-            block.fails = True
-            try:
-                model(x)
-            except Refusal:
-                block.fails = False
-        yield model(x).square().mean()
-
-    return lambda: Net(Failing), losses
-
-
-@case
-def exceptions_from_wrong_input_that_are_caught():
-    def losses(model, x, step):
-        for attempt in (lambda: model(x[:, :3]), lambda: model.blocks[1](x[:, :3]), lambda: model(x, x)):
-            with contextlib.suppress(RuntimeError, TypeError):
-                attempt()
-        yield model(x).square().mean()
-
-    return Net, losses
-
-
-class FailsBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        raise Refusal
-
-
-@case
-def exceptions_in_a_backward_that_are_caught():
-    def losses(model, x, step):
-        state = model.before(x)
-        for index, block in enumerate(model.blocks):
-            state = FailsBackward.apply(state) if index == step else state
-            state = block(state)
-        try:
-            model.after(state).sum().backward()
-        except Refusal:
-            model.zero_grad()
-        else:
-            raise AssertionError("backward was to fail")
-        yield model(x).square().mean()
-
-    return Net, losses
-
-
-@case
-def blocks_checkpointed():
-    class Checkpointed(Net):
-        def forward(self, x):
-            x = self.before(x)
-            for block in self.blocks:
-                x = checkpoint(block, x, use_reentrant=False)
-            return self.after(x)
-
-    return lambda: Checkpointed(Dropping), squares
-
-
-class Dropping(Block):
-    def forward(self, x):
-        return super().forward(nn.functional.dropout(x, 0.3))
-
-
-@case
-def a_segment_of_several_blocks_checkpointed():
-    class Checkpointed(Net):
-        def forward(self, x):
-            x = checkpoint(self.segment, x, 0, 2, use_reentrant=False)
-            return self.after(checkpoint(self.segment, x, 2, 4, use_reentrant=False))
-
-        def segment(self, x, start, stop):
-            x = self.before(x)
-            for block in self.blocks[start:stop]:
-                x = block(x)
-            return x
-
-    return lambda: Checkpointed(Dropping, depth=4), squares
-
-
-@case
-def parts_of_blocks_checkpointed():
-    class Partly(Block):
-        def forward(self, x):
-            return x + checkpoint(lambda x: self.second(torch.tanh(self.first(x))), x, use_reentrant=False)
-
-    return lambda: Net(Partly), squares
-
-
-@case
-def the_whole_model_checkpointed():
-    def losses(model, x, step):
-        yield checkpoint(model, x, use_reentrant=False).square().mean()
-
-    return lambda: Net(Dropping), losses
-
-
-@case
-def a_checkpoint_inside_a_checkpoint():
-    class Inner(Block):
-        def forward(self, x):
-            return checkpoint(super().forward, x, use_reentrant=False)
-
-    class Outer(Net):
-        def forward(self, x):
-            x = self.before(x)
-            for block in self.blocks:
-                x = checkpoint(block, x, use_reentrant=False)
-            return self.after(x)
-
-    return lambda: Outer(Inner), squares
-
-
-@case
-def a_checkpointed_block_used_twice():
-    class Twice(Net):
-        def forward(self, x):
-            x = self.before(x)
-            for block in [*self.blocks, *self.blocks]:
-                x = checkpoint(block, x, use_reentrant=False)
-            return self.after(x)
-
-    return lambda: Twice(Dropping), squares
-
-
-@case
-def a_checkpointed_sequential():
-    class Sequence(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.Sequential(*(Dropping() for _ in range(4)))
-
-        def forward(self, x):
-            return checkpoint_sequential(self.layers, 2, x, use_reentrant=False)
-
-    return Sequence, squares
-
-
-@case
-def frozen_blocks_checkpointed():
-    class Checkpointed(Net):
-        def __init__(self):
-            super().__init__()
-            self.blocks[1].requires_grad_(False)
-
-        def forward(self, x):
-            x = self.before(x)
-            for block in self.blocks:
-                x = checkpoint(block, x, use_reentrant=False)
-            return self.after(x)
-
-    return Checkpointed, squares
-
-
 @case
 def hooks_of_the_user():
     def build():
@@ -403,15 +228,6 @@ def autocast():
         with torch.autocast("cpu", dtype=torch.bfloat16):
             y = model(x)
         yield y.float().square().mean()
-
-    return Net, losses
-
-
-@case
-def anomaly_detection():
-    def losses(model, x, step):
-        with torch.autograd.set_detect_anomaly(True):
-            yield model(x).square().mean()
 
     return Net, losses
 

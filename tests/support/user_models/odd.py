@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn.utils import prune
 
-from support.plain import WIDTH
+from support.training import WIDTH
 from support.user_models import Block, Net, cases, squares
 
 case = cases()
@@ -186,3 +186,12 @@ def functional_calls():
 @case
 def very_deep_and_very_small():
     return lambda: nn.Sequential(*(nn.PReLU() for _ in range(40)), nn.Linear(WIDTH, 1)), squares
+
+
+@case
+def anomaly_detection():
+    def losses(model, x, step):
+        with torch.autograd.set_detect_anomaly(True):
+            yield model(x).square().mean()
+
+    return Net, losses

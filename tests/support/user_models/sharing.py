@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from support.plain import WIDTH
+from support.training import WIDTH
 from support.user_models import Block, Net, cases, squares
 
 case = cases()

@@ -1,19 +1,14 @@
-"""What the engine is held against: odd little models, and their training in one process without zerolab.
+"""Small models with what a sharded optimizer could trip over, trained by the engine and by references."""
 
-This is a second reference beside zerolab.parity's, written another way, so that neither can hide a mistake of
-the other: here every rank is a whole replica of the model with buffers of its own, gradients are added up by
-hand in rank order, and only the first replica has an optimizer.
-"""
-
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 
+import zerolab
+from support.references import Replicas, Tensors, copies
 from zerolab import models
-
-Tensors = dict[str, torch.Tensor]
 
 
 class Patchwork(nn.Module):
@@ -130,10 +125,6 @@ def _loss(model: nn.Module, inputs: Callable, step: int, rank: int) -> torch.Ten
     return model(*arguments)
 
 
-def copies(tensors) -> Tensors:
-    return {name: tensor.detach().clone() for name, tensor in tensors}
-
-
 # In one process.
 
 
@@ -146,48 +137,22 @@ def train_replicas(
     schedule: Callable[[torch.optim.Optimizer], object] | None = None,
     **defaults,
 ) -> list[Run]:
-    """Train as many replicas as there are ranks, here, one after the other; what each would hold."""
+    """Train as many replicas as there are ranks; what each rank would hold."""
     build, inputs = SUBJECTS[subject]
-    torch.manual_seed(0)
-    first = build()
-    replicas = [first, *(build() for _ in range(world_size - 1))]
-    runs = [Run({}) for _ in replicas]
-    trained = groups(first) if groups else [p for p in first.parameters() if p.requires_grad]
-    optimizer = optimizer_class(trained, **defaults)
-    scheduler = schedule(optimizer) if schedule else None
-    for step in range(steps):
-        for rank, replica in enumerate(replicas):
-            _copy_parameters(first, replica)
-            loss = _loss(replica, inputs, step, rank)
-            loss.backward()
-            runs[rank].losses.append(loss.item())
-        for ours, *theirs in zip(*(replica.parameters() for replica in replicas), strict=True):
-            _average([ours, *theirs], world_size)
-        optimizer.step()
-        if scheduler:
-            scheduler.step()
-        for replica in replicas:
-            replica.zero_grad()
-    for run, replica in zip(runs, replicas, strict=True):
-        run.parameters, run.buffers = copies(first.named_parameters()), copies(replica.named_buffers())
-        run.state = {name: dict(optimizer.state.get(p, {})) for name, p in first.named_parameters()}
+    replicas = Replicas(build, world_size, optimizer_class, groups, **defaults)
+    runs = [Run({}) for _ in range(world_size)]
+
+    def passes(model: nn.Module, step: int, rank: int) -> Iterator[None]:
+        loss = _loss(model, inputs, step, rank)
+        loss.backward()
+        runs[rank].losses.append(loss.item())
+        yield
+
+    replicas.train(passes, steps, schedule(replicas.optimizer) if schedule else None)
+    for run, model in zip(runs, replicas.models, strict=True):
+        run.parameters, run.buffers = copies(replicas.masters.items()), copies(model.named_buffers())
+        run.state = {name: dict(replicas.optimizer.state.get(p, {})) for name, p in replicas.masters.items()}
     return runs
-
-
-def _copy_parameters(source: nn.Module, target: nn.Module) -> None:
-    with torch.no_grad():
-        for theirs, ours in zip(source.parameters(), target.parameters(), strict=True):
-            ours.copy_(theirs)
-
-
-def _average(parameters: list[nn.Parameter], world_size: int) -> None:
-    """Leave the mean of the replicas' gradients on the first; a missing one is zero, unless all are."""
-    gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters]
-    if any(p.grad is not None for p in parameters):
-        total = gradients[0].clone()
-        for gradient in gradients[1:]:
-            total = total + gradient
-        parameters[0].grad = total / world_size
 
 
 # On one rank of many.
@@ -203,8 +168,6 @@ def train_sharded(
     **keywords,
 ) -> tuple[Run, object]:
     """The same training with the engine, each rank from another seed; and the optimizer, to look into."""
-    import zerolab
-
     build, inputs = SUBJECTS[subject]
     rank = torch.distributed.get_rank()
     torch.manual_seed(rank)

@@ -1,0 +1,65 @@
+"""Promise: a parameter or gradient that the user replaced by another tensor is used or refused."""
+
+import copy
+import sys
+
+import cloudpickle
+import pytest
+import torch
+from support import training
+from support.trained import build, on_two_ranks, train
+from support.training import WIDTH
+from torch import nn
+
+import zerolab
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares the ranks the import of pytest
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("how", ["data", "double", "assign", "replace"])
+def test_a_parameter_that_left_the_flat_buffer_is_noticed(stage: int, how: str):
+    """Torch's own optimizers would go on with the old tensor, or the new: never would it not be told."""
+
+    def use(stage: int, how: str) -> str:
+        model, optimizer = build(stage)
+        train(model, optimizer)
+        with optimizer.full_params():
+            if how == "data":
+                model.after.weight.data = model.after.weight.data.clone()
+            elif how == "double":
+                model.double().float()
+            elif how == "assign":
+                model.load_state_dict(copy.deepcopy(model.state_dict()), assign=True)
+            else:
+                model.after.weight = nn.Parameter(model.after.weight.detach().clone())
+        train(model, optimizer)
+        return "no error"
+
+    try:
+        found = on_two_ranks(use, stage, how)
+    except zerolab.WorkerError as error:
+        assert isinstance(error.__cause__, RuntimeError), error
+        assert "parameter" in str(error.__cause__), error
+    else:
+        raise AssertionError(found)
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_gradient_set_by_hand_is_used_or_refused(stage: int):
+    def use(stage: int, backward: bool) -> tuple:
+        model, optimizer = build(stage)
+        if backward:
+            model(torch.ones(2, WIDTH)).sum().backward()
+        before = training.whole(model, optimizer)
+        try:
+            model.after.bias.grad = torch.full_like(before["after.bias"], 100.0)
+            optimizer.step()
+        except RuntimeError as error:
+            return "refused", "grad" in str(error)
+        found = optimizer.full_grads().get("after.bias", torch.zeros(1))
+        return "used", bool((found == 100.0).all())
+
+    for backward in (False, True):
+        for found in on_two_ranks(use, stage, backward):
+            assert found in (("used", True), ("refused", True)), backward
