@@ -3,12 +3,9 @@
 from collections.abc import Iterable
 from itertools import zip_longest
 
-import torch
+from torch import nn
 
 from zerolab.optimizer import ZeroOptimizer
-from zerolab.optimizer.local import options_of
-from zerolab.optimizer.slices import Slice
-from zerolab.unit.span import Span
 
 FORMAT = 1
 
@@ -22,14 +19,10 @@ def describe(optimizer: ZeroOptimizer) -> dict:
         "format": FORMAT,
         "world_size": optimizer.world_size,
         "parameters": _forms(optimizer),
-        "optimizer": _class_name(optimizer),
-        "loss_scale": None if optimizer.loss_scale is None else optimizer.loss_scale.state_dict(),
-        "groups": [{"names": names, "options": options_of(group)} for names, group in groups],
-        "state": {
-            each.span.name: _state(each, optimizer.state[each.tensor])
-            for each in optimizer.slices
-            if each.tensor in optimizer.state
-        },
+        "optimizer": optimizer.optimizer_class.__name__,
+        "loss_scale": optimizer.state_dict().get("loss_scale"),
+        "groups": [{"names": names, "options": _options(group)} for names, group in groups],
+        "state": optimizer.describe_state(),
     }
 
 
@@ -44,9 +37,10 @@ def check(manifest: dict, optimizer: ZeroOptimizer) -> None:
                 f"parameter {name} is {stored.get(name, 'missing')} in the checkpoint and "
                 f"{ours.get(name, 'missing')} in the model: build the model that was saved"
             )
-    if manifest["optimizer"] != _class_name(optimizer):
+    stored, ours = manifest["optimizer"], optimizer.optimizer_class.__name__
+    if stored != ours:
         raise ValueError(
-            f"the checkpoint is of {manifest['optimizer']} and the optimizer is {_class_name(optimizer)}: "
+            f"the checkpoint is of {stored} and the optimizer is {ours}: "
             "their states mean different things; pass the class that was saved"
         )
     _check_groups([group["names"] for group in manifest["groups"]], _group_names(optimizer))
@@ -70,41 +64,23 @@ def _check_groups(stored: list[list[str]], ours: list[list[str]]) -> None:
 
 def _forms(optimizer: ZeroOptimizer) -> dict[str, str]:
     """How each parameter lies in memory, by name: pieces are stored in the order of memory."""
-    return {span.name: _form(span) for unit in optimizer.units for span in unit.spans}
+    return {name: _form(parameter) for name, parameter in optimizer.model.named_parameters()}
 
 
-def _form(span: Span) -> str:
-    strides = "" if span.layout.is_contiguous() else f" with strides {span.layout.stride()}"
-    return f"of shape {span.shape}{strides}"
-
-
-def _class_name(optimizer: ZeroOptimizer) -> str:
-    return type(optimizer.local.optimizer).__name__
+def _form(parameter: nn.Parameter) -> str:
+    strides = "" if parameter.is_contiguous() else f" with strides {parameter.stride()}"
+    return f"of shape {tuple(parameter.shape)}{strides}"
 
 
 def _group_names(optimizer: ZeroOptimizer) -> list[list[str]]:
-    names = {id(span.parameter): span.name for unit in optimizer.units for span in unit.spans}
+    names = {id(parameter): name for name, parameter in optimizer.model.named_parameters()}
     return [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
+
+
+def _options(group: dict) -> dict:
+    return {key: value for key, value in group.items() if key not in ("params", "param_names")}
 
 
 def _in_order(first: Iterable[str], second: Iterable[str]) -> list[str]:
     """The names of both, each once: the order in which a first difference is looked for."""
     return list(dict.fromkeys([*first, *second]))
-
-
-def _state(each: Slice, state: dict) -> dict:
-    """One parameter's state: scalars as they are, the dtype of what has a value for each element."""
-    entries = {}
-    for key, value in state.items():
-        if not isinstance(value, torch.Tensor):
-            entries[key] = value
-        elif value.dim() == 0:
-            entries[key] = value.cpu()
-        elif value.shape == each.tensor.shape:
-            entries[key] = value.dtype
-        else:
-            raise ValueError(
-                f"the optimizer's {key} for {each.span.name} has shape {tuple(value.shape)}, neither one "
-                "value nor one for each element: it cannot be stored by element"
-            )
-    return entries

@@ -1,4 +1,4 @@
-"""Steps that all ranks take or none: what one rank does for all, and where all have to stand."""
+"""Steps that succeed on all ranks or on none."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -6,7 +6,6 @@ from typing import TypeVar
 import torch.distributed as dist
 
 from zerolab.collectives import Comm
-from zerolab.optimizer import ZeroOptimizer
 
 Answer = TypeVar("Answer")
 
@@ -29,20 +28,3 @@ def from_rank_0(comm: Comm, action: Callable[[], Answer]) -> Answer:
         error.raised_on = dist.get_global_rank(comm.control, 0)
         raise error
     return answer
-
-
-def require_between_steps(optimizer: ZeroOptimizer, action: str) -> None:
-    """See that no pass over the model and no full_params() is open: the shards are not all there is then.
-
-    Collective: it also sees that every rank has come to do the same.
-    Raises: RuntimeError.
-    """
-    engine = optimizer.engine
-    if engine.gatherer.held:
-        raise RuntimeError(f"{action} inside full_params(): leave the with block before that")
-    if engine.in_backward or any(scope.depth for scope in engine.scopes):
-        raise RuntimeError(
-            f"{action} in the middle of a forward or backward pass: call it between steps, and after an "
-            "exception that broke a backward pass off call optimizer.zero_grad() first"
-        )
-    optimizer.comm.assemble(action)

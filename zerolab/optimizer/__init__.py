@@ -1,9 +1,11 @@
 """The torch.optim.Optimizer face over engine and stage: optimizer.py, and what it is made of.
 
 settings.py checks what a user hands in, probe.py whether the optimizer may be cut, slices.py cuts, local.py
-updates, clip.py takes the norm, and seats.py notices parameters that were moved away.
+updates, gradients.py takes the norm, shards.py is what checkpoints read and write, and seats.py notices
+parameters that were moved away.
 """
 
 from zerolab.optimizer.optimizer import STAGES, ZeroOptimizer
+from zerolab.optimizer.shards import Shard
 
-__all__ = ["STAGES", "ZeroOptimizer"]
+__all__ = ["STAGES", "Shard", "ZeroOptimizer"]
