@@ -20,7 +20,7 @@ import torch.distributed as dist
 import zerolab
 from support import plain
 from support.user_models import Net, squares
-from zerolab.checkpoint import pieces
+from zerolab.checkpoint import records
 
 KINDS = ("kill", "raise", "hang")
 PHASES = ("forward", "backward", "reduce", "update", "gather", "save")
@@ -124,7 +124,7 @@ def lay(fault: Fault, optimizer: zerolab.ZeroOptimizer, strike: Callable[[], Non
         "reduce": ([optimizer.stage], "reduce_grads"),
         "update": ([optimizer.local.optimizer], "step"),
         "gather": ([optimizer.comm], "all_gather"),
-        "save": ([pieces], "_put"),
+        "save": ([records], "_put"),
     }[fault.phase]
     for owner in owners:
         setattr(owner, name, around(getattr(owner, name)))

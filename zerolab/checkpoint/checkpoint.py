@@ -10,16 +10,14 @@ is never stored.
 """
 
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from zerolab.checkpoint import generations, pieces
-from zerolab.checkpoint.manifest import check, describe
-from zerolab.checkpoint.pieces import Piece
-from zerolab.checkpoint.together import from_rank_0
+from zerolab.checkpoint import generations, manifest, records
+from zerolab.checkpoint.records import Record
+from zerolab.checkpoint.together import from_rank_0, gather, on_every_rank
 from zerolab.optimizer import Shard, ZeroOptimizer
-
-MANIFEST = "manifest"
 
 
 def save(optimizer: ZeroOptimizer, path: str | Path, extra: Any = None, keep: int = 2) -> None:
@@ -39,17 +37,36 @@ def save(optimizer: ZeroOptimizer, path: str | Path, extra: Any = None, keep: in
         raise ValueError(f"keep is {keep!r}: pass how many generations to keep, 1 or more")
     optimizer.require_idle("save")
     comm = optimizer.comm
-    manifest = from_rank_0(comm, lambda: describe(optimizer))
+    description = from_rank_0(comm, lambda: manifest.describe(optimizer))
     folder = from_rank_0(comm, lambda: generations.begin(Path(path).resolve()))
-    objects = {_extra_key(comm.rank): extra} | ({MANIFEST: manifest} if comm.rank == 0 else {})
-    shards = map(_piece, optimizer.shards(disjoint=True))
     try:
-        pieces.write(folder, shards, objects, comm.control)
+        _write(folder, optimizer, description, extra)
         from_rank_0(comm, lambda: generations.commit(folder, keep))
     except Exception:
         if comm.rank == 0:
             generations.discard(folder)
         raise
+
+
+def _write(folder: Path, optimizer: ZeroOptimizer, description: dict, extra: Any) -> None:
+    """Have every rank write its records, and rank 0 what is in them."""
+    comm = optimizer.comm
+
+    def write() -> list[Record]:
+        if not folder.is_dir():
+            raise FileNotFoundError(
+                f"rank 0 made {folder} and here it is not: save to a file system that all ranks share"
+            )
+        path = folder / f"__{comm.rank}_0.distcp"  # as torch.distributed.checkpoint names them
+        return records.write(path, optimizer.shards(disjoint=True), {_extra_key(comm.rank): extra})
+
+    def finish() -> None:
+        generations.put(folder / ".metadata", records.torch_metadata(found))
+        manifest.write(folder, description | {"records": found})
+
+    mine = on_every_rank(comm, f"{folder} could not be written", write)
+    found = list(chain.from_iterable(gather(comm, mine)))
+    from_rank_0(comm, finish)
 
 
 def load(optimizer: ZeroOptimizer, path: str | Path) -> Any:
@@ -68,33 +85,34 @@ def load(optimizer: ZeroOptimizer, path: str | Path) -> Any:
     optimizer.require_idle("load")
     comm = optimizer.comm
     folder = from_rank_0(comm, lambda: generations.find(Path(path).resolve()))
-    manifest = pieces.read(folder, (), [MANIFEST], comm.control)[MANIFEST]
-    check(manifest, optimizer)
-    own_extra = _extra_key(comm.rank if manifest["world_size"] == comm.world_size else 0)
-    found = {}
+    stored = from_rank_0(comm, lambda: manifest.read(folder))
+    manifest.check(stored, optimizer)
+    places, failed = stored["records"], f"{folder} could not be read"
+    own_extra = _extra_key(comm.rank if stored["world_size"] == comm.world_size else 0)
 
-    def read(shards: Iterator[Shard]) -> None:
-        found.update(pieces.read(folder, map(_piece, shards), [own_extra], comm.control))
+    def read_extra() -> Any:
+        records.require_files(folder, places)
+        (place,) = (record for record in places if record.key == own_extra)
+        return records.read(folder, place, weights_only=False)
 
-    optimizer.replace(manifest["state"], read)
-    _take_settings(optimizer, manifest)
-    return found[own_extra]
+    def fill(shards: Iterator[Shard]) -> None:
+        on_every_rank(comm, failed, lambda: records.fill(folder, places, shards))
+
+    extra = on_every_rank(comm, failed, read_extra)
+    optimizer.replace(stored["state"], fill)
+    _take_settings(optimizer, stored)
+    return extra
 
 
 def _extra_key(rank: int) -> str:
     return f"extra.{rank}"
 
 
-def _piece(shard: Shard) -> Piece:
-    key = f"model.{shard.name}" if shard.key is None else f"optimizer.{shard.name}.{shard.key}"
-    return Piece(key, shard.numel, shard.start, shard.values)
-
-
-def _take_settings(optimizer: ZeroOptimizer, manifest: dict) -> None:
+def _take_settings(optimizer: ZeroOptimizer, stored: dict) -> None:
     """Take over the stored hyperparameters and loss scale."""
     own = optimizer.state_dict()
-    pairs = zip(own["param_groups"], manifest["groups"], strict=True)
-    own["param_groups"] = [group | stored["options"] for group, stored in pairs]
-    if manifest["loss_scale"] is not None:
-        own["loss_scale"] = manifest["loss_scale"]
+    pairs = zip(own["param_groups"], stored["groups"], strict=True)
+    own["param_groups"] = [group | theirs["options"] for group, theirs in pairs]
+    if stored["loss_scale"] is not None:
+        own["loss_scale"] = stored["loss_scale"]
     optimizer.load_state_dict(own)

@@ -1,18 +1,23 @@
 """Manifest: what a checkpoint says of itself, so that it is read into the right model or not at all."""
 
+import io
 from collections.abc import Iterable
 from itertools import zip_longest
+from pathlib import Path
 
+import torch
 from torch import nn
 
+from zerolab.checkpoint import generations
+from zerolab.checkpoint.records import Record, key_of
 from zerolab.optimizer import ZeroOptimizer
 
-FORMAT = 1
+FORMAT = 2
 
 
 def describe(optimizer: ZeroOptimizer) -> dict:
     """Names and forms, the optimizer's class, its parameter groups by name, and its state but for the values
-    that are sharded: of those the dtype.
+    that are sharded: of those the dtype. Only its records are still missing.
     """
     groups = zip(_group_names(optimizer), optimizer.param_groups, strict=True)
     return {
@@ -23,7 +28,35 @@ def describe(optimizer: ZeroOptimizer) -> dict:
         "loss_scale": optimizer.state_dict().get("loss_scale"),
         "groups": [{"names": names, "options": _options(group)} for names, group in groups],
         "state": optimizer.describe_state(),
+        "tensors": {key_of(shard): shard.numel for shard in optimizer.shards()},
     }
+
+
+def write(folder: Path, manifest: dict) -> None:
+    """Write the manifest, which makes the generation complete. Raises: ValueError if a record is missing."""
+    require_whole(manifest)
+    buffer = io.BytesIO()
+    torch.save(manifest | {"records": [tuple(record) for record in manifest["records"]]}, buffer)
+    generations.put(folder / generations.MANIFEST, buffer.getvalue())
+
+
+def read(folder: Path) -> dict:
+    """The manifest of a generation."""
+    manifest = torch.load(folder / generations.MANIFEST, map_location="cpu", weights_only=False)
+    return manifest | {"records": [Record(*record) for record in manifest["records"]]}
+
+
+def require_whole(manifest: dict) -> None:
+    """Check that the records hold every element of every tensor, each once. Raises: ValueError."""
+    stops = dict.fromkeys(manifest["tensors"], 0)
+    for record in sorted(manifest["records"], key=lambda record: (record.key, record.start)):
+        if record.dtype is not None and stops[record.key] == record.start:
+            stops[record.key] = record.stop
+    for key, numel in manifest["tensors"].items():
+        if stops[key] != numel:
+            raise ValueError(
+                f"{key} is not stored as a whole: element {stops[key]} of {numel} is in no record"
+            )
 
 
 def check(manifest: dict, optimizer: ZeroOptimizer) -> None:

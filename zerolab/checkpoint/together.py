@@ -28,3 +28,29 @@ def from_rank_0(comm: Comm, action: Callable[[], Answer]) -> Answer:
         error.raised_on = dist.get_global_rank(comm.control, 0)
         raise error
     return answer
+
+
+def on_every_rank(comm: Comm, failed: str, action: Callable[[], Answer]) -> Answer:
+    """What ``action`` returns on this rank, after it has returned on all of them.
+
+    Raises: OSError on every rank if it failed on any: the error of the lowest such rank, its ``raised_on``.
+    """
+    answer = cause = None
+    try:
+        answer = action()
+    except Exception as error:
+        cause = error
+    errors = gather(comm, cause and f"{type(cause).__name__}: {cause}")
+    for rank, error in enumerate(errors):
+        if error is not None:
+            told = OSError(f"{failed}: rank {rank} failed with {error}")
+            told.raised_on = dist.get_global_rank(comm.control, rank)
+            raise told from cause
+    return answer
+
+
+def gather(comm: Comm, value: Answer) -> list[Answer]:
+    """Every rank's ``value``, in rank order, on every rank. Comm: the values, pickled."""
+    values = [value] * comm.world_size
+    dist.all_gather_object(values, value, group=comm.control)
+    return values
