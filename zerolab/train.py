@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, RMSprop
 
-from zerolab import data, models
+from zerolab import checkpoint, data, models
 from zerolab.checkpoint import generations
 from zerolab.launcher import WorkerError, init_process_group, launch
 from zerolab.launcher.rendezvous import find_place
@@ -99,8 +99,6 @@ def shard(model: nn.Module, config: Config) -> ZeroOptimizer:
 
 def save(config: Config, optimizer: ZeroOptimizer, losses: list[float]) -> None:
     """Store what `resume` needs. The losses tell the place in the data: a batch follows from its step."""
-    from zerolab import checkpoint  # not above: torch.distributed.checkpoint takes each rank a second
-
     settings = {name: getattr(config, name) for name in NUMBERS_DEPEND_ON}
     extra = {"settings": settings, "losses": losses, "random": torch.get_rng_state()}
     checkpoint.save(optimizer, config.save, extra)
@@ -111,8 +109,6 @@ def resume(config: Config, optimizer: ZeroOptimizer) -> list[float]:
 
     Raises: ValueError where its settings would lead to other numbers, or where nothing is left to do.
     """
-    from zerolab.checkpoint import checkpoint
-
     extra = checkpoint.load(optimizer, config.resume)
     for name, before in extra["settings"].items():
         now = getattr(config, name)

@@ -16,7 +16,8 @@ from support.numbered import build, fill, filled_with, load_numbers, outcome, sa
 from torch import nn
 
 import zerolab
-from zerolab.checkpoint import pieces
+from zerolab.checkpoint.manifest import require_whole
+from zerolab.checkpoint.records import Record
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares the ranks the import of pytest
 
@@ -159,12 +160,12 @@ def fail_to_load(folder: Path, damaged: dict[str, Path]) -> dict[str, str]:
 
 def damage(folder: Path, here: Path) -> dict[str, Path]:
     """Copies of a checkpoint that did not arrive whole, and folders without one."""
-    copies = {name: shutil.copytree(folder, here / name) for name in ("cut", "lost", "no metadata")}
+    copies = {name: shutil.copytree(folder, here / name) for name in ("cut", "lost", "no manifest")}
     generation = "generation-000001"
     with open(copies["cut"] / generation / "__1_0.distcp", "r+b") as file:
         file.truncate(5000)
     (copies["lost"] / generation / "__1_0.distcp").unlink()
-    (copies["no metadata"] / generation / ".metadata").unlink()
+    (copies["no manifest"] / generation / "manifest.pt").unlink()
     (here / "empty").mkdir()
     return copies | {"empty": here / "empty", "nowhere": here / "nowhere", "a file": folder / "LATEST"}
 
@@ -184,7 +185,7 @@ def test_a_load_that_does_not_fit_is_refused_before_anything_changes(tmp_path: P
         "a group less": "ValueError: parameter group 0 of the checkpoint has 0.bias, and that of",
         "cut": r"OSError: .*__1_0.distcp has 5000 bytes of \d+: copy it again",
         "lost": "OSError: .*could not be read: .*No such file.*__1_0.distcp",
-        "no metadata": "FileNotFoundError: .*LATEST names generation-000001, which is not there",
+        "no manifest": "FileNotFoundError: .*LATEST names generation-000001, which is not there",
         "empty": "FileNotFoundError: no checkpoint in .*empty: nothing was saved there",
         "nowhere": "FileNotFoundError: no checkpoint in .*nowhere",
         "a file": "FileNotFoundError: no checkpoint in .*LATEST",
@@ -193,14 +194,16 @@ def test_a_load_that_does_not_fit_is_refused_before_anything_changes(tmp_path: P
     assert_messages(first, expected)
 
 
-def read_more_than_there_is(folder: Path) -> str:
-    folder.mkdir()
-    control = dist.group.WORLD
-    pieces.write(folder, [pieces.Piece("a", numel=10, start=0, values=torch.ones(4))], {}, control)
-    wanted = pieces.Piece("a", numel=10, start=2, values=torch.zeros(4))
-    return outcome(lambda: pieces.read(folder, [wanted], [], control)) + f" {wanted.values.tolist()}"
+def stored(start: int, stop: int) -> Record:
+    return Record("model.a", torch.float32, 10, start, stop, "file", 0, 0)
 
 
-def test_a_gap_is_no_zeros(tmp_path: Path):
-    (found,) = zerolab.launch(read_more_than_there_is, 1, tmp_path / "gap")
-    assert re.match(r"OSError: .*of a\[2:6\] it holds 2 elements, not all 4: .*\[0.0, 0.0, 0.0, 0.0\]", found)
+@pytest.mark.parametrize("missing, records", [(0, [(4, 10)]), (4, [(0, 4), (6, 10)]), (6, [(0, 6)]), (0, [])])
+def test_a_gap_is_no_zeros(missing: int, records: list):
+    manifest = {"tensors": {"model.a": 10}, "records": [stored(*each) for each in records]}
+    with pytest.raises(ValueError, match=f"model.a is not stored as a whole: element {missing} of 10"):
+        require_whole(manifest)
+
+
+def test_records_may_come_in_any_order():
+    require_whole({"tensors": {"model.a": 10, "b": 0}, "records": [stored(4, 10), stored(0, 4)]})

@@ -8,14 +8,14 @@ import torch
 from support.resident_memory import give_memory_back_when_freed, growth
 
 import zerolab
-from zerolab.checkpoint import pieces
+from zerolab.checkpoint import records
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares the ranks the import of pytest
 
 
 def peaks(folder: Path) -> dict[str, int]:
     give_memory_back_when_freed()
-    pieces.MOST_NUMEL = 2**18
+    records.MOST_NUMEL = 2**18
     model = torch.nn.Sequential(*(torch.nn.Linear(2048, 2048, bias=False) for _ in range(4)))
     optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=3, lr=0.1, momentum=0.9)
     model(torch.randn(1, 2048)).sum().backward()

@@ -51,14 +51,14 @@ def all_reduce_for_ever() -> None:
 
 def save_and_be_slow_to_tell(culprit: int, path: Path, disk_is_full: bool) -> None:
     """A save that fails on one rank is an error on all of them; here the culprit reports its own last."""
-    from zerolab.checkpoint import pieces
+    from zerolab.checkpoint import records
 
-    def full(data, file) -> None:
+    def full(value, file) -> None:
         raise OSError(errno.ENOSPC, "no room")
 
     optimizer = zerolab.ZeroOptimizer(torch.nn.Linear(8, 8), torch.optim.SGD, lr=0.1)
     if disk_is_full and dist.get_rank() == culprit:
-        pieces._put = full
+        records._put = full
     try:
         zerolab.save(optimizer, path)
     finally:

@@ -8,8 +8,8 @@ import itertools
 import re
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import cloudpickle
 import pytest
@@ -22,8 +22,10 @@ from torch import nn
 
 import zerolab
 from zerolab import ring
-from zerolab.checkpoint import pieces
+from zerolab.checkpoint import records
 from zerolab.collectives import Comm, connect
+from zerolab.optimizer import Shard
+from zerolab.optimizer.shards import owned_shards
 from zerolab.optimizer.slices import cut
 from zerolab.precision import PRECISIONS
 from zerolab.storages import MemoryMeter
@@ -110,44 +112,31 @@ def test_shards_tile_the_buffer_and_slices_tile_every_parameter(shapes, world_si
     readers=st.integers(1, 9),
     most_numel=st.integers(1, 60),
 )
-def test_what_n_ranks_store_m_ranks_read(lengths, writers, readers, most_numel):
-    """The plan alone, without a disk: stored pieces, cut small, go into the slices of another layout."""
-    stored: dict[tuple[str, int], torch.Tensor] = {}
-    for piece in held(lengths, writers):
-        for part in piece.cut(most_numel):
-            assert (part.key, part.start) not in stored and 0 < part.values.numel() <= most_numel
-            stored[part.key, part.start] = part.values
-    wanted = list(held(lengths, readers))
-    for piece in wanted:
-        piece.values.zero_()
-    for item in plan(stored, wanted):
-        (source,), (numel,) = item.storage_offsets, item.lengths
-        values = stored[item.storage_index.fqn, item.storage_index.offset[0]]
-        item.landing.copy_(values[source : source + numel])
+def test_what_n_ranks_store_m_ranks_read(tmp_path_factory, lengths, writers, readers, most_numel):
+    """Stored shards, cut small, go into the slices of another layout."""
+    folder, stored = tmp_path_factory.mktemp("records"), []
+    with patch.object(records, "MOST_NUMEL", most_numel):
+        for rank, shards in enumerate(held(lengths, writers)):
+            stored += records.write(folder / str(rank), shards, {})
+    assert all(0 < record.stop - record.start <= most_numel for record in stored)
+    assert sum(record.stop - record.start for record in stored) == sum(lengths)
+    wanted = list(itertools.chain.from_iterable(held(lengths, readers)))
+    for shard in wanted:
+        shard.values.detach().zero_()
+    records.fill(folder, stored, wanted)
+    start = 1
     for index, length in enumerate(lengths):
-        parts = [piece.values for piece in wanted if piece.key == f"p{index}"]
-        assert torch.equal(torch.cat(parts), torch.arange(1.0, length + 1))
+        parts = [shard.values for shard in wanted if shard.name == f"p{index}"]
+        assert torch.equal(torch.cat(parts), torch.arange(float(start), start + length))
+        start += length
 
 
-def held(lengths: list[int], world_size: int) -> Iterator[pieces.Piece]:
-    """What ranks hold of parameters of these lengths, that count from 1; rank by rank."""
-    unit = FlatUnit("unit", 0, parameters_of([(n,) for n in lengths]), world_size, PRECISIONS["fp32"])
-    for owned, span in itertools.product(shards(unit), unit.spans):
-        part = span.within(owned.start, owned.stop)
-        start = owned.start + part.start - span.offset
-        values = torch.arange(1.0 + start, 1.0 + start + part.stop - part.start)
-        yield pieces.Piece(span.name, span.numel, start, values)
-
-
-def plan(stored: dict, wanted: list[pieces.Piece]) -> Iterator:
-    """The reads that fill the wanted pieces, each with the tensor it lands in."""
-    planner, chunks = pieces._ReadPlanner(Path(), wanted, []), {}
-    for (key, start), values in stored.items():
-        chunks.setdefault(key, []).append(SimpleNamespace(offsets=(start,), sizes=(values.numel(),)))
-    metadata = {key: SimpleNamespace(chunks=each) for key, each in chunks.items()}
-    planner.metadata = SimpleNamespace(state_dict_metadata=metadata)
-    for item in planner.create_local_plan().items:
-        yield SimpleNamespace(**vars(item), landing=planner.resolve_tensor(item))
+def held(lengths: list[int], world_size: int) -> Iterator[list[Shard]]:
+    """What each rank holds of parameters of these lengths, whose elements count from 1."""
+    for rank in range(world_size):
+        unit = FlatUnit("unit", 0, parameters_of([(n,) for n in lengths]), world_size, PRECISIONS["fp32"])
+        unit.own(shards(unit)[rank])
+        yield [shard for _, _, shard in owned_shards([unit], [], {})]
 
 
 # Collectives, the ring's and the engine's.

@@ -26,7 +26,7 @@ HOUSE = {
     "launch": ("launcher", "launch"),
     "optimizer": ("optimizer", "ground tensors wire unit base stages engine optimizer"),
     "material": ("models data", ""),
-    "checkpoint": ("checkpoint", "tensors wire unit engine optimizer checkpoint"),
+    "checkpoint": ("checkpoint", "wire optimizer checkpoint"),
     "programs": (
         "parity rehearsal bench doctor progress train",
         "ground plan tensors wire unit engine launch optimizer checkpoint material programs",

@@ -21,7 +21,7 @@ import zerolab
 from support import training
 from support.references import seeded
 from support.user_models import Net, squares
-from zerolab.checkpoint import pieces
+from zerolab.checkpoint import records
 
 KINDS = ("kill", "raise", "hang")
 PHASES = ("forward", "backward", "reduce", "update", "gather", "save")
@@ -125,7 +125,7 @@ def lay(fault: Fault, optimizer: zerolab.ZeroOptimizer, strike: Callable[[], Non
         "reduce": ([optimizer.stage], "reduce_grads"),
         "update": ([optimizer.local.optimizer], "step"),
         "gather": ([optimizer.comm], "all_gather"),
-        "save": ([pieces], "_put"),
+        "save": ([records], "_put"),
     }[fault.phase]
     for owner in owners:
         setattr(owner, name, around(getattr(owner, name)))

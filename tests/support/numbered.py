@@ -46,8 +46,8 @@ def load_numbers(folders: list[Path]) -> list[tuple[int, set[float], list[str]]]
     """
     optimizer, found = build(), []
     for folder in folders:
-        for metadata in folder.glob("generation-*/.metadata"):
-            zerolab.load(optimizer, metadata.parent)
+        for manifest in folder.glob("generation-*/manifest.pt"):
+            zerolab.load(optimizer, manifest.parent)
         extra = zerolab.load(optimizer, folder)
         values = filled_with(optimizer)
         zerolab.save(optimizer, folder)

@@ -1,7 +1,8 @@
 """Save and load a run, at another world size and stage too, and export it for plain PyTorch.
 
-checkpoint.py is the way in: pieces.py names what a rank writes, generations.py keeps the last whole save
-loadable, manifest.py says what it holds, together.py has the ranks fail as one, torch_file.py exports.
+Read checkpoint.py first. records.py writes and reads the slices, manifest.py describes what a checkpoint
+holds, generations.py keeps the last complete one loadable, together.py makes an error of one rank an error of
+all, torch_file.py exports.
 """
 
 from zerolab.checkpoint.checkpoint import load, save

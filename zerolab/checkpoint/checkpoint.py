@@ -9,23 +9,15 @@ its state. Each rank writes its 1/N of every unit, and reads whatever it owns at
 is never stored.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from zerolab.checkpoint import generations, pieces
-from zerolab.checkpoint.manifest import check, describe
-from zerolab.checkpoint.pieces import Piece
-from zerolab.checkpoint.together import from_rank_0, require_between_steps
-from zerolab.engine.states import TrainingState
-from zerolab.optimizer import ZeroOptimizer
-from zerolab.optimizer.slices import Slice
-from zerolab.unit import FlatUnit
-from zerolab.unit.span import Span
-
-MANIFEST = "manifest"
+from zerolab.checkpoint import generations, manifest, records
+from zerolab.checkpoint.records import Record
+from zerolab.checkpoint.together import from_rank_0, gather, on_every_rank
+from zerolab.optimizer import Shard, ZeroOptimizer
 
 
 def save(optimizer: ZeroOptimizer, path: str | Path, extra: Any = None, keep: int = 2) -> None:
@@ -43,18 +35,38 @@ def save(optimizer: ZeroOptimizer, path: str | Path, extra: Any = None, keep: in
     """
     if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
         raise ValueError(f"keep is {keep!r}: pass how many generations to keep, 1 or more")
-    require_between_steps(optimizer, "save")
+    optimizer.require_idle("save")
     comm = optimizer.comm
-    manifest = from_rank_0(comm, lambda: describe(optimizer))
+    description = from_rank_0(comm, lambda: manifest.describe(optimizer))
     folder = from_rank_0(comm, lambda: generations.begin(Path(path).resolve()))
-    objects = {_extra_key(comm.rank): extra} | ({MANIFEST: manifest} if comm.rank == 0 else {})
     try:
-        pieces.write(folder, _shares(optimizer), objects, comm.control)
+        _write(folder, optimizer, description, extra)
         from_rank_0(comm, lambda: generations.commit(folder, keep))
     except Exception:
         if comm.rank == 0:
             generations.discard(folder)
         raise
+
+
+def _write(folder: Path, optimizer: ZeroOptimizer, description: dict, extra: Any) -> None:
+    """Have every rank write its records, and rank 0 what is in them."""
+    comm = optimizer.comm
+
+    def write() -> list[Record]:
+        if not folder.is_dir():
+            raise FileNotFoundError(
+                f"rank 0 made {folder} and here it is not: save to a file system that all ranks share"
+            )
+        path = folder / f"__{comm.rank}_0.distcp"  # as torch.distributed.checkpoint names them
+        return records.write(path, optimizer.shards(disjoint=True), {_extra_key(comm.rank): extra})
+
+    def finish() -> None:
+        generations.put(folder / ".metadata", records.torch_metadata(found))
+        manifest.write(folder, description | {"records": found})
+
+    mine = on_every_rank(comm, f"{folder} could not be written", write)
+    found = list(chain.from_iterable(gather(comm, mine)))
+    from_rank_0(comm, finish)
 
 
 def load(optimizer: ZeroOptimizer, path: str | Path) -> Any:
@@ -70,85 +82,37 @@ def load(optimizer: ZeroOptimizer, path: str | Path) -> Any:
         naming the first difference, and OSError where files are missing, before anything is changed;
         RuntimeError inside full_params().
     """
-    require_between_steps(optimizer, "load")
+    optimizer.require_idle("load")
     comm = optimizer.comm
     folder = from_rank_0(comm, lambda: generations.find(Path(path).resolve()))
-    manifest = pieces.read(folder, (), [MANIFEST], comm.control)[MANIFEST]
-    check(manifest, optimizer)
-    own_extra = _extra_key(comm.rank if manifest["world_size"] == comm.world_size else 0)
-    optimizer.zero_grad()
-    optimizer.engine.gatherer.reshard(optimizer.units)
-    states = [_empty_state(each, manifest, optimizer) for each in optimizer.slices]
-    wanted = (piece for _, _, piece in _held(optimizer, states))
-    found = _replace(optimizer, lambda: pieces.read(folder, wanted, [own_extra], comm.control))
-    _adopt(optimizer, manifest, states)
-    return found[own_extra]
+    stored = from_rank_0(comm, lambda: manifest.read(folder))
+    manifest.check(stored, optimizer)
+    places, failed = stored["records"], f"{folder} could not be read"
+    own_extra = _extra_key(comm.rank if stored["world_size"] == comm.world_size else 0)
+
+    def read_extra() -> Any:
+        records.require_files(folder, places)
+        (place,) = (record for record in places if record.key == own_extra)
+        return records.read(folder, place, weights_only=False)
+
+    def fill(shards: Iterator[Shard]) -> None:
+        on_every_rank(comm, failed, lambda: records.fill(folder, places, shards))
+
+    extra = on_every_rank(comm, failed, read_extra)
+    optimizer.replace(stored["state"], fill)
+    _take_settings(optimizer, stored)
+    return extra
 
 
 def _extra_key(rank: int) -> str:
     return f"extra.{rank}"
 
 
-def _held(optimizer: ZeroOptimizer, states: list[dict]) -> Iterator[tuple[FlatUnit, Span, Piece]]:
-    """All this rank holds of each parameter and of its optimizer state, ``states``, by slice."""
-    for unit in optimizer.units:
-        values = unit.values()
-        for span in unit.spans:
-            part = span.within(unit.owned.start, unit.owned.stop)
-            yield unit, span, _piece(f"model.{span.name}", unit, span, part, values[part])
-    for each, state in zip(optimizer.slices, states, strict=True):
-        for key, value in state.items():
-            if isinstance(value, torch.Tensor) and value.dim() > 0:
-                key = f"optimizer.{each.span.name}.{key}"
-                yield each.unit, each.span, _piece(key, each.unit, each.span, each.part, value)
-
-
-def _piece(key: str, unit: FlatUnit, span: Span, part: slice, values: torch.Tensor) -> Piece:
-    return Piece(key, span.numel, unit.owned.start + part.start - span.offset, values)
-
-
-def _shares(optimizer: ZeroOptimizer) -> Iterator[Piece]:
-    """What this rank writes: of all it holds its 1/N of the unit, so that nothing is written twice."""
-    states = [optimizer.state.get(each.tensor, {}) for each in optimizer.slices]
-    for unit, span, piece in _held(optimizer, states):
-        share = optimizer.comm.shard_range(unit.padded_numel)
-        yield piece.within(share.start - span.offset, share.stop - span.offset)
-
-
-@torch.no_grad()
-def _empty_state(each: Slice, manifest: dict, optimizer: ZeroOptimizer) -> dict:
-    """The stored optimizer state of one slice: its scalars, and tensors to read the rest into.
-
-    Tensors that are there already are used again, so that going back to a checkpoint takes no more memory.
-    """
-    present, state = optimizer.state.get(each.tensor, {}), {}
-    for key, value in manifest["state"].get(each.span.name, {}).items() if each.unit.trainable else ():
-        if isinstance(value, torch.dtype):
-            old = present.get(key)
-            fits = isinstance(old, torch.Tensor) and (old.shape, old.dtype) == (each.tensor.shape, value)
-            value = old if fits else torch.empty_like(each.tensor, dtype=value)
-        state[key] = value
-    return state
-
-
-@torch.no_grad()
-def _replace(optimizer: ZeroOptimizer, read: Callable[[], dict]) -> dict:
-    """Overwrite what this rank owns by calling ``read``, and share it as the stage shares an update."""
-    found = read()
-    with optimizer.training.during(TrainingState.LOAD):
-        optimizer.stage.update(optimizer.units, FlatUnit.publish)
-    for unit in optimizer.units:
-        unit.mark_updated()
-    optimizer.trace.next_step()
-    return found
-
-
-def _adopt(optimizer: ZeroOptimizer, manifest: dict, states: list[dict]) -> None:
-    """Hand the stock optimizer its state, in the form in which it saves it itself."""
+def _take_settings(optimizer: ZeroOptimizer, stored: dict) -> None:
+    """Take over the stored hyperparameters and loss scale."""
     own = optimizer.state_dict()
-    pairs = zip(own["param_groups"], manifest["groups"], strict=True)
-    own["param_groups"] = [group | stored["options"] for group, stored in pairs]
-    own["state"] = {index: state for index, state in enumerate(states) if state}
-    if manifest["loss_scale"] is not None:
-        own["loss_scale"] = manifest["loss_scale"]
+    pairs = zip(own["param_groups"], stored["groups"], strict=True)
+    own["param_groups"] = [group | theirs["options"] for group, theirs in pairs]
+    if stored["loss_scale"] is not None:
+        own["loss_scale"] = stored["loss_scale"]
     optimizer.load_state_dict(own)

@@ -1,7 +1,7 @@
 """Generations: a folder of checkpoints in which writing the next can never harm the last.
 
     path/LATEST               the name of the newest complete generation
-    path/generation-000007/   one checkpoint; torch.distributed.checkpoint writes its .metadata last
+    path/generation-000007/   one checkpoint; its manifest is written last
 
 A new generation is written beside the old ones and then committed by replacing LATEST, which a file system
 does at once or not at all. Whenever a process is killed, LATEST names a generation that is whole and on disk.
@@ -14,7 +14,7 @@ import shutil
 from pathlib import Path
 
 LATEST = "LATEST"
-METADATA = ".metadata"
+MANIFEST = "manifest.pt"
 _NAME = re.compile(r"generation-(\d{6,})")
 
 
@@ -23,7 +23,7 @@ def begin(path: Path) -> Path:
     path.mkdir(parents=True, exist_ok=True)
     found = _generations(path)
     for folder in found:
-        if not (folder / METADATA).exists():
+        if not (folder / MANIFEST).exists():
             _remove(folder)
     newest = max((_number(folder) for folder in found), default=0)
     folder = path / f"generation-{newest + 1:06d}"
@@ -35,19 +35,25 @@ def commit(folder: Path, keep: int) -> None:
     """Make ``folder``, now complete, the generation to load; of the older ones keep so many that there are
     ``keep``.
     """
-    path, partial = folder.parent, folder.parent / f".{LATEST}.partial"
+    path = folder.parent
     _sync(folder)
-    try:
-        with open(partial, "w") as file:
-            file.write(folder.name)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path / LATEST)
-    finally:
-        partial.unlink(missing_ok=True)
+    put(path / LATEST, folder.name.encode())
     _sync(path)
     for old in _generations(path)[:-keep]:
         _remove(old)
+
+
+def put(path: Path, content: bytes) -> None:
+    """Write a file so that it is there, whole and on disk, or is not there; an old one stays until then."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with open(partial, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def discard(folder: Path) -> None:
@@ -62,14 +68,14 @@ def find(path: Path) -> Path:
 
     Raises: FileNotFoundError where there is none.
     """
-    if (path / METADATA).exists():
+    if (path / MANIFEST).exists():
         return path
     try:
         folder = path / (path / LATEST).read_text()
     except (FileNotFoundError, NotADirectoryError):
         raise FileNotFoundError(f"no checkpoint in {path}: nothing was saved there to the end") from None
-    if not (folder / METADATA).exists():
-        others = [each.name for each in _generations(path) if (each / METADATA).exists()]
+    if not (folder / MANIFEST).exists():
+        others = [each.name for each in _generations(path) if (each / MANIFEST).exists()]
         raise FileNotFoundError(
             f"{path / LATEST} names {folder.name}, which is not there or incomplete; complete are: "
             f"{', '.join(others) or 'none'}. Load one of those by its own path"
@@ -83,8 +89,8 @@ def _generations(path: Path) -> list[Path]:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a generation, its .metadata first: what an interruption leaves of it is not taken for whole."""
-    (folder / METADATA).unlink(missing_ok=True)
+    """Remove a generation, its manifest first: what an interruption leaves of it is not taken for whole."""
+    (folder / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
 
 

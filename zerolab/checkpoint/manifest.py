@@ -1,36 +1,62 @@
 """Manifest: what a checkpoint says of itself, so that it is read into the right model or not at all."""
 
+import io
 from collections.abc import Iterable
 from itertools import zip_longest
+from pathlib import Path
 
 import torch
+from torch import nn
 
+from zerolab.checkpoint import generations
+from zerolab.checkpoint.records import Record, key_of
 from zerolab.optimizer import ZeroOptimizer
-from zerolab.optimizer.local import options_of
-from zerolab.optimizer.slices import Slice
-from zerolab.unit.span import Span
 
-FORMAT = 1
+FORMAT = 2
 
 
 def describe(optimizer: ZeroOptimizer) -> dict:
     """Names and forms, the optimizer's class, its parameter groups by name, and its state but for the values
-    that are sharded: of those the dtype.
+    that are sharded: of those the dtype. Only its records are still missing.
     """
     groups = zip(_group_names(optimizer), optimizer.param_groups, strict=True)
     return {
         "format": FORMAT,
         "world_size": optimizer.world_size,
         "parameters": _forms(optimizer),
-        "optimizer": _class_name(optimizer),
-        "loss_scale": None if optimizer.loss_scale is None else optimizer.loss_scale.state_dict(),
-        "groups": [{"names": names, "options": options_of(group)} for names, group in groups],
-        "state": {
-            each.span.name: _state(each, optimizer.state[each.tensor])
-            for each in optimizer.slices
-            if each.tensor in optimizer.state
-        },
+        "optimizer": optimizer.optimizer_class.__name__,
+        "loss_scale": optimizer.state_dict().get("loss_scale"),
+        "groups": [{"names": names, "options": _options(group)} for names, group in groups],
+        "state": optimizer.describe_state(),
+        "tensors": {key_of(shard): shard.numel for shard in optimizer.shards()},
     }
+
+
+def write(folder: Path, manifest: dict) -> None:
+    """Write the manifest, which makes the generation complete. Raises: ValueError if a record is missing."""
+    require_whole(manifest)
+    buffer = io.BytesIO()
+    torch.save(manifest | {"records": [tuple(record) for record in manifest["records"]]}, buffer)
+    generations.put(folder / generations.MANIFEST, buffer.getvalue())
+
+
+def read(folder: Path) -> dict:
+    """The manifest of a generation."""
+    manifest = torch.load(folder / generations.MANIFEST, map_location="cpu", weights_only=False)
+    return manifest | {"records": [Record(*record) for record in manifest["records"]]}
+
+
+def require_whole(manifest: dict) -> None:
+    """Check that the records hold every element of every tensor, each once. Raises: ValueError."""
+    stops = dict.fromkeys(manifest["tensors"], 0)
+    for record in sorted(manifest["records"], key=lambda record: (record.key, record.start)):
+        if record.dtype is not None and stops[record.key] == record.start:
+            stops[record.key] = record.stop
+    for key, numel in manifest["tensors"].items():
+        if stops[key] != numel:
+            raise ValueError(
+                f"{key} is not stored as a whole: element {stops[key]} of {numel} is in no record"
+            )
 
 
 def check(manifest: dict, optimizer: ZeroOptimizer) -> None:
@@ -44,9 +70,10 @@ def check(manifest: dict, optimizer: ZeroOptimizer) -> None:
                 f"parameter {name} is {stored.get(name, 'missing')} in the checkpoint and "
                 f"{ours.get(name, 'missing')} in the model: build the model that was saved"
             )
-    if manifest["optimizer"] != _class_name(optimizer):
+    stored, ours = manifest["optimizer"], optimizer.optimizer_class.__name__
+    if stored != ours:
         raise ValueError(
-            f"the checkpoint is of {manifest['optimizer']} and the optimizer is {_class_name(optimizer)}: "
+            f"the checkpoint is of {stored} and the optimizer is {ours}: "
             "their states mean different things; pass the class that was saved"
         )
     _check_groups([group["names"] for group in manifest["groups"]], _group_names(optimizer))
@@ -70,41 +97,23 @@ def _check_groups(stored: list[list[str]], ours: list[list[str]]) -> None:
 
 def _forms(optimizer: ZeroOptimizer) -> dict[str, str]:
     """How each parameter lies in memory, by name: pieces are stored in the order of memory."""
-    return {span.name: _form(span) for unit in optimizer.units for span in unit.spans}
+    return {name: _form(parameter) for name, parameter in optimizer.model.named_parameters()}
 
 
-def _form(span: Span) -> str:
-    strides = "" if span.layout.is_contiguous() else f" with strides {span.layout.stride()}"
-    return f"of shape {span.shape}{strides}"
-
-
-def _class_name(optimizer: ZeroOptimizer) -> str:
-    return type(optimizer.local.optimizer).__name__
+def _form(parameter: nn.Parameter) -> str:
+    strides = "" if parameter.is_contiguous() else f" with strides {parameter.stride()}"
+    return f"of shape {tuple(parameter.shape)}{strides}"
 
 
 def _group_names(optimizer: ZeroOptimizer) -> list[list[str]]:
-    names = {id(span.parameter): span.name for unit in optimizer.units for span in unit.spans}
+    names = {id(parameter): name for name, parameter in optimizer.model.named_parameters()}
     return [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
+
+
+def _options(group: dict) -> dict:
+    return {key: value for key, value in group.items() if key not in ("params", "param_names")}
 
 
 def _in_order(first: Iterable[str], second: Iterable[str]) -> list[str]:
     """The names of both, each once: the order in which a first difference is looked for."""
     return list(dict.fromkeys([*first, *second]))
-
-
-def _state(each: Slice, state: dict) -> dict:
-    """One parameter's state: scalars as they are, the dtype of what has a value for each element."""
-    entries = {}
-    for key, value in state.items():
-        if not isinstance(value, torch.Tensor):
-            entries[key] = value
-        elif value.dim() == 0:
-            entries[key] = value.cpu()
-        elif value.shape == each.tensor.shape:
-            entries[key] = value.dtype
-        else:
-            raise ValueError(
-                f"the optimizer's {key} for {each.span.name} has shape {tuple(value.shape)}, neither one "
-                "value nor one for each element: it cannot be stored by element"
-            )
-    return entries

@@ -1,4 +1,4 @@
-"""Steps that all ranks take or none: what one rank does for all, and where all have to stand."""
+"""Steps that succeed on all ranks or on none."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -6,7 +6,6 @@ from typing import TypeVar
 import torch.distributed as dist
 
 from zerolab.collectives import Comm
-from zerolab.optimizer import ZeroOptimizer
 
 Answer = TypeVar("Answer")
 
@@ -31,11 +30,27 @@ def from_rank_0(comm: Comm, action: Callable[[], Answer]) -> Answer:
     return answer
 
 
-def require_between_steps(optimizer: ZeroOptimizer, action: str) -> None:
-    """See that no pass over the model and no full_params() is open: the shards are not all there is then.
+def on_every_rank(comm: Comm, failed: str, action: Callable[[], Answer]) -> Answer:
+    """What ``action`` returns on this rank, after it has returned on all of them.
 
-    Collective: it also sees that every rank has come to do the same.
-    Raises: RuntimeError.
+    Raises: OSError on every rank if it failed on any: the error of the lowest such rank, its ``raised_on``.
     """
-    optimizer.engine.require_idle(action)
-    optimizer.comm.check_same_collective(action)
+    answer = cause = None
+    try:
+        answer = action()
+    except Exception as error:
+        cause = error
+    errors = gather(comm, cause and f"{type(cause).__name__}: {cause}")
+    for rank, error in enumerate(errors):
+        if error is not None:
+            told = OSError(f"{failed}: rank {rank} failed with {error}")
+            told.raised_on = dist.get_global_rank(comm.control, rank)
+            raise told from cause
+    return answer
+
+
+def gather(comm: Comm, value: Answer) -> list[Answer]:
+    """Every rank's ``value``, in rank order, on every rank. Comm: the values, pickled."""
+    values = [value] * comm.world_size
+    dist.all_gather_object(values, value, group=comm.control)
+    return values

@@ -4,6 +4,9 @@ torch.save wants all tensors at once. But its file is a zip archive: a pickle in
 to a record, and the records. So the pickle can be written from shapes alone, and the records one by one as
 the parameters are gathered. What the pickle says of a tensor is taken from what torch itself pickles of an
 empty one; that it comes in this order is documented nowhere, and used here alone. Tried on torch 2.13.0.
+
+torch.save of fake tensors under torch.serialization.skip_data writes such a file too. But it leaves every
+checksum 0, loses the tensors in a module's extra state, and is a prototype.
 """
 
 import io
@@ -18,10 +21,8 @@ from zipfile import ZipFile, ZipInfo
 
 import torch
 
-from zerolab.checkpoint.together import from_rank_0, require_between_steps
-from zerolab.engine.states import TrainingState
+from zerolab.checkpoint.together import from_rank_0
 from zerolab.optimizer import ZeroOptimizer
-from zerolab.unit import FlatUnit
 
 ALIGNMENT_BYTES = 64
 """Where records begin, as torch.save has it, so that torch.load(mmap=True) gets tensors that are aligned."""
@@ -37,30 +38,18 @@ def export(optimizer: ZeroOptimizer, path: str | Path) -> None:
     Memory: one unit whole, and on rank 0 a copy of one parameter. Comm: Ψ.
     Raises: OSError on every rank if rank 0 cannot write; RuntimeError inside full_params().
     """
-    require_between_steps(optimizer, "export")
+    optimizer.require_idle("export")
     archive = Archive(Path(path).resolve())
+
+    def write(parameters: dict[str, torch.Tensor]) -> None:
+        from_rank_0(optimizer.comm, lambda: archive.write(parameters))
+
     try:
-        with optimizer.training.during(TrainingState.EXPORT):
-            from_rank_0(optimizer.comm, lambda: archive.begin(optimizer))
-            for unit in optimizer.units:
-                _write_unit(optimizer, unit, archive)
-            from_rank_0(optimizer.comm, archive.commit)
+        from_rank_0(optimizer.comm, lambda: archive.begin(optimizer))
+        optimizer.gather_params(write)
+        from_rank_0(optimizer.comm, archive.commit)
     finally:
         archive.discard()
-
-
-def _write_unit(optimizer: ZeroOptimizer, unit: FlatUnit, archive: "Archive") -> None:
-    """Gather the unit's parameters, as they are optimized, and have rank 0 write them."""
-    values = unit.values()
-    flat = torch.zeros(unit.padded_numel, dtype=values.dtype, device=unit.device)
-    flat[unit.owned] = values
-    optimizer.comm.all_gather(flat, unit).wait()
-
-    def write() -> None:
-        for span in unit.spans:
-            archive.write(span.parameter, span.view(flat))
-
-    from_rank_0(optimizer.comm, write)
 
 
 class Archive:
@@ -74,8 +63,9 @@ class Archive:
         """Open the file and write the pickle, and all the tensors that are not the optimizer's: buffers."""
         if self.path.is_dir():
             raise IsADirectoryError(f"{self.path} is a folder: export to a file in it")
-        dtypes = [(unit.values().dtype, unit) for unit in optimizer.units]
-        ours = {span.parameter: dtype for dtype, unit in dtypes for span in unit.spans}
+        self.parameters = dict(optimizer.model.named_parameters())
+        dtypes = {shard.name: shard.values.dtype for shard in optimizer.shards() if shard.key is None}
+        ours = {parameter: dtypes[name] for name, parameter in self.parameters.items()}
         # Parameters themselves, where state_dict would detach them: those that are away let nobody do that.
         state_dict = optimizer.model.state_dict(keep_vars=True)
         pickled, self.records = _pickle_by_reference(state_dict, lambda t: ours.get(t, t.dtype))
@@ -85,9 +75,14 @@ class Archive:
         self._record("version", b"3\n")
         self._record("byteorder", sys.byteorder.encode())
         for tensor in [tensor for tensor in self.records if tensor not in ours]:
-            self.write(tensor, tensor.detach())
+            self._write(tensor, tensor.detach())
 
-    def write(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
+    def write(self, values: dict[str, torch.Tensor]) -> None:
+        """Write the values of the parameters of these names."""
+        for name, value in values.items():
+            self._write(self.parameters[name], value)
+
+    def _write(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
         """Write what ``tensor`` holds, if the state dict has it."""
         if tensor in self.records:
             content = values.cpu().contiguous().view(-1).view(torch.uint8).numpy()

@@ -9,7 +9,7 @@ a stock optimizer the owned slices to update, one for each original parameter. `
 used, average, update.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 
@@ -46,6 +46,7 @@ from zerolab.optimizer.settings import (
     parameter_groups,
     signature,
 )
+from zerolab.optimizer.shards import Shard, allocate_state, describe_state, owned_shards
 from zerolab.optimizer.slices import Slice
 from zerolab.optimizer.slots import Slots, guard_loading
 from zerolab.precision import PRECISIONS
@@ -351,3 +352,66 @@ class ZeroOptimizer(torch.optim.Optimizer):
     def _tag(self) -> dict:
         layout = [(unit.name, unit.numel, unit.owned.start, unit.owned.stop) for unit in self.units]
         return {"rank": self.rank, "world_size": self.world_size, "layout": layout}
+
+    # What checkpoints use.
+
+    @property
+    def optimizer_class(self) -> type[torch.optim.Optimizer]:
+        """The class of the stock optimizer that updates this rank's slices."""
+        return self.local.optimizer_class
+
+    def require_idle(self, action: str) -> None:
+        """Check that no forward or backward pass and no full_params() is open.
+
+        Collective: it also checks that every rank is about to do the same ``action``. Raises: RuntimeError.
+        """
+        self.engine.require_idle(action)
+        self.comm.check_same_collective(action)
+
+    def shards(self, disjoint: bool = False) -> Iterator[Shard]:
+        """This rank's slice of every parameter and of every tensor in the optimizer's state.
+
+        ``disjoint``: of what all ranks own, as at stage 0, only 1/N, so that each element is on one rank.
+        """
+        for unit, span, shard in owned_shards(self.units, self.slices, self.state):
+            share = self.stage.share(unit) if disjoint else unit.owned
+            yield shard.within(share.start - span.offset, share.stop - span.offset)
+
+    def describe_state(self) -> dict[str, dict]:
+        """The optimizer state by parameter name and key: scalars as they are, of sharded tensors the dtype.
+
+        Raises: ValueError for a tensor that has neither one value nor one for each element.
+        """
+        return describe_state(self.slices, self.state)
+
+    @torch.no_grad()
+    def replace(self, state: dict[str, dict], write: Callable[[Iterator[Shard]], None]) -> None:
+        """Give this rank the optimizer ``state`` described, and have ``write`` overwrite all its `shards`.
+
+        The new values are shared as the stage shares an update, and gradients are cleared. Collective.
+        Args: state: as `describe_state` returns it. Comm: Ψ at stages 1 and 2, none at others.
+        """
+        self.zero_grad()
+        self.engine.gatherer.reshard(self.units)
+        self.load_state_dict(self.state_dict() | {"state": allocate_state(self.slices, self.state, state)})
+        write(self.shards())
+        with self.training.during(TrainingState.LOAD):
+            self.stage.update(self.units, FlatUnit.publish)
+        for unit in self.units:
+            unit.mark_updated()
+        self.trace.next_step()
+
+    @torch.no_grad()
+    def gather_params(self, read: Callable[[dict[str, torch.Tensor]], None]) -> None:
+        """Call ``read`` with the whole parameters of one unit after the other, as they are updated, by name.
+
+        Collective. Memory: one unit whole, in fp32 also where the model keeps 16 bits. Comm: Ψ.
+        """
+        with self.training.during(TrainingState.EXPORT):
+            for unit in self.units:
+                values = unit.values()
+                flat = torch.zeros(unit.padded_numel, dtype=values.dtype, device=unit.device)
+                flat[unit.owned] = values
+                self.stage.comm.all_gather(flat, unit).wait()
+                read({span.name: span.view(flat) for span in unit.spans})
+                del flat  # before the next is allocated

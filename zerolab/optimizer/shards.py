@@ -1,0 +1,102 @@
+"""Shards: this rank's slices of parameters and optimizer state, by name, whatever the stage and the units."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from zerolab.optimizer.slices import Slice
+from zerolab.unit import FlatUnit
+from zerolab.unit.span import Span
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """Elements ``start`` to ``stop`` of a flattened tensor: a parameter, or a tensor of its optimizer state.
+
+    Attributes:
+        name: the parameter's, as in ``model.named_parameters()``.
+        key: which tensor of its optimizer state, such as "exp_avg"; None for the parameter itself.
+        numel: how many elements the whole tensor has. They are in the order of memory.
+        values: [stop - start] the elements themselves: what is written here is what the optimizer updates.
+    """
+
+    name: str
+    key: str | None
+    numel: int
+    start: int
+    values: torch.Tensor
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.values.numel()
+
+    def within(self, start: int, stop: int) -> "Shard":
+        """The part of it between elements ``start`` and ``stop`` of the whole tensor. May be empty."""
+        low = min(max(self.start, start), self.stop)
+        high = max(min(self.stop, stop), low)
+        return Shard(self.name, self.key, self.numel, low, self.values[low - self.start : high - self.start])
+
+
+def owned_shards(
+    units: list[FlatUnit], slices: list[Slice], state: dict
+) -> Iterator[tuple[FlatUnit, Span, Shard]]:
+    """This rank's part of each parameter and of its optimizer state, and where in its unit that lies."""
+    for unit in units:
+        values = unit.values()
+        for span in unit.spans:
+            part = span.within(unit.owned.start, unit.owned.stop)
+            yield unit, span, _shard(unit, span, None, part, values[part])
+    for each in slices:
+        for key, value in state.get(each.tensor, {}).items():
+            if isinstance(value, torch.Tensor) and value.dim() > 0:
+                yield each.unit, each.span, _shard(each.unit, each.span, key, each.part, value)
+
+
+def _shard(unit: FlatUnit, span: Span, key: str | None, part: slice, values: torch.Tensor) -> Shard:
+    return Shard(span.name, key, span.numel, unit.owned.start + part.start - span.offset, values)
+
+
+def describe_state(slices: list[Slice], state: dict) -> dict[str, dict]:
+    """The optimizer state by parameter name and key: scalars as they are, of other tensors the dtype.
+
+    Raises: ValueError for a tensor that has neither one value nor one for each element.
+    """
+    return {
+        each.span.name: {key: _described(each, key, value) for key, value in state[each.tensor].items()}
+        for each in slices
+        if each.tensor in state
+    }
+
+
+def _described(each: Slice, key: str, value):
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.dim() == 0:
+        return value.cpu()
+    if value.shape == each.tensor.shape:
+        return value.dtype
+    raise ValueError(
+        f"the optimizer's {key} for {each.span.name} has shape {tuple(value.shape)}, neither one value "
+        "nor one for each element: it cannot be stored by element"
+    )
+
+
+def allocate_state(slices: list[Slice], state: dict, described: dict[str, dict]) -> dict[int, dict]:
+    """The state that `describe_state` has described, by slice, with tensors that are still to be filled.
+
+    Tensors that are there already are used again, so that going back to a checkpoint takes no more memory.
+    """
+    found = {}
+    for index, each in enumerate(slices):
+        entries, present = described.get(each.span.name, {}), state.get(each.tensor, {})
+        if entries and each.unit.trainable:
+            found[index] = {key: _allocated(each, value, present.get(key)) for key, value in entries.items()}
+    return found
+
+
+def _allocated(each: Slice, value, old):
+    if not isinstance(value, torch.dtype):
+        return value
+    fits = isinstance(old, torch.Tensor) and (old.shape, old.dtype) == (each.tensor.shape, value)
+    return old if fits else torch.empty_like(each.tensor, dtype=value, requires_grad=False)
