@@ -6,7 +6,7 @@ from itertools import zip_longest
 import torch
 
 from zerolab.optimizer import ZeroOptimizer
-from zerolab.optimizer.local import options_of
+from zerolab.optimizer.groups import options_of
 from zerolab.optimizer.slices import Slice
 from zerolab.unit.span import Span
 
@@ -79,7 +79,7 @@ def _form(span: Span) -> str:
 
 
 def _class_name(optimizer: ZeroOptimizer) -> str:
-    return type(optimizer.local.optimizer).__name__
+    return optimizer.optimizer_class_name
 
 
 def _group_names(optimizer: ZeroOptimizer) -> list[list[str]]:

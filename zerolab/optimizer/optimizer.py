@@ -24,7 +24,7 @@ from zerolab.measure import MeasuredStates, census, storage_bytes
 from zerolab.optimizer import tokens
 from zerolab.optimizer.gradients import clip_grads, whole_grads
 from zerolab.optimizer.layout import lay_out
-from zerolab.optimizer.local import LocalUpdate, options_of
+from zerolab.optimizer.local import LocalUpdate
 from zerolab.optimizer.loss_scale import LossScale
 from zerolab.optimizer.probe import state_bytes_per_parameter
 from zerolab.optimizer.seats import check_seats, guard_loading, take_seats
@@ -100,10 +100,11 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self.units = lay_out(model, scopes, self.comm, self.stage, self.precision)
         self._seats = take_seats(model, self.units)
         guard_loading(model, self._seats)
-        self.local = LocalUpdate(optimizer_class, defaults)
+        self.local: LocalUpdate | None = None
         super().__init__(groups, {})
+        self.local = LocalUpdate(optimizer_class, defaults, self.units, self.param_groups)
+        self.defaults, self.state = self.local.optimizers[0].defaults, self.local.state
         self.loss_scale = LossScale() if self.precision.scales_loss else None
-        self.defaults, self.state = self.local.optimizer.defaults, self.local.optimizer.state
         self.engine = Engine(model, scopes, self.stage, self.trace, prefetch, reduces_in_flight)
         if self.precision.has_masters:
             model.register_forward_pre_hook(Hook(self._cast_inputs), prepend=True, with_kwargs=True)
@@ -118,6 +119,11 @@ class ZeroOptimizer(torch.optim.Optimizer):
     def world_size(self) -> int:
         return self.comm.world_size
 
+    @property
+    def optimizer_class_name(self) -> str:
+        """The class of the stock optimizers that make the update, as "AdamW"."""
+        return type(self.local.optimizers[0]).__name__
+
     def _cast_inputs(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """What the model is called with, in its parameters' dtype."""
         return self.precision.cast((args, kwargs))
@@ -128,8 +134,9 @@ class ZeroOptimizer(torch.optim.Optimizer):
         listed = {id(p) for known in self.param_groups for p in known["params"]}
         if repeated := [p for p in group["params"] if id(p) in listed]:
             raise ValueError(f"{len(repeated)} of the parameters are in a group already: list each once")
-        filled = self.local.add_group(self.units, group["params"], options_of(group))
-        super().add_param_group(filled | {"params": group["params"]})
+        if self.local is not None:  # it is given the first groups all at once
+            self.local.add_group(group)
+        super().add_param_group(group)
 
     # Training.
 
@@ -188,8 +195,9 @@ class ZeroOptimizer(torch.optim.Optimizer):
         used = self._finish_grads()
         if not self._overflowed(used):
             self.trace.phase = "step"
-            self.local.follow(self.param_groups)
+            self.local.hand_over(self.param_groups)
             self.stage.update(self.engine.trainable, lambda unit: self._update(unit, used))
+            self.local.take_back(self.param_groups)
             self._note_update()
         self.trace.next_step()
         return loss
@@ -287,7 +295,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict:
         """This rank's shard of the optimizer state, tagged: it loads only where it belongs."""
         scale = {} if self.loss_scale is None else {"loss_scale": self.loss_scale.state_dict()}
-        return self.local.optimizer.state_dict() | {"zerolab": self._tag()} | scale
+        return self.local.state_dict() | {"zerolab": self._tag()} | scale
 
     def load_state_dict(self, state_dict: dict) -> None:
         """Take back what `state_dict` gave, on the same rank, at the same stage, world size and layout.
@@ -301,11 +309,9 @@ class ZeroOptimizer(torch.optim.Optimizer):
             )
         if self.loss_scale is not None and "loss_scale" in state_dict:
             self.loss_scale.load_state_dict(state_dict["loss_scale"])
-        self.local.optimizer.load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
-        self.state = self.local.optimizer.state
+        ours = {key: value for key, value in state_dict.items() if key not in ("zerolab", "loss_scale")}
+        self.local.load_state_dict(ours, self.param_groups)
         self._note_state()
-        for mine, theirs in zip(self.param_groups, self.local.optimizer.param_groups, strict=True):
-            mine.update(options_of(theirs))
 
     def _tag(self) -> dict:
         layout = [(unit.name, unit.numel, unit.owned.start, unit.owned.stop) for unit in self.units]
