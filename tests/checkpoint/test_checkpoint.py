@@ -151,7 +151,7 @@ def rates(folder: Path, saving: bool) -> list[list[float]]:
     for step in range(4):
         resizing.train(optimizer, step, steps=1)
         scheduler.step()
-        found.append([group["lr"] for group in optimizer.local.optimizer.param_groups])
+        found.append([group["lr"] for group in optimizer.local.optimizers[0].param_groups])
     if saving:
         zerolab.save(optimizer, folder, extra=scheduler.state_dict())
     return found

@@ -123,7 +123,7 @@ def lay(fault: Fault, optimizer: zerolab.ZeroOptimizer, strike: Callable[[], Non
     owners, name = {
         "forward": (blocks, "forward"),
         "reduce": ([optimizer.stage], "reduce_grads"),
-        "update": ([optimizer.local.optimizer], "step"),
+        "update": (optimizer.local.optimizers, "step"),
         "gather": ([optimizer.comm], "all_gather"),
         "save": ([records], "_put"),
     }[fault.phase]

@@ -1,12 +1,13 @@
-"""LocalUpdate: a stock torch optimizer over the slices this rank owns."""
+"""LocalUpdate: stock torch optimizers over the slices this rank owns, one for each batch of slices."""
 
-import inspect
-from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
+from itertools import chain
 
 import torch
 from torch import nn
 
+from zerolab.optimizer.batch import Batch, batches
+from zerolab.optimizer.groups import SharedGroup, options_of
 from zerolab.optimizer.probe import state_bytes_per_parameter
 from zerolab.optimizer.slices import Slice, cut
 from zerolab.unit import FlatUnit
@@ -14,47 +15,74 @@ from zerolab.unit.span import Span
 
 
 class LocalUpdate:
-    """Updates this rank's slice of every parameter with an ordinary optimizer of the class given.
+    """Updates this rank's slice of every parameter with stock optimizers of the class given.
 
-    It knows nothing of ranks. Its parameter groups mirror the user's one to one, with a slice for every
-    parameter.
+    Each batch of slices has an optimizer of its own, which is stepped exactly once in every training step.
+    That is what a single process does with its one optimizer, so a step counter or a schedule that the
+    optimizer keeps itself stays right, while a unit can be updated and gathered before the next one. The
+    groups of each optimizer mirror the user's one to one, empty ones too. It knows nothing of ranks.
 
     Attributes:
-        slices: in the order of the groups.
-        members: of each group, the names of its parameters.
-        optimizer: the stock optimizer, None before the first group.
+        optimizers: the stock optimizers.
+        slices: in the order of the groups, and in each in that of its parameters.
+        state: the optimizers' state of each slice, by its tensor.
     """
 
-    def __init__(self, optimizer_class: type[torch.optim.Optimizer], defaults: dict):
-        self.optimizer_class, self.defaults = optimizer_class, defaults
-        self.slices: list[Slice] = []
-        self.members: list[str] = []
-        self._of_unit: dict[FlatUnit, list[Slice]] = defaultdict(list)
-        self.optimizer: torch.optim.Optimizer | None = None
+    def __init__(self, optimizer_class: type, defaults: dict, units: list[FlatUnit], groups: list[dict]):
+        self._class, self._defaults, self._units = optimizer_class, defaults, units
+        self._cuts = [self._cut(group) for group in groups]
+        own = list(zip(map(options_of, groups), self._cuts, strict=True))
+        self._batches = {
+            unit: [Batch(spans, optimizer_class, defaults, own) for spans in batches(unit)]
+            for unit in units
+            if unit.trainable
+        }
+        self.optimizers = [batch.optimizer for each in self._batches.values() for batch in each]
+        self.state = SliceStates()
+        for optimizer in self.optimizers:
+            self.state.include(optimizer)
+        self._shared = [self._share(place) for place in range(len(groups))]
+        for shared, group in zip(self._shared, groups, strict=True):
+            shared.fill_in(group, defaults)
 
-    def add_group(self, units: list[FlatUnit], parameters: list[nn.Parameter], options: dict) -> dict:
-        """Cut a group's parameters, and hand the slices to the optimizer; the options it filled in."""
-        known = inspect.signature(
-            self.optimizer_class
-        ).parameters  # a group may also have a name of the user's
-        own = {key: value for key, value in options.items() if key in known}
-        cost = state_bytes_per_parameter(self.optimizer_class, self.defaults | own)
-        slices = cut(units, parameters, cost)
-        group = options | {"params": [each.tensor for each in slices]}
-        if self.optimizer is None:
-            self.optimizer = self.optimizer_class([group], **self.defaults)
-        else:
-            self.optimizer.add_param_group(group)
-        self.slices += slices
-        self.members.append(", ".join(each.span.name for each in slices))
-        for each in slices:
-            self._of_unit[each.unit].append(each)
-        return options_of(self.optimizer.param_groups[-1])
+    @property
+    def slices(self) -> list[Slice]:
+        return list(chain.from_iterable(self._cuts))
 
-    def follow(self, groups: list[dict]) -> None:
-        """Take over the hyperparameters of the user's groups, as a scheduler may have left them."""
-        for theirs, mine in zip(self.optimizer.param_groups, groups, strict=True):
-            theirs.update(options_of(mine))
+    @property
+    def members(self) -> list[str]:
+        """Of each group, the names of its parameters."""
+        return [", ".join(each.span.name for each in slices) for slices in self._cuts]
+
+    def _cut(self, group: dict) -> list[Slice]:
+        """The slices of a group's parameters, once the optimizer was tried with its options."""
+        cost = state_bytes_per_parameter(self._class, self._defaults, options_of(group))
+        return cut(self._units, group["params"], cost)
+
+    def _share(self, place: int) -> SharedGroup:
+        """A group in all optimizers. The user sees the values of one that has parameters in it."""
+        copies = [optimizer.param_groups[place] for optimizer in self.optimizers]
+        return SharedGroup(copies, next((each for each in copies if each["params"]), copies[0]))
+
+    def add_group(self, group: dict) -> None:
+        """Cut the parameters of a new group, and hand each slice to its optimizer."""
+        slices = self._cut(group)
+        for batch in chain.from_iterable(self._batches.values()):
+            batch.add_group(options_of(group), slices)
+            self.state.include(batch.optimizer)
+        self._cuts.append(slices)
+        self._shared.append(self._share(-1))
+        self._shared[-1].fill_in(group, self._defaults)
+
+    def hand_over(self, groups: list[dict]) -> None:
+        """Give the optimizers what was changed in the user's groups, as by a scheduler."""
+        for shared, group in zip(self._shared, groups, strict=True):
+            shared.hand_over(group)
+
+    def take_back(self, groups: list[dict]) -> None:
+        """Show in the user's groups what the optimizers changed in theirs."""
+        for shared, group in zip(self._shared, groups, strict=True):
+            shared.take_back(group)
 
     def step(self, unit: FlatUnit, used: set[Span], scale: float = 1.0) -> None:
         """Update the unit's slices, those of parameters that some rank used.
@@ -63,39 +91,68 @@ class LocalUpdate:
         Memory: gradients of another dtype than the slice's are converted a batch at a time, so that the
             copies take no more than the unit's largest slice.
         """
-        for batch in self._batches([each for each in self._of_unit[unit] if each.span in used]):
-            for each in batch:
-                gradient = each.unit.grads.reduced[each.part].to(each.tensor.dtype)
-                each.tensor.grad = gradient if scale == 1 else gradient / scale
-            self.optimizer.step()
-            for each in batch:
-                each.tensor.grad = None
-
-    def _batches(self, waiting: list[Slice]) -> Iterator[list[Slice]]:
-        """The slices of one unit: all at once if gradients can be lent as they are, else in small batches."""
-        converted = [each for each in waiting if each.unit.grads.dtype != each.tensor.dtype]
-        if not converted:
-            yield from [waiting] if waiting else []
-            return
-        bound, batch, numel = max(each.tensor.numel() for each in converted), [], 0
-        for each in waiting:
-            if batch and numel + each.tensor.numel() > bound:
-                yield batch
-                batch, numel = [], 0
-            batch.append(each)
-            numel += each.tensor.numel()
-        yield batch
+        for batch in self._batches[unit]:
+            batch.step(used, scale)
 
     def state_tensors(self) -> list[torch.Tensor]:
-        """Every tensor in the optimizer's state."""
-        state = self.optimizer.state.values()
-        return [t for each in state for t in each.values() if isinstance(t, torch.Tensor)]
+        """Every tensor in the optimizers' state."""
+        return [t for each in self.state.values() for t in each.values() if isinstance(t, torch.Tensor)]
 
     def excess_bytes(self) -> float:
         """State beyond an even share of it, over the slices that have any."""
-        return sum(each.excess_bytes for each in self.slices if each.tensor in self.optimizer.state)
+        return sum(each.excess_bytes for each in self.slices if each.tensor in self.state)
+
+    def state_dict(self) -> dict:
+        """As one optimizer of all slices gives it, which are numbered in their order."""
+        numbers = {each.tensor: number for number, each in enumerate(self.slices)}
+        groups = [
+            options_of(shared.source) | {"params": [numbers[each.tensor] for each in slices]}
+            for shared, slices in zip(self._shared, self._cuts, strict=True)
+        ]
+        state = {numbers[tensor]: values for tensor, values in self.state.items()}
+        return self.optimizers[0].state_dict() | {"state": state, "param_groups": groups}
+
+    def load_state_dict(self, state_dict: dict, groups: list[dict]) -> None:
+        """Give each optimizer its part of what `state_dict` gave, and show its options in the user's groups.
+
+        Raises: ValueError for other groups than were saved.
+        """
+        sizes = [len(group["params"]) for group in state_dict["param_groups"]]
+        if sizes != [len(slices) for slices in self._cuts]:
+            raise ValueError(
+                f"the state_dict has groups of {sizes} parameters, and this optimizer of "
+                f"{[len(slices) for slices in self._cuts]}: build it with the groups that were saved"
+            )
+        numbers = {each.tensor: number for number, each in enumerate(self.slices)}
+        for batch in chain.from_iterable(self._batches.values()):
+            batch.load_state_dict(state_dict, numbers)
+        self._shared = [self._share(place) for place in range(len(groups))]
+        self.take_back(groups)
 
 
-def options_of(group: dict) -> dict:
-    """A parameter group without its parameters: lr, weight decay and the rest."""
-    return {key: value for key, value in group.items() if key not in ("params", "param_names")}
+class SliceStates(MutableMapping):
+    """The state that several optimizers keep, by tensor, as one optimizer for all would have it; always live."""
+
+    def __init__(self):
+        self._owners: dict[nn.Parameter, torch.optim.Optimizer] = {}
+
+    def include(self, optimizer: torch.optim.Optimizer) -> None:
+        """Look for its tensors' state in this optimizer."""
+        self._owners |= {tensor: optimizer for group in optimizer.param_groups for tensor in group["params"]}
+
+    def __getitem__(self, tensor: nn.Parameter) -> dict:
+        if tensor not in (state := self._owners[tensor].state):  # which would make an entry for it
+            raise KeyError(tensor)
+        return state[tensor]
+
+    def __setitem__(self, tensor: nn.Parameter, values: dict) -> None:
+        self._owners[tensor].state[tensor] = values
+
+    def __delitem__(self, tensor: nn.Parameter) -> None:
+        del self._owners[tensor].state[tensor]
+
+    def __iter__(self) -> Iterator[nn.Parameter]:
+        return (tensor for tensor, owner in self._owners.items() if tensor in owner.state)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)

@@ -33,7 +33,7 @@ from zerolab.measure import MeasuredStates, census
 from zerolab.optimizer import tokens
 from zerolab.optimizer.gradients import clip_grads, whole_grads
 from zerolab.optimizer.layout import lay_out
-from zerolab.optimizer.local import LocalUpdate, options_of
+from zerolab.optimizer.local import LocalUpdate
 from zerolab.optimizer.loss_scale import LossScale
 from zerolab.optimizer.probe import state_bytes_per_parameter
 from zerolab.optimizer.settings import (
@@ -112,10 +112,11 @@ class ZeroOptimizer(torch.optim.Optimizer):
         runs = lay_out(model, found, self.comm, self.stage, self.precision, self.meter)
         self.units = [flat for run in runs for flat in run.flats]
         self._slots = Slots(model, self.units)
-        self.local = LocalUpdate(optimizer_class, defaults)
+        self.local: LocalUpdate | None = None
         super().__init__(groups, {})
+        self.local = LocalUpdate(optimizer_class, defaults, self.units, self.param_groups)
+        self.defaults, self.state = self.local.optimizers[0].defaults, self.local.state
         self.loss_scale = LossScale() if self.precision.scales_loss else None
-        self.defaults, self.state = self.local.optimizer.defaults, self.local.optimizer.state
         self.training = TrainingRun(self.trace, self.meter)
         self.engine = Engine(model, runs, self.stage, self.training, prefetch, reduces_in_flight)
         guard_loading(model, self._slots, lambda: bool(self.engine.gatherer.full_params_open))
@@ -145,8 +146,9 @@ class ZeroOptimizer(torch.optim.Optimizer):
         listed = {id(p) for known in self.param_groups for p in known["params"]}
         if repeated := [p for p in group["params"] if id(p) in listed]:
             raise ValueError(f"{len(repeated)} of the parameters are in a group already: list each once")
-        filled = self.local.add_group(self.units, group["params"], options_of(group))
-        super().add_param_group(filled | {"params": group["params"]})
+        if self.local is not None:  # it is given the first groups all at once
+            self.local.add_group(group)
+        super().add_param_group(group)
 
     # Training.
 
@@ -205,8 +207,9 @@ class ZeroOptimizer(torch.optim.Optimizer):
         used = self._finish_grads()
         if not self._overflowed(used):
             with self.training.during(TrainingState.STEP):
-                self.local.follow(self.param_groups)
+                self.local.hand_over(self.param_groups)
                 self.stage.update(self.engine.trainable, lambda unit: self._update(unit, used))
+                self.local.take_back(self.param_groups)
                 self._note_update()
         self.trace.next_step()
         return loss
@@ -329,7 +332,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict:
         """This rank's shard of the optimizer state, tagged: it loads only where it belongs."""
         scale = {} if self.loss_scale is None else {"loss_scale": self.loss_scale.state_dict()}
-        return self.local.optimizer.state_dict() | {"zerolab": self._tag()} | scale
+        return self.local.state_dict() | {"zerolab": self._tag()} | scale
 
     def load_state_dict(self, state_dict: dict) -> None:
         """Take back what `state_dict` gave, on the same rank, at the same stage, world size and layout.
@@ -343,11 +346,9 @@ class ZeroOptimizer(torch.optim.Optimizer):
             )
         if self.loss_scale is not None and "loss_scale" in state_dict:
             self.loss_scale.load_state_dict(state_dict["loss_scale"])
-        self.local.optimizer.load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
-        self.state = self.local.optimizer.state
+        ours = {key: value for key, value in state_dict.items() if key not in ("zerolab", "loss_scale")}
+        self.local.load_state_dict(ours, self.param_groups)
         self._note_state()
-        for mine, theirs in zip(self.param_groups, self.local.optimizer.param_groups, strict=True):
-            mine.update(options_of(theirs))
 
     def _tag(self) -> dict:
         layout = [(unit.name, unit.numel, unit.owned.start, unit.owned.stop) for unit in self.units]
@@ -357,8 +358,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     @property
     def optimizer_class(self) -> type[torch.optim.Optimizer]:
-        """The class of the stock optimizer that updates this rank's slices."""
-        return self.local.optimizer_class
+        """The class of the stock optimizers that update this rank's slices."""
+        return type(self.local.optimizers[0])
 
     def require_idle(self, action: str) -> None:
         """Check that no forward or backward pass and no full_params() is open.

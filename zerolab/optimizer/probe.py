@@ -1,70 +1,182 @@
 """Probe: whether an optimizer may be cut into pieces, found out by cutting one.
 
-ZeRO hands each rank a slice of every parameter, cut wherever the flat buffer is. That is sound only for an
-optimizer whose update of an element depends on nothing but that element's own history. Adam, SGD with
-momentum and RMSprop are such; LBFGS (one curvature for all), Muon (whole matrices) and Adafactor (row and
-column means) are not. A list of names would miss every optimizer that is not in it, so a tiny one is run
-twice, on a whole tensor and on pieces, and the bits compared.
+ZeRO hands each rank a slice of every parameter, cut wherever the flat buffer is, and updates unit by unit.
+That is sound only for an optimizer whose update of an element depends on nothing but that element's own
+history and the number of steps. Adam, SGD with momentum and RMSprop are such; LBFGS (one curvature for all),
+Muon (whole matrices), Adafactor (row and column means) and AdamP (the gradient's angle to the weights) are
+not. A list of names would miss every optimizer that is not in it, so each is run twice, on whole parameters
+in one optimizer and on slices in several, and the bits compared.
 """
+
+import inspect
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
-_ROWS, _COLUMNS, _CUTS, _STEPS = 6, 7, (5, 11, 26), 3
+from zerolab.optimizer.groups import options_of
+from zerolab.optimizer.trial import APART, PLAN, SHARDED, TOGETHER, Held, Trial, gradients
+
 _IMPLEMENTATIONS = ("foreach", "fused", "capturable")
 """Keywords that choose how an update is computed and not what it is; the probe runs torch's plain loop."""
+_PLAIN = (bool, int, float, complex, str, type(None))
+_OTHER_CLASS = (
+    "ZeRO needs an elementwise update, one that treats each element by its own history alone: pass Adam, AdamW, "
+    "SGD, RMSprop, Adagrad or another such class"
+)
+_OTHER_STATE = (
+    "A checkpoint stores one value for a parameter, as a number or a tensor without dimensions, or a tensor of "
+    "the parameter's shape: change the class to keep its state so, or pass another class"
+)
+_known: dict[tuple[type, str], float] = {}
+
+Make = Callable[[list[list[tuple]]], Trial]
 
 
-def state_bytes_per_parameter(optimizer_class: type[torch.optim.Optimizer], defaults: dict) -> float:
+class _Refused(Exception):
+    """Why an optimizer cannot be sharded, and what to do about it."""
+
+    def __init__(self, reason: str, way_out: str = _OTHER_CLASS):
+        self.reason, self.way_out = reason, way_out
+
+
+def state_bytes_per_parameter(
+    optimizer_class: type[torch.optim.Optimizer], defaults: dict, options: dict | None = None
+) -> float:
     """Bytes of state the optimizer keeps for each fp32 parameter: the K of an fp32 run, 8 for Adam.
 
-    Raises: TypeError where it is no optimizer class; ValueError where its update is not elementwise; whatever
-    the optimizer itself raises about its own keywords.
+    Args: options: what a parameter group has besides the ``defaults``, or instead of them.
+    Raises: TypeError where it is no optimizer class; ValueError where it cannot be sharded; whatever the
+        optimizer itself raises about its own keywords.
     """
     if not (isinstance(optimizer_class, type) and issubclass(optimizer_class, torch.optim.Optimizer)):
         raise TypeError(
             f"optimizer_class is {optimizer_class!r}, not a torch.optim.Optimizer class: pass the class "
             "and its keywords apart, as in ZeroOptimizer(model, torch.optim.AdamW, lr=3e-4)"
         )
-    plain = {key: value for key, value in defaults.items() if key not in _IMPLEMENTATIONS}
-    start = torch.linspace(-1.0, 1.0, _ROWS * _COLUMNS)
-    whole = start.view(_ROWS, _COLUMNS).clone().requires_grad_()
-    optimizer = optimizer_class([whole], **plain)
-    reason = _run(optimizer, whole, 0, whole.numel())
-    pieces = [piece.clone().requires_grad_() for piece in start.tensor_split(_CUTS)]
-    reason = reason or _run_pieces(optimizer_class, plain, pieces)
-    if reason is None and not torch.equal(whole.detach().view(-1), torch.cat(pieces).detach()):
-        reason = "updating a tensor in pieces gave other numbers than updating it whole"
-    if reason is not None:
-        raise ValueError(
-            f"{optimizer_class.__name__} cannot be sharded: {reason}. ZeRO needs an elementwise update, one "
-            "that treats each element by its own history alone: Adam, AdamW, SGD, RMSprop, Adagrad and others"
-        )
-    state = optimizer.state[whole].values()
-    return sum(t.nbytes for t in state if isinstance(t, torch.Tensor) and t.dim() > 0) / whole.numel()
+    defaults, options = _without_implementation(defaults), _without_implementation(options or {})
+    key = optimizer_class, repr((sorted(defaults.items()), sorted(options.items())))
+    if key not in _known:
+        with torch.device("cpu"), torch.random.fork_rng(devices=[]), torch.enable_grad():
+            _construct(optimizer_class, defaults, options)
+            try:
+                _known[key] = _probe(lambda places: Trial(optimizer_class, defaults, options, places))
+            except _Refused as no:
+                message = f"{optimizer_class.__name__} cannot be sharded: {no.reason}. {no.way_out}"
+                raise ValueError(message) from no.__cause__
+    return _known[key]
 
 
-def _run_pieces(optimizer_class, plain: dict, pieces: list[torch.Tensor]) -> str | None:
-    """Each piece under an optimizer of its own, as on ranks that know nothing of one another."""
-    numel = sum(piece.numel() for piece in pieces)
-    offset = 0
+def _without_implementation(keywords: dict) -> dict:
+    return {key: value for key, value in keywords.items() if key not in _IMPLEMENTATIONS}
+
+
+def _construct(optimizer_class: type, defaults: dict, options: dict) -> None:
+    """Have the optimizer check its keywords itself. A group may also have options that are the user's own."""
+    known = inspect.signature(optimizer_class).parameters
+    matrix = torch.ones(2, 2, dtype=torch.float32, requires_grad=True)
+    optimizer_class([matrix], **defaults | {key: value for key, value in options.items() if key in known})
+
+
+def _probe(make: Make) -> float:
+    """Step whole parameters and slices of them side by side; bytes of state for each element."""
+    whole = _try(lambda: make(TOGETHER), "it does not take parameters of different shapes in two groups")
+    sharded = _try(lambda: make(SHARDED), "it does not take a parameter that was cut")
+    for step, kind in enumerate(PLAN):
+        given = gradients(kind, step, whole.weights())
+        _try(lambda: whole.step(given), "its step on plain gradients failed")  # noqa: B023
+        _try(lambda: sharded.step(given), "its step on slices of parameters failed, some of them empty")  # noqa: B023
+        if not _equal(whole.weights(), sharded.weights()):
+            raise _Refused(f"{_cause(make, step)} (seen at step {step + 1}, with gradients: {kind})")
+        for each in sharded.held:
+            _compare_groups(whole.held[each.index].group, each.group)
+    for each in whole.held:
+        _compare_states(each, [piece for piece in sharded.held if piece.index == each.index])
+    _refuse_other_state(whole)
+    matrix = whole.held[0]
+    tensors = [value for value in matrix.state.values() if isinstance(value, torch.Tensor) and value.dim()]
+    return sum(tensor.nbytes for tensor in tensors) / matrix.tensor.numel()
+
+
+def _try(what: Callable[[], Any], reason: str) -> Any:
+    try:
+        return what()
+    except Exception as error:
+        raise _Refused(f"{reason} ({type(error).__name__}: {error})") from error
+
+
+def _cause(make: Make, step: int) -> str:
+    """Why slices got other numbers than whole parameters, by this step: found by cutting less."""
+    expected = _weights_after(make, TOGETHER, step)
+    if not _equal(expected, _weights_after(make, TOGETHER, step)):
+        return "it draws random numbers, and every rank would draw others"
+    if not _equal(expected, _weights_after(make, APART, step)):
+        return "its update of a parameter depends on its other parameters"
+    return "updating a tensor in pieces gave other numbers than updating it whole"
+
+
+def _weights_after(make: Make, places: list[list[tuple]], last: int) -> list[torch.Tensor]:
+    trial = make(places)
+    for step, kind in enumerate(PLAN[: last + 1]):
+        trial.step(gradients(kind, step, trial.weights()))
+    return trial.weights()
+
+
+def _compare_groups(whole: dict, sharded: dict) -> None:
+    """What an optimizer writes into its groups must be the same in all: only one of them is shown and saved."""
+    expected, found = options_of(whole), options_of(sharded)
+    for key in expected | found:
+        if key not in expected or key not in found or not _equal(expected[key], found[key]):
+            raise _Refused(f"the {key} that it keeps in a parameter group depends on which parameters it has")
+
+
+def _compare_states(whole: Held, pieces: list[Held]) -> None:
+    """State has to be one number, the same for every slice, or one for each element."""
     for piece in pieces:
-        try:
-            optimizer = optimizer_class([piece], **plain)
-        except Exception as error:
-            return f"it does not take a parameter that was cut ({error})"
-        if reason := _run(optimizer, piece, offset, numel):
-            return reason
-        offset += piece.numel()
-    return None
+        if odd := sorted(map(str, whole.state.keys() ^ piece.state.keys())):
+            raise _Refused(f"its state {odd[0]!r} is kept for some slices and not for others", _OTHER_STATE)
+    for key, value in whole.state.items():
+        found = [piece.state[key] for piece in pieces]
+        for piece, each in zip(pieces, found, strict=True):
+            if not _storable(each, piece.tensor):
+                raise _Refused(f"its state {key!r} is {_described(each)}", _OTHER_STATE)
+        if isinstance(found[0], torch.Tensor) and found[0].dim():
+            value, found = value.reshape(-1), [torch.cat(found)]
+        if not all(_equal(value, each) for each in found):
+            raise _Refused(
+                f"its state {key!r} is another for slices than for a whole parameter", _OTHER_CLASS
+            )
 
 
-def _run(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, offset: int, numel: int) -> str | None:
-    """Steps on known gradients for elements ``offset`` and on of ``numel``; what went wrong, if any did."""
-    for step in range(_STEPS):
-        gradient = torch.cos(torch.linspace(step, step + 5.0, numel)) * (step + 1)
-        parameter.grad = gradient[offset : offset + parameter.numel()].clone().view(parameter.shape)
-        try:
-            optimizer.step()
-        except Exception as error:
-            return f"its step on a plain gradient failed ({type(error).__name__}: {error})"
-    return None
+def _storable(value: Any, tensor: torch.Tensor) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.dim() == 0 or value.shape == tensor.shape
+    if isinstance(value, (list, tuple)):
+        return all(_storable(each, tensor) and not isinstance(each, torch.Tensor) for each in value)
+    return isinstance(value, _PLAIN)
+
+
+def _described(value: Any) -> str:
+    return (
+        f"a tensor of shape {tuple(value.shape)}"
+        if isinstance(value, torch.Tensor)
+        else f"a {type(value).__name__}"
+    )
+
+
+def _refuse_other_state(trial: Trial) -> None:
+    tensors = {each.tensor for each in trial.held}
+    for key in trial.optimizers[0].state:
+        if key not in tensors:
+            raise _Refused("it keeps state that belongs to no parameter", _OTHER_STATE)
+
+
+def _equal(first: Any, second: Any) -> bool:
+    """Whether two values are the same, NaN included; of other kinds than numbers, whether they may be."""
+    if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
+        return first.shape == second.shape and bool(torch.isclose(first, second, 0, 0, equal_nan=True).all())
+    if isinstance(first, (list, tuple)) and isinstance(second, (list, tuple)):
+        return len(first) == len(second) and all(map(_equal, first, second))
+    if isinstance(first, _PLAIN) and isinstance(second, _PLAIN):
+        return first == second or (first != first and second != second)
+    return type(first) is type(second)

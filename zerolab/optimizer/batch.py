@@ -1,0 +1,75 @@
+"""Batches: which slices of a unit are updated together, by a stock optimizer that only they have."""
+
+from collections.abc import Iterator
+from copy import deepcopy
+
+from torch import nn
+
+from zerolab.optimizer.slices import Slice
+from zerolab.unit import FlatUnit
+from zerolab.unit.span import Span
+
+
+def batches(unit: FlatUnit) -> Iterator[list[Span]]:
+    """The parameters of a unit in batches that are updated one after the other, the same in every step.
+
+    One batch where gradients have the dtype of what is updated, because they are lent to the optimizer as
+    they are. Otherwise they are converted, and the copies of a batch take no more than the largest slice.
+    """
+    if unit.grads.dtype == unit.master.dtype:
+        yield unit.spans
+        return
+    numels = {span: _owned_numel(unit, span) for span in unit.spans}
+    bound, batch, numel = max(numels.values()), [], 0
+    for span in unit.spans:
+        if batch and numel + numels[span] > bound:
+            yield batch
+            batch, numel = [], 0
+        batch.append(span)
+        numel += numels[span]
+    yield batch
+
+
+def _owned_numel(unit: FlatUnit, span: Span) -> int:
+    part = span.within(unit.owned.start, unit.owned.stop)
+    return part.stop - part.start
+
+
+class Batch:
+    """Slices that are updated together, and the stock optimizer that only they have.
+
+    Args: groups: options and slices of each of the user's groups; the slices of other batches are left out.
+    """
+
+    def __init__(self, spans: list[Span], optimizer_class: type, defaults: dict, groups: list[tuple]):
+        self._spans = set(spans)
+        self._slices: list[Slice] = []
+        own = [self._take(options, slices) for options, slices in groups]
+        self.optimizer = optimizer_class(own, **deepcopy(defaults))
+
+    def add_group(self, options: dict, slices: list[Slice]) -> None:
+        """Another group, empty where all of its parameters are in other batches."""
+        self.optimizer.add_param_group(self._take(options, slices))
+
+    def _take(self, options: dict, slices: list[Slice]) -> dict:
+        mine = [each for each in slices if each.span in self._spans]
+        self._slices += mine
+        return deepcopy(options) | {"params": [each.tensor for each in mine]}
+
+    def step(self, used: set[Span], scale: float) -> None:
+        """Update what was used. A slice without a gradient is left alone, as by any torch optimizer."""
+        for each in self._slices:
+            if each.span in used:
+                gradient = each.unit.grads.reduced[each.part].to(each.tensor.dtype)
+                each.tensor.grad = gradient if scale == 1 else gradient / scale
+        self.optimizer.step()
+        for each in self._slices:
+            each.tensor.grad = None
+
+    def load_state_dict(self, state_dict: dict, numbers: dict[nn.Parameter, int]) -> None:
+        """Take what is this batch's out of the state of all slices, in which they have these numbers."""
+        pairs = zip(state_dict["param_groups"], self.optimizer.param_groups, strict=True)
+        groups = [saved | {"params": [numbers[each] for each in own["params"]]} for saved, own in pairs]
+        mine = {number for group in groups for number in group["params"]}
+        state = {number: values for number, values in state_dict["state"].items() if number in mine}
+        self.optimizer.load_state_dict(state_dict | {"state": state, "param_groups": groups})
