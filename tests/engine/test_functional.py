@@ -1,4 +1,4 @@
-"""Promise: torch.func and gradients of gradients work below stage 3, and at stage 3 inside full_params()."""
+"""Promise: torch.func works below stage 3 and inside full_params(), and gradients of gradients everywhere."""
 
 import contextlib
 import sys
@@ -58,7 +58,12 @@ def test_the_same_bits(stage: int, whole: bool, name: str):
         assert all(map(torch.equal, found, train_here(name)))
 
 
-@pytest.mark.parametrize("name", LOSSES)
+def test_gradients_of_gradients_at_stage_3():
+    for found in on_two_ranks(train, 3, "create_graph", False):
+        assert all(map(torch.equal, found, train_here("create_graph")))
+
+
+@pytest.mark.parametrize("name", ["vmap", "func.grad", "jvp"])
 def test_at_stage_3_outside_full_params_they_are_refused(name: str):
     with pytest.raises(zerolab.WorkerError, match=r"refused at stage 3, .* take stage 2, or .*full_params"):
         on_two_ranks(train, 3, name, False)

@@ -1,5 +1,6 @@
 """Promise: every use of a gradient that is in the flat buffer is an error that says how to do it instead."""
 
+import contextlib
 import copy
 import io
 import pickle
@@ -11,6 +12,8 @@ import torch
 from support.trained import build, on_two_ranks
 from support.training import WIDTH
 from torch import nn
+
+import zerolab
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares the ranks the import of pytest
 
@@ -53,3 +56,34 @@ def test_every_use_of_a_reduced_gradient_is_an_error_that_says_how(stage: int):
 
     for wrong in on_two_ranks(use, stage):
         assert wrong == []
+
+
+def drop(parameter: nn.Parameter) -> None:
+    parameter.grad = None
+
+
+def train_dropping(stage: int | None) -> list[torch.Tensor]:
+    """A hook of the user's, from before the optimizer, removes the bias's gradient in the second step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2))
+    steps = []
+    model[0].bias.register_post_accumulate_grad_hook(lambda p: drop(p) if len(steps) == 1 else None)
+    keywords = {"lr": 0.1, "momentum": 0.9}
+    if stage is None:
+        optimizer = torch.optim.SGD(model.parameters(), **keywords)
+    else:
+        optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=stage, **keywords)
+    for step in range(3):
+        model(torch.full((3, WIDTH), 0.5 + step)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        steps.append(step)
+    with contextlib.nullcontext() if stage is None else optimizer.full_params():
+        return [p.detach().clone() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_a_hook_that_removes_a_gradient_leaves_the_parameter_alone_as_in_torch(stage: int):
+    (plain,) = zerolab.launch(train_dropping, 1, None, timeout=60)
+    for found in on_two_ranks(train_dropping, stage):
+        assert all(map(torch.equal, found, plain))

@@ -233,3 +233,31 @@ def test_to_move_or_cast_a_sharded_model_says_when_it_can_be_done(move):
 
     for said in on_two_ranks(attempt):
         assert "move or cast a model, do so before the optimizer is built" in said
+
+
+class ReadsItsNeighbour(nn.Module):
+    """The head multiplies by a weight of another unit, outside that unit's forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+    def forward(self, x):
+        return self.blocks[1](self.blocks[0](x)) @ self.blocks[0].weight
+
+
+def train_reading(units: list | None) -> str:
+    torch.manual_seed(0)
+    model = ReadsItsNeighbour()
+    optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=3, units=units, lr=0.1)
+    try:
+        model(torch.ones(2, 4)).sum().backward()
+    except RuntimeError as error:
+        return str(error)
+    optimizer.step()
+    return "trained"
+
+
+def test_a_parameter_read_outside_its_unit_is_refused_with_a_way_out_that_works():
+    assert all("build the optimizer with units=[]" in said for said in on_two_ranks(train_reading, None))
+    assert on_two_ranks(train_reading, []) == ["trained"] * 2

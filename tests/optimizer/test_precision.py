@@ -1,5 +1,7 @@
 """Mixed precision: the same bits as one process in the same dtypes, and the paper's 2 + 2 + 12 bytes."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
@@ -196,3 +198,33 @@ def test_what_is_written_to_parameters_is_what_is_trained_and_saved(write, preci
         for written, after in zerolab.launch(train, 2, stage):
             assert (written == 0.75).all() and (after == 0.75).all()
         assert all((value == 0.75).all() for value in torch.load(tmp_path / f"{stage}.pt").values())
+
+
+@dataclasses.dataclass
+class Batch:
+    features: torch.Tensor
+    labels: torch.Tensor
+    names: list[str]
+
+
+class OfBatches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, batch: Batch, extra: dict):
+        assert batch.names == ["a"] and batch.labels.dtype == torch.int64
+        return self.layer(batch.features + extra["batch"].features)
+
+
+def train_on_a_dataclass() -> torch.dtype:
+    model = OfBatches()
+    optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, lr=0.1, precision="mixed")
+    batch = Batch(torch.randn(2, 2), torch.ones(2, dtype=torch.int64), ["a"])
+    model(batch, {"batch": batch}).sum().backward()
+    optimizer.step()
+    return batch.features.dtype
+
+
+def test_dataclasses_among_the_inputs_are_cast_and_the_users_own_stay_as_they_are():
+    assert zerolab.launch(train_on_a_dataclass, 2) == [torch.float32] * 2

@@ -71,14 +71,15 @@ def agree_on_order(comm: Comm, units: list[FlatUnit], completed: list[FlatUnit])
     return [units[index] for index in comm.exchange(message, "unit order")[0].tolist() if index >= 0]
 
 
-def agree_on_values(comm: Comm, units: list[FlatUnit]) -> None:
-    """Check that every rank holds the same values in whole parameters. Comm: 8 bytes for each unit.
+def agree_on_values(comm: Comm, written: dict[FlatUnit, bytes]) -> None:
+    """Check that every rank wrote the same values to whole parameters, by their checksums.
 
-    Raises: RuntimeError on every rank, naming the first unit and the ranks that differ from rank 0.
+    Comm: 8 bytes for each unit.
+    Raises: RuntimeError on every rank, naming the first unit and the rank that differs from rank 0.
     """
-    checksums = torch.frombuffer(bytearray(b"".join(unit.checksum() for unit in units)), dtype=torch.int64)
+    checksums = torch.frombuffer(bytearray(b"".join(written.values())), dtype=torch.int64)
     rows = comm.exchange(checksums, "parameter values")
-    for unit, column in zip(units, rows.T, strict=True):
+    for unit, column in zip(written, rows.T, strict=True):
         others = [rank for rank, each in enumerate(column.tolist()) if each != column[0]]
         if others:
             raise RuntimeError(

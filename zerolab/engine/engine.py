@@ -46,6 +46,7 @@ class Engine:
         self.reducer = Reducer(self.trainable, stage, reduces_in_flight)
         roots = {flat for run in units if run.is_root for flat in run.flats}
         self.reducer.order = sorted(reversed(self.trainable), key=roots.__contains__)
+        self._before: dict[FlatUnit, bytes] = {}
         self._written: dict[str, str] = {}
         self.hooks = ModelHooks(model, units, self.gatherer, self.reducer, training)
 
@@ -89,6 +90,7 @@ class Engine:
                 f"{what} inside a backward pass, as by a hook: call step() and zero_grad() after backward() "
                 "has returned"
             )
+        self.gatherer.graph_kept = False
         if self.training.in_backward:
             self.hooks.abandon_backward()
 
@@ -102,23 +104,26 @@ class Engine:
             self.reducer.syncing = before
 
     @contextmanager
-    def full_params(self, agree: Callable[[list[FlatUnit]], None]) -> Iterator[None]:
+    def full_params(self, agree: Callable[[dict[FlatUnit, bytes]], None]) -> Iterator[None]:
         """Every unit whole inside the with block. Collective: every rank enters, and leaves.
 
-        ``agree`` is called when the outermost block ends without an exception: it checks that the ranks hold
-        the same values. After an exception they are compared at the next step.
+        ``agree`` is called when the outermost block ends without an exception, with a checksum of each unit,
+        zero where nothing was written: it checks that the ranks wrote the same. After an exception they are
+        compared at the next step.
         """
         for run in self.units:
             self.gatherer.unshard(run)
+        if not self.gatherer.full_params_open:
+            self._before = {flat: flat.checksum() for flat in self.flats}
         self.gatherer.full_params_open += 1
         try:
             yield
         except BaseException:
-            self._leave_full_params(self._remember_written)
+            self._leave_full_params(self._remember)
             raise
         self._leave_full_params(agree)
 
-    def _leave_full_params(self, agree: Callable[[list[FlatUnit]], None]) -> None:
+    def _leave_full_params(self, agree: Callable[[dict[FlatUnit, bytes]], None]) -> None:
         """Keep what was written to whole parameters, if the ranks agree, and reshard.
 
         Raises: RuntimeError where a parameter was given another tensor, which is lost.
@@ -126,9 +131,11 @@ class Engine:
         self.gatherer.full_params_open -= 1
         if self.gatherer.full_params_open:
             return
+        now = {flat: flat.checksum() for flat in self.flats}
+        written = {flat: each if each != self._before[flat] else bytes(8) for flat, each in now.items()}
         replaced = [span.name for flat in self.flats for span in flat.spans if flat.was_replaced(span)]
         try:
-            agree(self.flats)
+            agree(written)
             for flat in self.flats:
                 flat.write_back()
         finally:
@@ -143,12 +150,12 @@ class Engine:
 
     # What users do to parameters and gradients between steps, for the ranks to compare at the next one.
 
-    def _remember_written(self, flats: list[FlatUnit]) -> None:
-        self._written |= {flat.name: flat.checksum().hex() for flat in flats if flat.was_written()}
+    def _remember(self, written: dict[FlatUnit, bytes]) -> None:
+        self._written |= {flat.name: checksum.hex() for flat, checksum in written.items() if any(checksum)}
 
     def written_values(self) -> list[str]:
         """A line for each unit whose parameters were written to since the last call, with a checksum."""
-        self._remember_written(self.flats)
+        self._remember({flat: flat.checksum() for flat in self.flats if flat.was_written()})
         lines = [f"unit {name}, checksum {checksum}" for name, checksum in self._written.items()]
         self._written.clear()
         for flat in self.flats:

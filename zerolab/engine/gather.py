@@ -13,13 +13,17 @@ class Gatherer:
     The order in which a forward pass enters the units is learned as it goes; the next pass prefetches by it,
     and the backward pass by its reverse.
 
-    Attributes: full_params_open: how many full_params() are open; while any is, nothing is sharded.
-    Memory: at most ``prefetch`` + 1 units are whole at a time, and the root.
+    Attributes:
+        full_params_open: how many full_params() are open; while any is, nothing is sharded.
+        graph_kept: whether a backward pass with create_graph=True was made, whose graph needs the parameters
+            until the next backward pass or step has ended.
+    Memory: at most ``prefetch`` + 1 units are whole at a time, and the root; all while a graph is kept.
     """
 
     def __init__(self, stage: Stage, prefetch: int):
         self.stage, self.prefetch = stage, prefetch
         self.full_params_open = 0
+        self.graph_kept = False
         self._order: list[UnitRun] = []
         self._position = 0
         self._under_way: dict[FlatUnit, Work] = {}
@@ -58,9 +62,9 @@ class Gatherer:
                 self._under_way.pop(flat).wait()
 
     def reshard(self, flats: list[FlatUnit]) -> None:
-        """Shard those that are whole, unless full_params() is open."""
+        """Shard those that are whole, unless they are needed whole."""
         for flat in flats:
-            if flat.whole and not self.full_params_open:
+            if flat.whole and not self.full_params_open and not self.graph_kept:
                 self.stage.reshard(flat)
 
     def discard_unused(self) -> None:

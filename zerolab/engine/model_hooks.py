@@ -49,7 +49,6 @@ class ModelHooks:
     ):
         self.units, self.gatherer, self.reducer, self.training = units, gatherer, reducer, training
         self.backward = BackwardPass()
-        self._frees_parameters = not all(flat.whole for run in units for flat in run.flats)
         for run in units:
             self._register(run)
         model.register_forward_pre_hook(
@@ -146,8 +145,8 @@ class ModelHooks:
         if not self.training.in_backward:
             if inside_reentrant_checkpoint():
                 raise RuntimeError(NESTED)
-            if torch.is_grad_enabled() and self._frees_parameters and not self.gatherer.full_params_open:
-                raise RuntimeError(f"create_graph=True, for gradients of gradients, is refused {AT_STAGE_3}")
+            if torch.is_grad_enabled():  # create_graph=True: a later pass goes through this one's graph
+                self.gatherer.graph_kept = True
             self.training.become(TrainingState.BACKWARD)
             self.backward = BackwardPass(pass_number())
             self.reducer.expect()
@@ -216,6 +215,8 @@ class ModelHooks:
     def _end_backward(self) -> None:
         """The end of backward. Ranks that used different parameters all come here, so all reduce alike."""
         self.reducer.finish()
+        if not torch.is_grad_enabled():
+            self.gatherer.graph_kept = False
         self.end_pass()
         self.training.become(TrainingState.FORWARD)
 

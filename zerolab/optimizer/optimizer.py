@@ -305,11 +305,11 @@ class ZeroOptimizer(torch.optim.Optimizer):
             )
         return self.engine.full_params(partial(self._agree_on_values, from_rank))
 
-    def _agree_on_values(self, from_rank: int | None, units: list[FlatUnit]) -> None:
+    def _agree_on_values(self, from_rank: int | None, written: dict[FlatUnit, bytes]) -> None:
         if from_rank is None:
-            agree_on_values(self.comm, units)
+            agree_on_values(self.comm, written)
             return
-        for unit in units:
+        for unit in written:
             self.comm.broadcast(unit.flat, unit, from_rank)
 
     def full_grads(self) -> dict[str, torch.Tensor]:

@@ -23,9 +23,9 @@ def check_settings(model: nn.Module, prefetch: int, reduces_in_flight: int) -> N
     """Refuse a model that cannot be trained, and settings out of bounds. Raises: TypeError, ValueError."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is {type(model).__name__}, not a torch.nn.Module: pass the module to train")
-    _refuse_wrapped(model)
     if model in engaged:
         raise ValueError("this model has a ZeroOptimizer already: use that one, or build the model anew")
+    _refuse_wrapped(model)
     for name, value in (("prefetch", prefetch), ("reduces_in_flight", reduces_in_flight)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise ValueError(
