@@ -17,6 +17,8 @@ from support.training import WIDTH
 from support.user_models import Net
 from torch import nn
 
+import zerolab
+
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares the ranks the import of pytest
 
 
