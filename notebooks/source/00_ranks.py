@@ -23,9 +23,8 @@ import torch
 import torch.distributed as dist
 
 import zerolab
-from zerolab.course import predict, quiz, show
-from zerolab.course.checks.ranks import check_average
-from zerolab.course.figures.ranks import drift, separate_memories
+from zerolab.course import answer, predict, show
+from zerolab.course.lessons.ranks import check_average, figures, quiz
 
 # %% [markdown]
 # ## One function, four processes
@@ -68,13 +67,13 @@ def add_one(x):
 x = torch.zeros(3)
 inside = zerolab.launch(add_one, 4, x)
 print("each rank saw", inside)
-predict(my_guess, x.sum().item(), mistakes={"the four ranks had added to one shared tensor": 12})
+predict(my_guess, x.sum().item(), quiz.SUM_OF_X)
 
 # %% [markdown]
 # Each rank got a *copy* of `x` and changed the copy. The notebook's `x` never heard of it.
 
 # %%
-show(separate_memories, height=1.7)
+show(figures.separate_memories, height=1.7)
 
 # %% [markdown]
 # This is the fact that the whole of ZeRO rests on. Because nothing is shared, plain data parallelism
@@ -108,7 +107,7 @@ def relay():
 
 held = zerolab.launch(relay, 4)
 print("token on each rank:", held)
-predict(my_guess, held[3], mistakes={"rank 0 had doubled it as well": 27, "nobody had added its number": 8})
+predict(my_guess, held[3], quiz.TOKEN)
 
 # %% [markdown]
 # Notice who waited. Rank 3's `recv` blocked until rank 2 had sent, which waited for rank 1, which waited for
@@ -272,7 +271,7 @@ print("same weights at the end:", torch.equal(in_step[0][-1], in_step[1][-1]))
 
 # %%
 distances = [(first - second).norm(dim=1).tolist() for first, second in (on_their_own, in_step)]
-show(drift, height=2.6, alone=distances[0], averaged=distances[1])
+show(figures.drift, height=2.6, alone=distances[0], averaged=distances[1])
 
 # %% [markdown]
 # The two ranks are now one model. Which one? The one that a *single* process gets from both batches
@@ -303,8 +302,7 @@ my_guess = ...
 ranks, gradient_mb = 8, 100
 received = (ranks - 1) * gradient_mb  # one gradient from each of the others
 sent = (ranks - 1) * gradient_mb  # one mean to each of the others
-mistakes = {"only one direction was counted": 700, "rank 0 had sent to itself as well": 1600}
-predict(my_guess, received + sent, "MB", mistakes)
+predict(my_guess, received + sent, quiz.MB_THROUGH_RANK_0)
 
 # %% [markdown]
 # And the more ranks, the worse: rank 0's cable carries everything while the others' are idle. Lesson 02
@@ -320,7 +318,7 @@ predict(my_guess, received + sent, "MB", mistakes)
 
 # %%
 my_answer = ...
-quiz("same_run", my_answer)
+answer(my_answer, quiz.SAME_RUN)
 
 # %% [markdown]
 # ## Summary

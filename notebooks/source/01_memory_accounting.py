@@ -21,9 +21,8 @@ import torch
 
 import zerolab
 from zerolab import memory
-from zerolab.course import choice, explore, predict, quiz, show, show_source
-from zerolab.course.checks.memory import check_bytes_per_gpu
-from zerolab.course.figures import memory as figures
+from zerolab.course import answer, choice, explore, predict, show, show_source
+from zerolab.course.lessons.memory_accounting import check_bytes_per_gpu, figures, quiz
 from zerolab.measure import storage_bytes
 
 # %% [markdown]
@@ -70,8 +69,7 @@ params = list(model.parameters())
 weights = weigh(params, [p.grad for p in params], optimizer)
 for name, size in weights.items():
     print(f"{name:>14}: {size:>9,} bytes, {size / psi:6.3f} per parameter")
-mistakes = {"m and v were forgotten": 8, "only one of Adam's two numbers, m and v, was counted": 12}
-predict(my_guess, sum(weights.values()) / psi, "bytes", mistakes)
+predict(my_guess, sum(weights.values()) / psi, quiz.BYTES_IN_FP32)
 
 # %% [markdown]
 # 4 + 4 + 8: the parameter, its gradient, and Adam's two moving averages, *m* (of the gradient) and *v*
@@ -110,11 +108,7 @@ weights = weigh(half_params, [p.grad for p in half_params], adam)
 weights["fp32 master weights"] = storage_bytes(masters)
 for name, size in weights.items():
     print(f"{name:>20}: {size:>9,} bytes, {size / psi:6.3f} per parameter")
-mistakes = {
-    "everything was taken to be 16 bits": 8,
-    "the fp32 master weights were forgotten": 12,
-}
-predict(my_guess, sum(weights.values()) / psi, "bytes", mistakes)
+predict(my_guess, sum(weights.values()) / psi, quiz.BYTES_IN_MIXED_PRECISION)
 
 # %% [markdown]
 # 16 again! Halving the precision of weights and gradients saved 4 bytes, and the master weights cost 4.
@@ -172,13 +166,8 @@ for name, precision in memory.PRECISIONS.items():
 my_guess = ...
 
 # %%
-answer = memory.model_states(7e9, world_size=8, stage=1).total_bytes / 1e9
-mistakes = {
-    "only m and v were sharded; the fp32 master weights are optimizer state too": 63.0,
-    "only m and v were sharded, and the result is in GiB besides": 58.7,
-    "everything was divided by 8, which is stage 3": 14.0,
-}
-predict(my_guess, answer, "GB", mistakes)
+held = memory.model_states(7e9, world_size=8, stage=1).total_bytes
+predict(my_guess, held / 1e9, quiz.STAGE_1)
 
 # %% [markdown]
 # 58.7 is in many tutorials. It is two mistakes in one number: 4 + 4 + 8/8 bytes instead of 4 + 12/8, and GiB
@@ -281,8 +270,7 @@ my_guess = ...
 
 # %%
 kept = memory.activations(layers=48, hidden=1600, batch=32, seq=1024)
-mistakes = {"one byte each, not two": kept / 2e9, "one tensor a layer instead of 12": kept / 12e9}
-predict(my_guess, kept / 1e9, "GB", mistakes)
+predict(my_guess, kept / 1e9, quiz.ACTIVATIONS)
 
 # %% [markdown]
 # **Checkpointing** keeps one tensor per block of layers, and computes the others again in the backward pass,
@@ -317,7 +305,7 @@ explore(
 
 # %%
 my_answer = ...
-quiz("momentum_instead", my_answer)
+answer(my_answer, quiz.MOMENTUM_INSTEAD)
 
 # %% [markdown]
 # ## Summary

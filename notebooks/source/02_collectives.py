@@ -27,9 +27,8 @@ import torch.distributed as dist
 
 import zerolab
 from zerolab import cost, ring
-from zerolab.course import choice, explore, predict, quiz, show_source, slider
-from zerolab.course.checks.collectives import check_reduce_scatter
-from zerolab.course.figures.ring import ring_step
+from zerolab.course import answer, choice, explore, predict, show_source, slider
+from zerolab.course.lessons.collectives import check_reduce_scatter, figures, quiz
 
 # %% [markdown]
 # ## Four collectives on four ranks
@@ -70,11 +69,7 @@ def reduce_scatter():
 
 own_chunks = zerolab.launch(reduce_scatter, 4)
 print(own_chunks)
-predict(
-    my_guess,
-    own_chunks[3][0],
-    mistakes={"that is rank 3's own, not the sum": 34, "that is rank 0's chunk": 64},
-)
+predict(my_guess, own_chunks[3][0], quiz.CHUNK_OF_RANK_3)
 
 # %% [markdown]
 # 4 + 14 + 24 + 34 = 76. Each rank came with four numbers and left with one, which is complete.
@@ -145,7 +140,7 @@ for step, sent, received, sent_bytes in recorded[4][0][:3]:
 # (Step 0 is the start.)
 
 # %%
-draw = partial(ring_step, recorded=recorded)
+draw = partial(figures.ring_step, recorded=recorded)
 explore(draw, height=3.6, ranks=choice([2, 3, 4, 5], 4), step=slider(0, 8, 2))
 
 # %% [markdown]
@@ -170,12 +165,7 @@ my_guess = ...
 payload = 60 * 4  # float32
 sent = [sum(sent_bytes for *_, sent_bytes in rounds) for rounds in recorded[4]]
 print("bytes sent by each rank:", sent)
-mistakes = {
-    "one half only, the reduce-scatter": 180,
-    "the paper's 2Ψ, which drops the factor (N-1)/N": 480,
-    "the whole tensor in each of N-1 rounds": 720,
-}
-predict(my_guess, sent[0], "bytes", mistakes)
+predict(my_guess, sent[0], quiz.BYTES_OF_AN_ALL_REDUCE)
 
 # %%
 print("ranks   measured   (N-1)/N formula   naive rank 0")
@@ -266,7 +256,7 @@ check_reduce_scatter(my_reduce_scatter)
 
 # %%
 my_answer = ...
-quiz("all_reduce_inside", my_answer)
+answer(my_answer, quiz.ALL_REDUCE_INSIDE)
 
 # %% [markdown]
 # ## Summary

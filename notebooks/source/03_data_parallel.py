@@ -26,11 +26,11 @@ import torch.distributed as dist
 from torch import nn
 
 import zerolab
-from zerolab import cost, data, models
-from zerolab.course import attempt, choice, explore, predict, quiz, show, show_source
-from zerolab.course.checks.data_parallel import check_average_gradients
-from zerolab.course.figures import data_parallel as figures
-from zerolab.launcher.launcher import threads_per_rank
+from zerolab import cost, data, memory, models
+from zerolab.course import answer, attempt, choice, explore, predict, show, show_source
+from zerolab.course.figures import held_by_rank
+from zerolab.course.lessons.data_parallel import check_average_gradients, figures, quiz
+from zerolab.launcher import threads_per_rank
 from zerolab.stages.stage0 import Stage0
 from zerolab.unit import FlatUnit
 
@@ -67,10 +67,10 @@ def average(tensor):
 
 
 # %%
-print("average the gradients, then step:", zerolab.launch(step_once, 2, True))
+moved = zerolab.launch(step_once, 2, True)
+print("average the gradients, then step:", moved)
 print("step, then average the weights:  ", zerolab.launch(step_once, 2, False))
-mistakes = {"plain SGD: lr × the mean gradient": 0.2, "the gradients were added, not averaged": 0.4}
-predict(my_guess, 0.1, mistakes=mistakes | {"the two updates, +0.1 and −0.1, were averaged": 0})
+predict(my_guess, moved[0], quiz.FIRST_STEP)
 
 # %% [markdown]
 # Adam divides by the size of the gradient, so its first step is `lr` long whatever the gradient. Averaged
@@ -140,8 +140,7 @@ my_guess = ...
 # %%
 counts, losses = [30, 10], [2, 6]
 over_all = sum(count * loss for count, loss in zip(counts, losses, strict=True)) / sum(counts)
-mistakes = {"the mean of the two means: rank 1's tokens then count three times as much as rank 0's": 4}
-predict(my_guess, over_all, mistakes=mistakes)
+predict(my_guess, over_all, quiz.MEAN_LOSS)
 
 # %% [markdown]
 # The same on real ranks. Rank 1 keeps only the first 8 of its 32 targets in each window (`-100` is
@@ -196,11 +195,7 @@ my_guess = ...
 # %%
 link = {"latency_seconds": 10e-6, "bandwidth_bytes_per_second": 25e9}
 alone = cost.collective_seconds(0, 64, "all_reduce", **link)  # no bytes: latency only
-mistakes = {
-    "one all-reduce is not one message; around a ring of 64 it is 126 in a row": 5.8,
-    "that is a reduce-scatter's latency; an all-reduce goes around twice": 365.4,
-}
-predict(my_guess, 580 * alone * 1e3, "ms", mistakes)
+predict(my_guess, 580 * alone * 1e3, quiz.LATENCY)
 together = cost.collective_seconds(3e9, 64, "all_reduce", **link)
 print(f"all 3 GB of gradients in one all-reduce: {together * 1e3:.0f} ms")
 
@@ -369,11 +364,11 @@ def train_stage_0():
     optimizer = zerolab.ZeroOptimizer(model, torch.optim.Adam, stage=0, lr=3e-3)
     for step in range(STEPS):
         model(*text.batch(step, optimizer.rank)).backward()
-        memory = optimizer.memory()  # here, where the gradients are alive
+        held = optimizer.memory()  # here, where the gradients are alive
         optimizer.step()
         optimizer.zero_grad()
     weights = [parameter.detach().clone() for parameter in model.parameters()]
-    return weights, memory, optimizer.trace.traffic()
+    return weights, held, optimizer.trace.traffic()
 
 
 # %% [markdown]
@@ -450,10 +445,9 @@ print("by operation ", list(traffic.by_op))
 my_guess = ...
 
 # %%
-mistakes = {"that is one rank's, and all 64 hold the same": 120, "only the bf16 weights": 15 * 64}
-predict(my_guess, 64 * 16 * 7.5, "GB", mistakes)
-memories = [memory for _, memory, _ in results]
-show(figures.held_by_rank, height=2.8, memories=memories, psi=psi)
+each = memory.model_states(7.5e9, world_size=64, stage=0).total_bytes
+predict(my_guess, 64 * each / 1e9, quiz.HELD_BY_64_GPUS)
+show(held_by_rank, height=2.8, memories=[held for _, held, _ in results], psi=psi)
 
 # %% [markdown]
 # This is a census of real storages on our four ranks (in fp32, where 4 + 4 + 8 also makes 16). All four
@@ -471,7 +465,7 @@ show(figures.held_by_rank, height=2.8, memories=memories, psi=psi)
 
 # %%
 my_answer = ...
-quiz("identical_work", my_answer)
+answer(my_answer, quiz.IDENTICAL_WORK)
 
 # %% [markdown]
 # ## Exercise: average the gradients

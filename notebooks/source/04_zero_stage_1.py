@@ -26,11 +26,9 @@ from torch import nn
 import zerolab
 from zerolab import cost, data, memory, models, ring
 from zerolab.course import choice, explore, predict, show, show_diff, show_source
-from zerolab.course.checks.zero_stage_1 import check_zero1
-from zerolab.course.figures import zero_stage_1 as figures
-from zerolab.course.figures.data_parallel import held_by_rank
-from zerolab.course.figures.losses import both_losses
-from zerolab.launcher.launcher import threads_per_rank
+from zerolab.course.figures import both_losses, held_by_rank
+from zerolab.course.lessons.zero_stage_1 import check_zero1, figures, quiz
+from zerolab.launcher import threads_per_rank
 from zerolab.stages import stage0, stage1
 
 # %% [markdown]
@@ -76,13 +74,7 @@ my_guess = ...
 
 # %%
 states = memory.model_states(7e9, world_size=8, stage=1)
-mistakes = {
-    "only m and v were sharded, and each rank kept all fp32 master weights": 63,
-    "as before, and in GiB instead of GB": 58.7,
-    "the gradients were sharded too, which is stage 2": 26.25,
-    "stage 0, where nothing is sharded": 112,
-}
-predict(my_guess, states.total_bytes / 1e9, "GB", mistakes)
+predict(my_guess, states.total_bytes / 1e9, quiz.STAGE_1)
 for category in ("params", "grads", "optimizer"):
     print(f"{category:<10} {getattr(states, category + '_bytes') / 1e9:5.1f} GB")
 
@@ -177,11 +169,7 @@ explore(partial(figures.partition_map, layer=layer), height=3.4, ranks=ranks)
 my_guess = ...
 
 # %%
-mistakes = {
-    "an all-reduce, then an all-gather: it works, and wastes a third": 3,
-    "the reduce-scatter alone, and nobody learns the others' parameters": 1,
-}
-predict(my_guess, cost.communication_volume(1, stage=1), "Ψ", mistakes)
+predict(my_guess, cost.communication_volume(1, stage=1), quiz.TRAFFIC)
 show(figures.seam, height=2.4)
 
 # %% [markdown]
@@ -344,13 +332,8 @@ check_zero1(MyZero1)
 my_guess = ...
 
 # %%
-mistakes = {
-    "only the bf16 parameters; the gradients are whole at stage 1, too": 15,
-    "with enough GPUs nothing remains: that will be stage 3": 0,
-    "that is the optimizer's share, 12 bytes per parameter, and just this part shrinks": 90,
-}
 replicated, sharded = memory.bytes_per_parameter(stage=1)
-predict(my_guess, replicated * 7.5, "GB", mistakes)
+predict(my_guess, replicated * 7.5, quiz.REMAINS)
 for gpus in (1, 4, 64, 1024):
     print(f"{gpus:>5} GPUs: {memory.model_states(7.5e9, gpus, 1).total_bytes / 1e9:6.1f} GB each")
 

@@ -29,9 +29,9 @@ from torch.distributed import get_rank
 
 import zerolab
 from zerolab import memory, ring
-from zerolab.course import choice, explore, predict, quiz, show, show_diff, slider
-from zerolab.course.checks.zero_stage_2 import check_reduce_and_keep
-from zerolab.course.figures import losses, zero_stage_2
+from zerolab.course import answer, choice, explore, predict, show, show_diff, slider
+from zerolab.course.figures import both_losses
+from zerolab.course.lessons.zero_stage_2 import check_reduce_and_keep, figures, quiz
 from zerolab.data import NextByte, text
 from zerolab.models import GPT
 from zerolab.stages import stage1, stage2
@@ -48,12 +48,7 @@ my_guess = ...
 
 # %%
 total = memory.model_states(7.5e9, world_size=64, stage=2).total_bytes / 1e9
-known = {
-    "stage 1, where gradients are whole": 31.4,
-    "the parameters were sharded as well, which is stage 3": 1.875,
-    "all of the gradients were dropped; the summed 1/64 stays": 16.41,
-}
-predict(my_guess, total, "GB", known, tolerance=0.005)
+predict(my_guess, total, quiz.STAGE_2)
 
 # %% [markdown]
 # ## Run it
@@ -123,8 +118,7 @@ flat = torch.zeros(1_000_000)
 view, copy = flat[:250_000], flat[:250_000].clone()
 del flat
 print(f"behind the copy: {copy.untyped_storage().nbytes():,} bytes")
-known = {"a view had a storage of its own": 1_000_000}
-predict(my_guess, view.untyped_storage().nbytes(), "bytes", known)
+predict(my_guess, view.untyped_storage().nbytes(), quiz.BEHIND_A_VIEW)
 
 # %% [markdown]
 # A view keeps its whole storage alive. Sharding that forgets this looks right in every shape that
@@ -173,13 +167,7 @@ my_guess = ...
 # %%
 held, events, unit_bytes = zerolab.launch(watch_backward, 4, 2)[0]
 peak = max(grads_bytes for _, grads_bytes in held)
-block, root, everything = unit_bytes["blocks.0"], unit_bytes["root"], sum(unit_bytes.values())
-known = {
-    "nothing was let go before the end of backward": everything / 1e6,
-    "only the shards; but a unit is whole while its gradients come": everything / 4e6,
-    "block 1 shrinks at once; but its reduction is still under way": (peak - 0.75 * block) / 1e6,
-}
-predict(my_guess, peak / 1e6, "MB", known)
+predict(my_guess, peak / 1e6, quiz.gradient_peak(unit_bytes))
 
 # %% [markdown]
 # The worst moment is the end of block 0: it is whole, and so is `root`, which waits for its
@@ -187,6 +175,7 @@ predict(my_guess, peak / 1e6, "MB", known)
 # shrunk to a quarter.
 
 # %%
+block, root = unit_bytes["blocks.0"], unit_bytes["root"]
 print(f"root + block 0 + block 1 + 6 blocks / 4 = {root + 2 * block + 6 * block / 4:,.0f} bytes")
 print(f"measured:                                 {peak:,.0f} bytes")
 for op, unit, logical_bytes in events:
@@ -211,7 +200,7 @@ stage_2 = {k: zerolab.launch(watch_backward, 4, 2, reduces_in_flight=k)[0][0] fo
 
 
 def draw(sketch, reduces_in_flight):
-    return zero_stage_2.gradients_over_time(sketch, stage_1, stage_2, reduces_in_flight)
+    return figures.gradients_over_time(sketch, stage_1, stage_2, reduces_in_flight)
 
 
 explore(draw, height=3.4, reduces_in_flight=choice(knobs, 1))
@@ -238,12 +227,7 @@ explore(draw, height=3.4, reduces_in_flight=choice(knobs, 1))
 my_guess = ...
 
 # %%
-known = {
-    "that is M = 1, or stage 1": 2,
-    "the parameters' all-gather is forgotten": 4,
-    "the parameters were gathered for every micro-batch; they change once a step": 8,
-}
-predict(my_guess, zerolab.cost.communication_volume(1, stage=2, micro_batches=4), "Ψ", known)
+predict(my_guess, zerolab.cost.communication_volume(1, stage=2, micro_batches=4), quiz.TRAFFIC)
 
 # %% [markdown]
 # There is a way out that every framework offers: `no_sync()`. Backward passes inside it collect
@@ -266,7 +250,7 @@ def accumulate(stage, micro_batches, wait):
         with optimizer.no_sync() if wait and micro < micro_batches - 1 else nullcontext():
             (model(*batch(micro)) / micro_batches).backward()
     optimizer.step()
-    return zero_stage_2.Cost(optimizer.trace.traffic(0).logical_bytes, peak)
+    return figures.Cost(optimizer.trace.traffic(0).logical_bytes, peak)
 
 
 # %%
@@ -278,7 +262,7 @@ def all_ways(most):
 
 costs = zerolab.launch(all_ways, 4, 8)[0]
 for m in (1, 2, 4, 8):
-    moved = {way: costs[way, m].traffic_bytes / (4 * psi) for way in zero_stage_2.WAYS}
+    moved = {way: costs[way, m].traffic_bytes / (4 * psi) for way in figures.WAYS}
     print(f"M = {m}:  " + "   ".join(f"{way} {volume:g}Ψ" for way, volume in moved.items()))
 
 # %% [markdown]
@@ -286,7 +270,7 @@ for m in (1, 2, 4, 8):
 
 # %%
 explore(
-    lambda sketch, micro_batches: zero_stage_2.accumulation(sketch, costs, psi, micro_batches),
+    lambda sketch, micro_batches: figures.accumulation(sketch, costs, psi, micro_batches),
     height=2.6,
     micro_batches=slider(1, 8, 4),
 )
@@ -302,7 +286,7 @@ explore(
 
 # %%
 my_answer = ...
-quiz("never_costs_more", my_answer)
+answer(my_answer, quiz.NEVER_COSTS_MORE)
 
 # %% [markdown]
 # ## A mistake: `zero_grad` that clears only its part
@@ -342,13 +326,7 @@ my_guess = ...
 
 # %%
 shards = [torch.tensor([1.0, 2.0, 2.0]), torch.tensor([4.0, 0.0, 0.0])]
-known = {
-    "norms do not add up; their squares do": 7,
-    "the largest shard's": 4,
-    "rank 0's own: rank 1 would clip by another factor": 3,
-    "their mean": 3.5,
-}
-predict(my_guess, torch.cat(shards).norm().item(), "", known)
+predict(my_guess, torch.cat(shards).norm().item(), quiz.NORM)
 
 # %% [markdown]
 # Squares add up, so the ranks exchange one number each and take the root once:
@@ -489,7 +467,7 @@ for category in ("params_bytes", "grads_bytes", "optimizer_bytes"):
 print(f"traffic a step   {traffic.logical_bytes:>9,}   formula {moved:>9,.0f}")
 
 # %%
-show(losses.both_losses, sharded=sharded, single=alone, stage=2, per="micro-batch")
+show(both_losses, sharded=sharded, single=alone, stage=2, per="micro-batch")
 
 # %% [markdown]
 # ## Summary

@@ -30,8 +30,8 @@ from torch.distributed import get_rank
 import zerolab
 from zerolab import memory, ring
 from zerolab.course import explore, predict, show, show_diff, show_source, slider
-from zerolab.course.checks.zero_stage_3 import check_sharded_pass
-from zerolab.course.figures import losses, zero_stage_3
+from zerolab.course.figures import both_losses
+from zerolab.course.lessons.zero_stage_3 import check_sharded_pass, figures, quiz
 from zerolab.data import NextByte, text
 from zerolab.models import GPT
 from zerolab.stages import stage2, stage3
@@ -47,12 +47,7 @@ my_guess = ...
 
 # %%
 total = memory.model_states(1e12, world_size=1024, stage=3).total_bytes / 1e9
-known = {
-    "stage 2, where parameters are whole": 2013.7,
-    "the parameters alone; gradients and optimizer state are 14 bytes more": 1.953,
-    "the fp32 master weights, m and v were forgotten": 3.906,
-}
-predict(my_guess, total, "GB", known)
+predict(my_guess, total, quiz.TRILLION)
 
 # %% [markdown]
 # ## Run it
@@ -251,13 +246,7 @@ def one_step(prefetch=1):
 
 # %%
 events, traffic = zerolab.launch(one_step, 4)[0]
-known = {
-    "root is gathered once, not twice: 3Ψ − Ψ_root": 12 * psi / 1e6,
-    "stage 2's 2Ψ: backward's second gather is forgotten": 8 * psi / 1e6,
-    "one layer's reduce-scatter counted for all": 4 * (2 * psi - numels["root"] + numels["blocks.0"]) / 1e6,
-    "Ψ were gathered after the update as well, as in stages 1 and 2": (traffic.logical_bytes + 4 * psi) / 1e6,
-}
-predict(my_guess, traffic.logical_bytes / 1e6, "MB", known, tolerance=0.005)
+predict(my_guess, traffic.logical_bytes / 1e6, quiz.traffic(numels))
 
 # %% [markdown]
 # The trace says it unit by unit. Predicted: 3 times its size for a block, 2 times for the root.
@@ -287,7 +276,7 @@ def watch_units(prefetch):
     def look(label):
         states = [2 if u.whole else int(u.flat.untyped_storage().nbytes() > 0) for u in optimizer.units]
         nbytes = [u.flat.untyped_storage().nbytes() for u in optimizer.units]
-        moments.append(zero_stage_3.Moment(label, states, nbytes))
+        moments.append(figures.Moment(label, states, nbytes))
 
     model(*DATA.batch(0, get_rank())).backward()  # the engine learns the order
     for index, block in enumerate(model.blocks):
@@ -306,8 +295,7 @@ my_guess = ...
 # %%
 moments = {prefetch: zerolab.launch(watch_units, 4, prefetch)[0] for prefetch in range(6)}
 blocks = [sum(state > 0 for state in moment.states[:-1]) for moment in moments[1]]
-known = {"only the one that computes; that is prefetch=0": 1, "all of them, as at stage 2": 6}
-predict(my_guess, max(blocks), "blocks", known)
+predict(my_guess, max(blocks), quiz.BLOCKS_AT_ONCE)
 
 # %% [markdown]
 # Now drag `prefetch` from 0, the synchronous textbook, to 5, where all six blocks are there, and
@@ -318,7 +306,7 @@ names = ["root" if name == "root" else name.replace("blocks.", "block ") for nam
 
 
 def draw(sketch, prefetch):
-    return zero_stage_3.residency(sketch, moments, names, prefetch)
+    return figures.residency(sketch, moments, names, prefetch)
 
 
 explore(draw, height=4.4, prefetch=slider(0, 5, 1))
@@ -459,7 +447,7 @@ for category in ("params_bytes", "grads_bytes", "optimizer_bytes"):
 print(f"traffic a step   {traffic.logical_bytes:>9,}   formula {4 * (3 * psi - numels['root']):>9,}")
 
 # %%
-show(losses.both_losses, sharded=sharded, single=alone, stage=3)
+show(both_losses, sharded=sharded, single=alone, stage=3)
 
 # %% [markdown]
 # ## The trillion, run

@@ -110,18 +110,6 @@ def readme_section(title: str) -> str:
     return (ROOT / "README.md").read_text("utf-8").split(f"\n## {title}\n")[1].split("\n## ")[0]
 
 
-def test_every_lesson_is_in_the_readme_with_the_minutes_its_first_box_says():
-    rows = re.findall(
-        r"^\| \[(\w+)\]\(notebooks/(\w+)\.ipynb\) \| (\d+) \|", readme_section("The course"), re.M
-    )
-    listed = {name: minutes for name, file, minutes in rows if name == file}
-    told = {}
-    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
-        first = "".join(json.loads(path.read_text("utf-8"))["cells"][0]["source"])
-        told[path.stem] = re.search(r"\*\*(\d+) minutes", first)[1]
-    assert listed == told
-
-
 def test_every_module_is_on_the_readmes_map():
     on_map = set(re.findall(r"\b\w+\.py\b", readme_section("The house, in reading order")))
     public = {path.name for path in (ROOT / "zerolab").glob("[!_]*.py")}

@@ -4,6 +4,7 @@ A grader that looks at results alone passes a function that sends everything to 
 records what went over the process group, so a check can grade bytes and neighbours too.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -14,6 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import zerolab
 
+Diagnose = Callable[[Callable], str | None]
+Check = Callable[[Callable], None]
 _SENDS, _RECEIVES = {"send"}, {"recv_", "recv_any_source_"}
 
 
@@ -90,8 +93,8 @@ def _stuck(busy: Sequence[int], world_size: int, timeout: float) -> str:
         return f"after {timeout:g} s rank {busy[0]} was still computing, not waiting: an endless loop?"
     return (
         f"deadlock: after {timeout:g} s all {world_size} ranks wait for each other. A send needs a receive "
-        "that is posted at the same time; if all send first and receive second, all wait. Batch the two with "
-        "dist.batch_isend_irecv, and wait for what it returns"
+        "that is posted at the same time; if all send first and receive second, all wait. Batch the two "
+        "with dist.batch_isend_irecv, and wait for what it returns"
     )
 
 
@@ -110,9 +113,19 @@ def _describe(error: Exception) -> str:
     return f"rank {error.rank} stopped with {what}"
 
 
-def report(diagnosis: str | None, passed: str) -> None:
-    """Print the verdict of a check: the one mistake found, or what was verified."""
-    if diagnosis is None:
-        print(f"✓ {passed}")
-    else:
-        print(f"✗ {diagnosis[0].upper()}{diagnosis[1:]}.")
+def graded(passed: str) -> Callable[[Diagnose], Check]:
+    """Turn a function that diagnoses a solution into a check that prints `passed` or the mistake.
+
+    A diagnosis is the sentence that names the mistake, or None; the check keeps its function in ``diagnose``.
+    """
+
+    def checked_by(diagnose: Diagnose) -> Check:
+        @functools.wraps(diagnose)
+        def check(solution: Callable) -> None:
+            mistake = diagnose(solution)
+            print(f"✓ {passed}" if mistake is None else f"✗ {mistake[0].upper()}{mistake[1:]}.")
+
+        check.diagnose = diagnose
+        return check
+
+    return checked_by

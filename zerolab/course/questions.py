@@ -1,64 +1,119 @@
-"""The lessons' quizzes: the right letter, and a reason for every letter.
+"""Predictions and quizzes: a reader answers first, and learns which mistake a wrong answer comes from.
 
-They are kept here and not in the notebooks, where whoever reads a question would read its answer, too.
+What is asked stands in a lesson's text, what explains the answers in the lesson's ``quiz.py``, so that nobody
+reads an answer together with its question.
 """
 
+import html
 from collections.abc import Mapping
+from types import EllipsisType
 from typing import NamedTuple
 
+from IPython.display import display
 
-class Reasons(NamedTuple):
-    """Which letter is right, and why each of them is or isn't."""
+# A size in bytes can be confused with its binary namesake, which is 1024/1000 larger once, twice or more.
+_BYTE_UNITS = {"KB": ("KiB", 1), "MB": ("MiB", 2), "GB": ("GiB", 3), "TB": ("TiB", 4)}
+
+
+class Prediction(NamedTuple):
+    """A number to guess: the known mistakes with the numbers they lead to, the unit, and the tolerance."""
+
+    mistakes: Mapping[str, float]
+    unit: str = ""
+    tolerance: float = 0.02
+
+
+class Quiz(NamedTuple):
+    """A question with lettered answers: the right letter, and the reason for each letter."""
 
     right: str
-    because: Mapping[str, str]
+    reasons: Mapping[str, str]
 
 
-QUIZZES = {
-    "same_run": Reasons(
-        "b",
-        {
-            "a": "the mean over four ranks is taken over 4 × 8 samples.",
-            "b": "the mean of four mean gradients of 8 samples each is the mean gradient of all 32.",
-            "c": "that would be a sum of four gradients, if the four batches were one and the same.",
-        },
-    ),
-    "momentum_instead": Reasons(
-        "b",
-        {
-            "a": "K does drop to 8 (the master copy and one moment), but 2Ψ + 10Ψ/16 is 34.1 GB, still above "
-            "32.",
-            "b": "the parameters alone are 2Ψ = 26 GB on every GPU; with K = 8 the sum is 34.1 GB. Stage 3 "
-            "shards them too.",
-            "c": "momentum keeps one number where Adam keeps two, so K is 4 + 4 = 8. It still does not fit.",
-        },
-    ),
-    "all_reduce_inside": Reasons(
-        "c",
-        {
-            "a": "the values are the same, the messages are not.",
-            "b": "it takes more memory too, and the second half of the all-reduce is sent for nothing.",
-            "c": "an all-reduce is a reduce-scatter and an all-gather, and the gathered chunks are thrown "
-            "away. This is not made up: torch's own reduce-scatter on gloo, the CPU backend, works this way. "
-            "So zerolab builds its own there.",
-        },
-    ),
-    "identical_work": Reasons(
-        "c",
-        {
-            "a": "each rank runs its own micro-batch forward.",
-            "b": "each rank's gradients come from its own micro-batch.",
-            "c": "after the all-reduce every rank has the same gradients, the same m and v and the same "
-            "weights: N times the same work, on N copies of the same state. That is where stage 1 begins.",
-        },
-    ),
-    "never_costs_more": Reasons(
-        "b",
-        {
-            "a": "they do at M = 1 only. Look at the left bars for M = 4.",
-            "b": "a gradient that may not stay has to travel. With M micro-batches stage 2 moves (M+1)Ψ, or "
-            "it gives back its memory under no_sync: 2Ψ of traffic or 1/N of the gradients, not both.",
-            "c": "it is the sum of the messages that counts, and at M = 1 both stages move 2Ψ.",
-        },
-    ),
-}
+def predict(guess: float | EllipsisType, answer: float, prediction: Prediction) -> None:
+    """Print how far a guess is from the answer, and which mistake leads to it if it is a known wrong number.
+
+    Confused units (GiB for GB, bits for bytes, a power of ten) are recognised without being listed. For an
+    unanswered guess (`...`) the answer and the known wrong numbers are printed, so that a page that is only
+    read holds as much as one that is run.
+
+    Raises: TypeError for a guess that is not a number.
+    """
+    unit = prediction.unit
+    if guess is ...:
+        print(
+            f"No guess yet: put a number in place of the ... and run this. Answer: {_number(answer, unit)}."
+        )
+        for sentence, value in prediction.mistakes.items():
+            print(f"  {_number(value, unit)} would mean: {sentence}.")
+        return
+    if isinstance(guess, bool) or not isinstance(guess, (int, float)):
+        of_unit = f" of {unit}" if unit else ""
+        raise TypeError(f"my_guess is {guess!r}: write a plain number{of_unit}, such as 12.5")
+    print(_verdict(guess, answer, prediction))
+
+
+def _verdict(guess: float, answer: float, prediction: Prediction) -> str:
+    mistakes, unit, tolerance = prediction
+    if _close(guess, answer, tolerance):
+        return f"Right: {_number(answer, unit)}."
+    said = f"You said {_number(guess, unit)}; it is {_number(answer, unit)}"
+    for sentence, value in {**mistakes, **_confused_units(answer, unit)}.items():
+        if _close(guess, value, tolerance):
+            return f"{said}. A known mistake: {sentence}."
+    if guess * answer <= 0:
+        return f"{said}."
+    factor = guess / answer
+    return f"{said}: {max(factor, 1 / factor):.2g} times too {'much' if factor > 1 else 'little'}."
+
+
+def _confused_units(answer: float, unit: str) -> dict[str, float]:
+    if unit not in _BYTE_UNITS:
+        return {}
+    binary, power = _BYTE_UNITS[unit]
+    units = f"1 {unit} is 10^{3 * power} bytes, 1 {binary} is 2^{10 * power}"
+    return {
+        f"that is the size in {binary} ({units})": answer / 1.024**power,
+        f"you multiplied by 1024 where you should divide ({units})": answer * 1.024**power,
+        "that is bits, and a byte has eight of them": answer * 8,
+        "that is one eighth: did you take the bytes for bits?": answer / 8,
+        "a thousand times too much: check the power of ten": answer * 1e3,
+        "a thousand times too little: check the power of ten": answer / 1e3,
+    }
+
+
+def _close(value: float, target: float, tolerance: float) -> bool:
+    return abs(value - target) <= tolerance * abs(target)
+
+
+def _number(value: float, unit: str) -> str:
+    return f"{value:,.4g} {unit}".rstrip() if abs(value) < 1e4 else f"{value:,.0f} {unit}".rstrip()
+
+
+def answer(letter: str | EllipsisType, quiz: Quiz) -> None:
+    """Print whether a letter is the right answer, and why.
+
+    For an unanswered quiz (`...`) the reasons are displayed folded, so a page that is only read has them.
+
+    Raises: ValueError for a letter that is not offered.
+    """
+    letters = ", ".join(quiz.reasons)
+    if letter is ...:
+        asked = f"Put one of {letters} in quotes in place of the ... and run this cell again."
+        display({"text/plain": asked, "text/html": f"<p>{asked}</p>{_folded(quiz)}"}, raw=True)
+    elif not isinstance(letter, str) or letter.lower() not in quiz.reasons:
+        raise ValueError(f"my_answer is {letter!r}: the letters offered are {letters}")
+    else:
+        print(f"{_judged(letter.lower(), quiz, 'Not quite')}: {quiz.reasons[letter.lower()]}")
+
+
+def _judged(letter: str, quiz: Quiz, wrong: str) -> str:
+    return "Right" if letter == quiz.right else wrong
+
+
+def _folded(quiz: Quiz) -> str:
+    reasons = (
+        f"<p><b>{letter})</b> {_judged(letter, quiz, 'No')}: {html.escape(reason, quote=False)}</p>"
+        for letter, reason in quiz.reasons.items()
+    )
+    return f"<details><summary>The answer, and why not the others</summary>{''.join(reasons)}</details>"

@@ -3,19 +3,15 @@
 from collections.abc import Callable
 
 from zerolab import memory
-from zerolab.course.exercise import report
+from zerolab.course.exercise import graded
 
 CASES = ((7e9, 8), (1.5e9, 1), (7.5e9, 64))  # (parameters, GPUs)
 _STAGES = (0, 1, 2, 3)
 
 
-def check_bytes_per_gpu(fn: Callable) -> None:
-    """Hold fn(psi, world_size, stage), in bytes, to the formula, and name the wrong one it follows."""
-    report(diagnose_bytes_per_gpu(fn), "Your formula gives the paper's bytes at every stage.")
-
-
-def diagnose_bytes_per_gpu(fn: Callable) -> str | None:
-    """The sentence that names the mistake in fn, or None."""
+@graded("Your formula gives the paper's bytes at every stage.")
+def check_bytes_per_gpu(fn: Callable) -> str | None:
+    """Compare fn(psi, world_size, stage), in bytes, with the formula, and name the wrong one it follows."""
     for psi, world_size in CASES:
         for stage in _STAGES:
             got, want = fn(psi, world_size, stage), memory.model_states(psi, world_size, stage).total_bytes

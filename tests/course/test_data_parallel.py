@@ -1,27 +1,15 @@
-"""Lesson 03: its exercise's check names the mistake, its pictures say what happened, its solution passes."""
+"""Lesson 03: its check names each classic mistake, its drawings say what happened."""
 
-import re
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
-from support import ROOT
+from support.lessons import solutions_travel_by_value, spoken
 
-from zerolab.course import source
-from zerolab.course.checks.data_parallel import diagnose_average_gradients
-from zerolab.course.figures import data_parallel as figures
-from zerolab.course.look import paint
-from zerolab.measure import MeasuredStates
-from zerolab.unit import FlatUnit
+from zerolab.course.lessons.data_parallel import check_average_gradients, figures
 
-LESSON = ROOT / "notebooks" / "source" / "03_data_parallel.py"
-
-
-def solution() -> str:
-    """The code in the lesson's fold-out solution."""
-    (block,) = re.findall(r"^# ```python\n(.*?)^# ```$", LESSON.read_text(), re.DOTALL | re.MULTILINE)
-    return re.sub(r"^# ?", "", block, flags=re.MULTILINE)
+solutions_travel_by_value(__name__)
 
 
 def flat_average(parameters, count, weigh=True, fill=True, divide="counts", write=True):
@@ -86,12 +74,6 @@ def gathers_everything(parameters, count):
         parameter.grad = (piece / flat[-1]).view_as(parameter)
 
 
-def test_the_lessons_solution_passes():
-    names: dict = {"torch": torch, "dist": dist}
-    exec(solution(), names)
-    assert diagnose_average_gradients(names["average_gradients"]) is None
-
-
 MISTAKES = {
     "nothing was written": (lambda parameters, count: ..., "not written yet"),
     "sum for mean": (
@@ -120,7 +102,7 @@ MISTAKES = {
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_each_classic_mistake_is_named(mistake):
     wrong, sentence = MISTAKES[mistake]
-    assert sentence in diagnose_average_gradients(wrong)
+    assert sentence in check_average_gradients.diagnose(wrong)
 
 
 def test_the_order_of_events_is_told_without_times():
@@ -131,8 +113,7 @@ def test_the_order_of_events_is_told_without_times():
     entries = figures.in_order([(0.5, "1.weight"), (1.5, "0.weight")], [first, second])
     order = ["gradient 1.weight", "start 1", "gradient 0.weight", "start 0", "end 1", "end 0"]
     assert [" ".join(entry) for entry in entries] == order
-    _, alt = paint(figures.timeline, 2, {"runs": {"a run": entries}})
-    assert ", ".join(order) in alt
+    assert ", ".join(order) in spoken(figures.timeline, runs={"a run": entries, "another": entries})
 
 
 def test_the_bucket_model_has_a_best_size_between_its_ends_that_grows_with_the_ranks():
@@ -152,20 +133,15 @@ def test_a_bucket_leaves_when_it_is_full_and_the_wire_is_free():
             assert number == 0 or start >= sent[number - 1][1]
 
 
+@pytest.mark.parametrize("gpus", [2, 256])
 @pytest.mark.parametrize("bucket_MB", figures.BUCKET_MB)
-def test_the_bucket_figure_says_how_many_messages_there_are(bucket_MB):
-    _, alt = paint(figures.buckets, 4, {"bucket_MB": bucket_MB, "gpus": 8})
+def test_the_bucket_figure_says_how_many_messages_there_are(bucket_MB, gpus):
+    alt = spoken(figures.buckets, bucket_MB=bucket_MB, gpus=gpus)
     assert alt.startswith(f"{figures.GRADIENT_MB // bucket_MB:,} message")
 
 
-def test_what_a_rank_holds_is_told_per_parameter():
-    memory = MeasuredStates(**dict.fromkeys(MeasuredStates.__dataclass_fields__, 0) | {"params_bytes": 400})
-    _, alt = paint(figures.held_by_rank, 2, {"memories": [memory], "psi": 100})
-    assert "rank 0: parameters 4Ψ, gradients 0Ψ, optimizer state 0Ψ" in alt
-
-
-def test_the_source_of_a_decorated_function_bears_its_own_files_name(monkeypatch):
-    shown = []
-    monkeypatch.setattr(source, "display", lambda data, raw: shown.append(data["text/plain"]))
-    source.show_source(FlatUnit._adopt)
-    assert shown[0].startswith("`zerolab/unit/unit.py`, `FlatUnit._adopt`")
+def test_thousands_of_messages_become_few_bars_that_cover_the_same_time():
+    sent = figures.send_buckets(1, 64)
+    bars = figures._merged(sent, sent[-1][1] / 600)
+    assert len(sent) == 3000 and len(bars) <= 600
+    assert bars[0][0] == sent[0][0] and bars[-1][1] == sent[-1][1]

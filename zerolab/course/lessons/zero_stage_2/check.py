@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from zerolab import ring
-from zerolab.course.exercise import Attempt, attempt, report
+from zerolab.course.exercise import Attempt, attempt, graded
 
 MICRO_BATCHES = 3
 CASES = ((2, 8), (3, 12), (4, 8))  # (world_size, numel); a flat buffer is padded, so every shard is equal
@@ -22,22 +22,16 @@ class Kept(NamedTuple):
     kind: str
 
 
-def check_reduce_and_keep(fn: Callable) -> None:
-    """Run fn(flat, kept) on 2, 3 and 4 ranks for three micro-batches and print the mistake, or that there is
-    none.
+@graded(
+    "You wrote the core of stage 2: on 2, 3 and 4 ranks the sums are right after every micro-batch, 1/N of "
+    "a gradient stays, and each micro-batch sends (N-1)/N of one."
+)
+def check_reduce_and_keep(fn: Callable) -> str | None:
+    """Run fn(flat, kept) on 2 to 4 ranks, three micro-batches each, and print its mistake if it makes one.
 
     fn sums `flat` over the ranks, adds this rank's shard of the sum to `kept` (None at first), returns it,
     and keeps nothing else alive.
     """
-    report(
-        diagnose_reduce_and_keep(fn),
-        "You wrote stage 2's heart: on 2, 3 and 4 ranks the sums are right after every micro-batch, 1/N of a "
-        "gradient stays, and each micro-batch sends (N-1)/N of one.",
-    )
-
-
-def diagnose_reduce_and_keep(fn: Callable) -> str | None:
-    """The sentence that names the mistake in fn, or None."""
     for world_size, numel in CASES:
         inputs = [
             ([gradient(rank, micro, numel) for micro in range(MICRO_BATCHES)],) for rank in range(world_size)

@@ -1,10 +1,10 @@
 """Lesson 01's drawings: sixteen bytes, the four stages, and what fills a GPU besides the model states."""
 
 from zerolab import memory
+from zerolab.course.figures import NAMES, key, sizes_of, stacked
 from zerolab.course.look import CATEGORY_COLOURS
-from zerolab.course.sketch import INK, Panel, Sketch, nice, powers_of_ten
+from zerolab.course.sketch import INK, Sketch, nice, powers_of_ten
 
-NAMES = {"params": "parameters", "grads": "gradients", "optimizer": "optimizer state"}
 STAGE_NAMES = ("data parallel", "stage 1", "stage 2", "stage 3")
 
 
@@ -47,7 +47,7 @@ def stage_bars(
     widest = totals[0] * 1.16
     bars = sketch.panel(0.14, 0.17, 0.84, 0.62, x=(0, widest), y=(3.6, -0.6))
     for row, states in enumerate(rows):
-        _stacked(bars, row, states, 1.0 if stage in (None, row) else 0.25)
+        stacked(bars, row, sizes_of(states, 1e9), opacity=1.0 if stage in (None, row) else 0.25)
     if in_sight := gpu_memory_gb < widest:
         bars.line([(gpu_memory_gb, -0.6), (gpu_memory_gb, 3.6)], dash="4 3")
     for row, states in enumerate(rows):
@@ -55,20 +55,11 @@ def stage_bars(
         bars.text(totals[row], row, words, bold=bold, shift=(6, 0), halo=True)
     bars.y_axis(dict(enumerate(STAGE_NAMES)))
     bars.x_axis(nice(0, widest), "GB on each GPU (1 GB = 10⁹ bytes)")
-    places = zip((0.14, 0.32, 0.49), NAMES.items(), strict=True)
-    sketch.key(0.84, {place: (name, CATEGORY_COLOURS[category]) for place, (category, name) in places})
+    key(sketch, 0.84, (0.14, 0.32, 0.49))
     title = _headline(model, gpus, stage, totals, gpu_memory_gb) + (" (dashed)" if in_sight else "")
     sketch.text(0.01, 0.97, title, bold=True, vertical="top")
     listed = ", ".join(f"{name} {total:.3g}" for name, total in zip(STAGE_NAMES, totals, strict=True))
     return f"{title}. GB on each GPU, precision {precision}: {listed}."
-
-
-def _stacked(bars: Panel, row: int, states: memory.ModelStates, opacity: float) -> None:
-    left = 0.0
-    for category in NAMES:
-        width = getattr(states, f"{category}_bytes") / 1e9
-        bars.rect(left, row - 0.4, width, 0.8, CATEGORY_COLOURS[category], opacity=opacity)
-        left += width
 
 
 def _headline(model: float, gpus: int, stage: int | None, totals: list[float], gpu_memory_gb: float) -> str:
@@ -111,22 +102,17 @@ def per_gpu_curves(sketch: Sketch, model: float = 7.5e9, precision: str = "mixed
 
 def states_and_activations(sketch: Sketch, batch: int = 32, checkpointing: bool = False) -> str:
     """GPT-2 1.5B on one GPU: 24 GB that depend on the model, and activations that depend on the batch."""
-    states = memory.model_states(1.5e9, 1, 0)
     kept = memory.activations(48, 1600, batch, 1024, checkpointing=checkpointing)
-    sizes = {name: getattr(states, f"{name}_bytes") / 1e9 for name in NAMES} | {"activations": kept / 1e9}
+    sizes = sizes_of(memory.model_states(1.5e9, 1, 0), 1e9) | {"activations": kept / 1e9}
     total = sum(sizes.values())
     bar = sketch.panel(0.02, 0.3, 0.96, 0.36, x=(0, max(100, total * 1.02)), y=(-0.5, 0.5))
-    listed = [f"{NAMES.get(category, category)} {size:.3g} GB" for category, size in sizes.items()]
-    left = 0.0
-    for category, size in sizes.items():
-        bar.rect(left, -0.42, size, 0.84, CATEGORY_COLOURS[category])
-        left += size
+    listed = {category: f"{NAMES.get(category, category)} {size:.3g} GB" for category, size in sizes.items()}
+    stacked(bar, 0, sizes)
     bar.line([(32, -0.5), (32, 0.5)], dash="4 3")
     bar.text(32, 0.5, "32 GB", vertical="bottom", align="middle", size=9)
     bar.x_axis(nice(0, max(100, total)), "GB on one GPU")
-    named = zip((0.02, 0.23, 0.43, 0.7), listed, sizes, strict=True)
-    sketch.key(0.8, {place: (words, CATEGORY_COLOURS[category]) for place, words, category in named})
+    key(sketch, 0.8, (0.02, 0.23, 0.43, 0.7), listed)
     how = "with checkpointing" if checkpointing else "all kept"
     title = f"GPT-2 1.5B on one GPU, batch {batch} × 1024 tokens, activations {how}: {total:.3g} GB"
     sketch.text(0.02, 0.97, title, bold=True, vertical="top")
-    return f"{title}, of which {', '.join(listed)}; the dashed line is one GPU of 32 GB."
+    return f"{title}, of which {', '.join(listed.values())}; the dashed line is one GPU of 32 GB."

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 
 from zerolab import ring
-from zerolab.course.exercise import Attempt, attempt, report
+from zerolab.course.exercise import Attempt, attempt, graded
 
 # Rank r brings PRIMES[i] * BASE**r as its element i, so a sum in this base shows who is in it and how often;
 # and as no prime divides another, that an element was added to its like.
@@ -15,21 +15,16 @@ PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31)
 CASES = ((4, 8), (3, 11), (2, 8), (1, 5))
 
 
-def check_reduce_scatter(fn: Callable) -> None:
+@graded(
+    "Your reduce-scatter is right on 1, 2, 3 and 4 ranks: values, owners, remainder, neighbours, and "
+    "(N-1)/N bytes."
+)
+def check_reduce_scatter(fn: Callable) -> str | None:
     """Run fn(tensor) on 1 to 4 ranks and print the mistake it makes, or that it makes none.
 
     fn returns this rank's chunk (`zerolab.ring.chunks`) of the sum over the ranks, sends only to the next
     rank, and sends (N-1)/N of the tensor.
     """
-    report(
-        diagnose_reduce_scatter(fn),
-        "Your reduce-scatter is right on 1, 2, 3 and 4 ranks: values, owners, remainder, neighbours, and "
-        "(N-1)/N bytes.",
-    )
-
-
-def diagnose_reduce_scatter(fn: Callable) -> str | None:
-    """The sentence that names the mistake in fn, or None."""
     for world_size, numel in CASES:
         outcome = attempt(fn, [(contribution(rank, numel),) for rank in range(world_size)])
         problem = (
@@ -93,8 +88,8 @@ def _wrong_value(outcome: Attempt, world_size: int, numel: int) -> str | None:
             continue
         if torch.allclose(got * world_size, want, rtol=1e-12, atol=0.0):
             return (
-                "that is the mean, and a reduce-scatter returns the sum: divide later, once, where a "
-                "mean is wanted"
+                "that is the mean, and a reduce-scatter returns the sum: divide later, once, where a mean "
+                "is wanted"
             )
         for owner, piece in enumerate(pieces):
             if torch.equal(got, piece):
@@ -162,7 +157,7 @@ def _wrong_road(outcome: Attempt, world_size: int, numel: int) -> str | None:
         if strangers:
             return (
                 f"values and bytes are right, but rank {rank} sends to rank {strangers[0]}: in a ring it "
-                "talks to rank "
-                f"{(rank + 1) % world_size} only, so that each cable carries one message at a time"
+                f"talks to rank {(rank + 1) % world_size} only, so that each cable carries one message at a "
+                "time"
             )
     return None

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from zerolab.course.exercise import Attempt, attempt, report
+from zerolab.course.exercise import Attempt, attempt, graded
 
 SHAPES = {"weight": (4, 3), "bias": (4,), "gate": (2, 2)}
 PSI = sum(torch.Size(shape).numel() for shape in SHAPES.values())
@@ -30,20 +30,16 @@ CASES = (
 )
 
 
-def check_average_gradients(fn: Callable) -> None:
+@graded(
+    "Your averaging is right on 1, 2 and 3 ranks: unequal token counts, a missing gradient, a transposed "
+    "one, and one message for all."
+)
+def check_average_gradients(fn: Callable) -> str | None:
     """Run fn(parameters, count) on 1 to 3 ranks and print the mistake it makes, or that it makes none.
 
-    fn leaves in every `parameter.grad` the gradient of the mean over all ranks' tokens, in one message.
+    fn leaves in every `parameter.grad` the gradient of the mean over all ranks' tokens, in one message. Wrong
+    values are named before needless messages.
     """
-    report(
-        diagnose_average_gradients(fn),
-        "Your averaging is right on 1, 2 and 3 ranks: unequal token counts, a missing gradient, a transposed "
-        "one, and one message for all.",
-    )
-
-
-def diagnose_average_gradients(fn: Callable) -> str | None:
-    """The sentence that names the mistake in fn, or None. Wrong numbers come before dear messages."""
     dear = None
     for case in CASES:
         outcome = attempt(_graded, [(fn, case, rank) for rank in range(len(case.counts))])
@@ -90,16 +86,14 @@ def _stopped(outcome: Attempt, case: Case) -> str | None:
         return None
     if case.gap is not None:
         return (
-            "a parameter without a gradient is not seen to: here rank "
-            f"{case.gap} has none, so it sends less than the others, who wait, or read a message meant for "
-            "something "
-            f"else. Send zeros for it ({outcome.failure})"
+            f"a parameter without a gradient is not seen to: here rank {case.gap} has none, so it sends "
+            "less than the others, who wait, or read a message meant for something else. Send zeros for it "
+            f"({outcome.failure})"
         )
     if "view" in outcome.failure and case.transposed is not None:
         return (
             "a gradient need not be contiguous, and view(-1) refuses such a tensor: use flatten() or "
-            "reshape(-1), "
-            "which copy where they must"
+            "reshape(-1), which copy where they must"
         )
     return outcome.failure
 
@@ -111,8 +105,7 @@ def _wrong_value(outcome: Attempt, case: Case) -> str | None:
             if got is None:
                 return (
                     f"on rank {rank} the {name} still has no gradient, though another rank sent one: every "
-                    "rank must "
-                    "make the same update, so put the average there"
+                    "rank must make the same update, so put the average there"
                 )
             right = wanted["right"][name]
             if got.shape == right.shape and torch.allclose(got, right, rtol=1e-9, atol=0):
@@ -145,8 +138,7 @@ _WHY = {
     "sum": "that is the sum over the ranks, not the mean: with N ranks every step would be N times too long",
     "mean of means": (
         "that is the mean of the ranks' means, and the ranks hold different numbers of tokens: weigh each "
-        "gradient by "
-        "its count, and divide by the sum of the counts"
+        "gradient by its count, and divide by the sum of the counts"
     ),
     "weighted sum": "weighed by their counts, and then never divided by the sum of the counts",
     "divided twice": "divided once too often: after weighing, the sum of the counts is the only divisor",
@@ -160,20 +152,18 @@ def _explain(got: torch.Tensor, name: str, rank: int, wanted: dict, case: Case) 
     if torch.equal(got, gradient(name, rank)):
         return (
             f"the {name}'s gradient on rank {rank} is what it was before: contiguous(), flatten() and cat "
-            "make copies, "
-            "so the average has to be copied back into parameter.grad"
+            "make copies, so the average has to be copied back into parameter.grad"
         )
     if case.transposed is not None and torch.allclose(got.sum(), wanted["right"][name].sum(), rtol=1e-9):
         return (
             "the right numbers in the wrong places: an all-reduce adds storages byte by byte, and this "
-            "gradient is laid "
-            "out transposed on one rank. Flatten first: flatten() follows the elements, not the storage"
+            "gradient is laid out transposed on one rank. Flatten first: flatten() follows the elements, "
+            "not the storage"
         )
     if case.gap is not None:
         return (
             f"rank {case.gap} skipped the parameter without a gradient, so the ranks added different "
-            "parameters to "
-            "each other: send zeros for it"
+            "parameters to each other: send zeros for it"
         )
     return f"rank {rank}'s gradient of the {name} is not the mean over all tokens"
 
@@ -184,14 +174,12 @@ def _wrong_road(outcome: Attempt, case: Case) -> str | None:
         if len(sent) > 1 and len(case.counts) > 1:
             return (
                 f"the values are right, but rank {rank} made {len(sent)} calls where 1 is enough: put the "
-                "gradients, "
-                "and the count after them, into one flat tensor"
+                "gradients, and the count after them, into one flat tensor"
             )
         elements = sum(message.numel for message in sent)
         if elements > PSI + 1:
             return (
                 f"the values are right, but rank {rank} sent {elements} elements where {PSI} gradients and "
-                "1 count are "
-                "enough"
+                "1 count are enough"
             )
     return None

@@ -4,19 +4,15 @@ from collections.abc import Callable
 
 import torch
 
-from zerolab.course.exercise import Attempt, attempt, report
+from zerolab.course.exercise import Attempt, attempt, graded
 
 CASES = (2, 3, 4)
 NUMEL = 6
 
 
-def check_average(fn: Callable) -> None:
+@graded("Your average is right on 2, 3 and 4 ranks, and every rank has it.")
+def check_average(fn: Callable) -> str | None:
     """Run fn(gradient) on 2, 3 and 4 ranks: every rank must return the mean over the ranks."""
-    report(diagnose_average(fn), "Your average is right on 2, 3 and 4 ranks, and every rank has it.")
-
-
-def diagnose_average(fn: Callable) -> str | None:
-    """The sentence that names the mistake in fn, or None."""
     for world_size in CASES:
         outcome = attempt(fn, [(gradient(rank),) for rank in range(world_size)])
         problem = outcome.failure or _not_an_answer(outcome) or _wrong_value(outcome, world_size)
@@ -39,8 +35,8 @@ def _not_an_answer(outcome: Attempt) -> str | None:
         if not isinstance(value, torch.Tensor) or value.shape != (NUMEL,):
             shape = f" of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else ""
             return (
-                f"rank {rank} returned {type(value).__name__}{shape}; every rank returns the mean, as "
-                "long as its gradient"
+                f"rank {rank} returned {type(value).__name__}{shape}; every rank returns the mean, as long "
+                "as its gradient"
             )
     return None
 

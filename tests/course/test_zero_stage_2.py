@@ -1,34 +1,16 @@
-"""Lesson 05: its check names each mistake, its solution passes, and what it says of backward is true."""
+"""Lesson 05: its check names each classic mistake, and what it says of backward is true."""
 
-import re
-import sys
-from pathlib import Path
-from types import SimpleNamespace
-
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
-from support import ROOT
+from support.lessons import solutions_travel_by_value, spoken
 
 import zerolab
 from zerolab import ring
-from zerolab.course.checks.zero_stage_2 import check_reduce_and_keep, diagnose_reduce_and_keep
-from zerolab.course.figures.losses import both_losses
-from zerolab.course.figures.zero_stage_2 import WAYS, Cost, accumulation, gradients_over_time
-from zerolab.course.look import paint
+from zerolab.course.lessons.zero_stage_2 import check_reduce_and_keep, figures
 from zerolab.models import GPT
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
-LESSON = ROOT / "notebooks" / "source" / "05_zero_stage_2.py"
-
-
-def code_of(lesson: Path, pattern: str) -> SimpleNamespace:
-    """The names defined by a block of the lesson, as a notebook would define them."""
-    (block,) = re.findall(pattern, lesson.read_text(), re.DOTALL | re.MULTILINE)
-    names = {"ring": ring, "torch": torch, "__name__": "__main__"}
-    exec(re.sub(r"^# ?", "", block, flags=re.MULTILINE), names)
-    return SimpleNamespace(**{name: names[name] for name in names if name != "__builtins__"})
+solutions_travel_by_value(__name__)
 
 
 def own_chunk(flat):
@@ -109,15 +91,7 @@ def a_number(flat, kept):
     ],
 )
 def test_the_check_names_the_mistake(wrong, words):
-    assert words in diagnose_reduce_and_keep(wrong)
-
-
-def test_the_stub_is_told_that_it_is_one_and_the_solution_passes(capsys):
-    stub = code_of(LESSON, r"^# Exercise\n(.*?)^check_")
-    assert "not written yet" in diagnose_reduce_and_keep(stub.reduce_and_keep)
-    solution = code_of(LESSON, r"^# ```python\n(.*?)^# ```$")
-    check_reduce_and_keep(solution.reduce_and_keep)
-    assert capsys.readouterr().out.startswith("✓")
+    assert words in check_reduce_and_keep.diagnose(wrong)
 
 
 def gradient_peak(reduces_in_flight):
@@ -145,14 +119,9 @@ def test_the_peak_is_the_root_the_unit_at_work_those_in_flight_and_the_shards_of
 def test_the_drawings_say_in_words_what_they_show():
     stairs = [("head.weight", 4e6), ("blocks.0.a", 8e6), ("blocks.0.b", 8e6), ("embedding.weight", 8e6)]
     saw = {1: [("head.weight", 4e6), ("blocks.0.a", 7e6), ("blocks.0.b", 7e6), ("end", 2e6)]}
-    _, alt = paint(gradients_over_time, 3, {"stage_1": stairs, "stage_2": saw})
+    alt = spoken(figures.gradients_over_time, stage_1=stairs, stage_2=saw)
     assert "8.00 MB" in alt and "never above 7.00 MB" in alt and "ends at 2.00 MB" in alt
-    costs = {(way, m): Cost(4e6 * (m + 1), 4e6) for way in WAYS for m in (1, 2)}
-    _, alt = paint(accumulation, 3, {"measured": costs, "psi": 1_000_000, "micro_batches": 2})
-    assert "stage 2: 3.00 Ψ moved" in alt and "stage 2, no_sync: 1.00 Ψ held" in alt
-
-
-def test_the_last_plot_says_whether_the_curves_part():
-    same = {"sharded": [2.0, 1.0], "single": [2.0, 1.0], "stage": 2}
-    assert "on top of each other" in paint(both_losses, 3, same)[1]
-    assert "part" in paint(both_losses, 3, same | {"sharded": [2.0, 1.0 + 1e-7]})[1]
+    costs = {(way, m): figures.Cost(4e6 * (m + 1), 4e6) for way in figures.WAYS for m in (1, 2, 8)}
+    for m in (1, 2, 8):
+        alt = spoken(figures.accumulation, measured=costs, psi=1_000_000, micro_batches=m)
+        assert f"stage 2: {m + 1}.00 Ψ moved" in alt and "stage 2, no_sync: 1.00 Ψ held" in alt

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from zerolab.course.exercise import Attempt, attempt, report
+from zerolab.course.exercise import Attempt, attempt, graded
 
 WIDTH, DEPTH = 6, 4
 NUMEL = WIDTH * WIDTH
@@ -101,20 +101,15 @@ def input_of(rank: int) -> torch.Tensor:
     return torch.arange(2 * WIDTH, dtype=torch.float64).add(rank).remainder(5).sub(2).view(2, WIDTH)
 
 
-def check_sharded_pass(fn: Callable) -> None:
+@graded(
+    "You wrote stage 3: the gradients are right on 2 and 3 ranks, one layer is whole at a time, nothing "
+    "stays behind, and every layer moves 3 times its size."
+)
+def check_sharded_pass(fn: Callable) -> str | None:
     """Run fn(layers, x) on 2 and 3 ranks and print the mistake it makes, or that it makes none.
 
     fn runs the layers forward, and backward from a gradient of ones; no more than one may be whole at a time.
     """
-    report(
-        diagnose_sharded_pass(fn),
-        "You wrote stage 3: the gradients are right on 2 and 3 ranks, one layer is whole at a time, "
-        "nothing stays behind, and every layer moves 3 times its size.",
-    )
-
-
-def diagnose_sharded_pass(fn: Callable) -> str | None:
-    """The sentence that names the mistake in fn, or None."""
     for world_size in CASES:
         outcome = attempt(partial(_pass, fn), [(input_of(rank),) for rank in range(world_size)])
         problem = (
@@ -234,6 +229,6 @@ def _wrong_bytes(outcome: Attempt) -> str | None:
             passes = outcome.bytes_sent(rank) / (DEPTH * layer_bytes)
             return (
                 f"the values are right, but rank {rank} sent {outcome.bytes_sent(rank)} bytes, {passes:.3g} "
-                f"passes over the model, where stage 3 makes 3: gather, gather again, reduce-scatter"
+                "passes over the model, where stage 3 makes 3: gather, gather again, reduce-scatter"
             )
     return None

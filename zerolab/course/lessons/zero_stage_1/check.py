@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from zerolab import ring
-from zerolab.course.exercise import Attempt, Message, attempt, report
+from zerolab.course.exercise import Attempt, Message, attempt, graded
 from zerolab.measure import storage_bytes
 
 STEPS, LR = 3, 0.05
@@ -40,23 +40,16 @@ class Outcome(NamedTuple):
     state_bytes: int | None
 
 
-def check_zero1(cls: Callable) -> None:
-    """Train with cls(flat, optimizer_class, lr) on 1 to 4 ranks and print the mistake it makes, or that it
-    makes none.
+@graded(
+    "Your stage 1 is right on 1, 2 and 4 ranks: the same parameters everywhere, the remainder too, 8Ψ/N "
+    "bytes of state, 2Ψ on the wire."
+)
+def check_zero1(cls: Callable) -> str | None:
+    """Train with cls(flat, optimizer_class, lr) on 1 to 4 ranks and print the mistake, or that there is none.
 
     cls.step(gradient) gets this rank's own gradient; afterwards `flat` holds the updated parameters on every
     rank, each rank keeps 1/N of the optimizer's state, and no more than 2Ψ elements are sent.
     """
-    report(
-        diagnose_zero1(cls),
-        "Your stage 1 is right on 1, 2 and 4 ranks: the same parameters everywhere, the remainder too, "
-        "8Ψ/N bytes of "
-        "state, 2Ψ on the wire.",
-    )
-
-
-def diagnose_zero1(cls: Callable) -> str | None:
-    """The sentence that names the mistake in cls, or None."""
     for case in CASES:
         outcome = attempt(_train, [(cls, case, rank) for rank in range(case.world_size)])
         problem = (
@@ -147,17 +140,15 @@ def _by_shard(flats: Sequence[torch.Tensor], case: Case, right: torch.Tensor) ->
     own_right = all(_equal(flat[piece], right[piece]) for flat, piece in zip(flats, pieces, strict=True))
     if stale and own_right:
         return (
-            "each rank updated its own shard, and nobody told the others: all-gather flat after the "
-            "update, or every "
-            "rank goes on with a model of its own"
+            "each rank updated its own shard, and nobody told the others: all-gather flat after the update, "
+            "or every rank goes on with a model of its own"
         )
     for rank, (flat, piece) in enumerate(zip(flats, pieces, strict=True)):
         alone = expected(case, lambda grads, rank=rank: grads[rank])
         if case.world_size > 1 and _equal(flat[piece], alone[piece]):
             return (
                 f"rank {rank} updated its shard with its own gradient alone: reduce-scatter first, so that "
-                "it has the "
-                "other ranks' part in it"
+                "it has the other ranks' part in it"
             )
     return None
 
@@ -166,9 +157,9 @@ def _by_recipe(flats: Sequence[torch.Tensor], case: Case) -> str:
     """All ranks agree, on the wrong thing; or they part."""
     if all(_equal(flat, expected(case, sum)) for flat in flats):
         return (
-            "that is the sum of the gradients where the mean is meant: divide by the number of ranks. "
-            "(Adam would hide "
-            "this mistake, because its step does not depend on the gradient's scale; SGD shows it)"
+            "that is the sum of the gradients where the mean is meant: divide by the number of ranks. (Adam "
+            "would hide this mistake, because its step does not depend on the gradient's scale; SGD shows "
+            "it)"
         )
     if all(_equal(flat, expected(case, _mean, fresh=True)) for flat in flats):
         return "the optimizer forgets m and v at every step: build it once, in __init__"
@@ -188,8 +179,7 @@ def _whole_state(outcome: Attempt, case: Case) -> str | None:
         if held > 1.1 * share + 64:
             return (
                 f"the parameters are right, but the state is not sharded: rank {rank} holds {held:,} bytes "
-                "of m and v, "
-                f"and its share is 8Ψ/N = {share:,.0f}. Give the optimizer your shard, not flat"
+                f"of m and v, and its share is 8Ψ/N = {share:,.0f}. Give the optimizer your shard, not flat"
             )
     return None
 
@@ -202,9 +192,8 @@ def _dear(outcome: Attempt, case: Case) -> str | None:
         if passes > 2.1:
             return (
                 f"right and sharded, but rank {rank} moves {passes:.1f}Ψ a step where 2Ψ will do. An "
-                "all-reduce gives "
-                "everybody the whole gradient, and each needs 1/N of it: use its first half, the "
-                "reduce-scatter"
+                "all-reduce gives everybody the whole gradient, and each needs 1/N of it: use its first "
+                "half, the reduce-scatter"
             )
     return None
 

@@ -1,26 +1,19 @@
-"""Lesson 04: its exercise's check names the mistake, memory and bytes too; its pictures tell the truth."""
+"""Lesson 04: its check names each classic mistake, memory and bytes too; its drawings tell the truth."""
 
 import re
 
 import pytest
 import torch
 import torch.distributed as dist
-from support import ROOT
+from support.lessons import solutions_travel_by_value, spoken
 from torch import nn
 
 from zerolab import ring
-from zerolab.course.checks.zero_stage_1 import diagnose_zero1, sent_bytes
 from zerolab.course.exercise import attempt
-from zerolab.course.figures import zero_stage_1 as figures
-from zerolab.course.look import paint
+from zerolab.course.lessons.zero_stage_1 import check_zero1, figures
+from zerolab.course.lessons.zero_stage_1.check import sent_bytes
 
-LESSON = ROOT / "notebooks" / "source" / "04_zero_stage_1.py"
-
-
-def solution() -> str:
-    """The code in the lesson's fold-out solution."""
-    (block,) = re.findall(r"^# ```python\n(.*?)^# ```$", LESSON.read_text(), re.DOTALL | re.MULTILINE)
-    return re.sub(r"^# ?", "", block, flags=re.MULTILINE)
+solutions_travel_by_value(__name__)
 
 
 class Right:
@@ -161,13 +154,7 @@ class Padded(Right):
 
 @pytest.mark.parametrize("cls", [Right, Padded])
 def test_every_right_way_passes(cls):
-    assert diagnose_zero1(cls) is None
-
-
-def test_the_lessons_solution_passes():
-    names: dict = {"torch": torch, "dist": dist, "ring": ring}
-    exec(solution(), names)
-    assert diagnose_zero1(names["MyZero1"]) is None
+    assert check_zero1.diagnose(cls) is None
 
 
 @pytest.mark.parametrize(
@@ -191,7 +178,7 @@ def test_the_lessons_solution_passes():
     ],
 )
 def test_each_classic_mistake_is_named(cls, sentence):
-    assert sentence in diagnose_zero1(cls)
+    assert sentence in check_zero1.diagnose(cls)
 
 
 def test_bytes_are_those_of_a_ring_whatever_the_collective_is_called():
@@ -208,15 +195,12 @@ def test_bytes_are_those_of_a_ring_whatever_the_collective_is_called():
     assert sent_bytes(messages, 3) == pytest.approx(6 * ring_pass)
 
 
-# ---- pictures
-
-
 LAYER = nn.Sequential(nn.Linear(6, 20), nn.Linear(20, 4))
 
 
 @pytest.mark.parametrize("ranks", range(1, 9))
 def test_the_map_gives_every_element_one_owner(ranks):
-    _, alt = paint(figures.partition_map, 3, {"layer": LAYER, "ranks": ranks})
+    alt = spoken(figures.partition_map, layer=LAYER, ranks=ranks)
     owned = {name: [] for name, _ in LAYER.named_parameters()}
     for name, first, last in re.findall(r"(\w+\.\w+)\[(\d+):(\d+)\]", alt):
         owned[name] += range(int(first), int(last))
@@ -226,10 +210,10 @@ def test_the_map_gives_every_element_one_owner(ranks):
 
 def test_the_map_leaves_the_layer_alone():
     before = [parameter.data_ptr() for parameter in LAYER.parameters()]
-    paint(figures.partition_map, 3, {"layer": LAYER, "ranks": 3})
+    spoken(figures.partition_map, layer=LAYER, ranks=3)
     assert [parameter.data_ptr() for parameter in LAYER.parameters()] == before
 
 
 def test_the_seam_counts_the_passes():
-    _, alt = paint(figures.seam, 3, {})
+    alt = spoken(figures.seam)
     assert "moves 2Ψ" in alt and "moves 3Ψ" in alt

@@ -1,11 +1,11 @@
-"""Lesson 03's drawings: buckets by the α–β model, the order of events in a real step, and who holds what."""
+"""Lesson 03's drawings: buckets by the α–β model, and the order of events in a real step."""
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 
 from zerolab import cost
 from zerolab.course.look import CATEGORY_COLOURS, ink_on
-from zerolab.course.sketch import INK, PALE, Panel, Sketch, nice, powers_of_ten
+from zerolab.course.sketch import INK, Panel, Sketch, nice, powers_of_ten
 
 # A made-up but ordinary machine and step, for the model of buckets: 1.5B bf16 gradients.
 GRADIENT_MB = 3000
@@ -15,7 +15,6 @@ BUCKET_MB = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 3000)
 
 Entry = tuple[str, str]  # ("gradient", "3.weight"), ("start", "3") or ("end", "3")
 _LAYER_COLOURS = (CATEGORY_COLOURS["grads"], "#8A5A00")  # neighbours differ, all are gradients
-NAMES = {"params": "parameters", "grads": "gradients", "optimizer": "optimizer state"}
 
 
 @functools.cache
@@ -60,7 +59,8 @@ def buckets(sketch: Sketch, bucket_MB: int = 3000, gpus: int = 64) -> str:
     best = min(BUCKET_MB, key=lambda size: exposed_seconds(size, gpus))
     return (
         f"{title}. The curve of waiting time against bucket size is lowest at {best} MB, "
-        f"{min(waits) * 1e3:,.1f} ms; 1 MB waits {waits[0] * 1e3:,.1f} ms, all in one {waits[-1] * 1e3:,.1f}."
+        f"{min(waits) * 1e3:,.1f} ms; 1 MB waits {waits[0] * 1e3:,.1f} ms, all in one "
+        f"{waits[-1] * 1e3:,.1f}."
     )
 
 
@@ -134,28 +134,3 @@ def _draw_lanes(lanes: Panel, entries: Sequence[Entry]) -> None:
 
 
 _SMALL = {"align": "middle", "size": 6.5, "bold": True}
-
-
-def held_by_rank(sketch: Sketch, memories: Sequence, psi: int) -> str:
-    """What each rank was measured to hold, in bytes per parameter of the model."""
-    bars = sketch.panel(0.1, 0.2, 0.88, 0.62, x=(0, 16.2), y=(len(memories) - 0.4, -0.6))
-    bars.rect(0, -0.6, 16, len(memories) + 0.2, PALE)
-    for rank, memory in enumerate(memories):
-        left = 0.0
-        for category in NAMES:
-            colour = CATEGORY_COLOURS[category]
-            width = getattr(memory, f"{category}_bytes") / psi
-            bars.rect(left, rank - 0.4, width, 0.8, colour)
-            middle = left + width / 2
-            bars.text(middle, rank, f"{width:g}", align="middle", colour=ink_on(colour), bold=True)
-            left += width
-    bars.y_axis({rank: f"rank {rank}" for rank in range(len(memories))})
-    bars.x_axis(range(0, 17, 4), "measured bytes per parameter (Ψ)")
-    places = enumerate(NAMES.items())
-    sketch.key(0.91, {0.1 + 0.2 * i: (name, CATEGORY_COLOURS[category]) for i, (category, name) in places})
-    per_rank = "; ".join(
-        f"rank {rank}: "
-        + ", ".join(f"{name} {getattr(m, f'{c}_bytes') / psi:g}Ψ" for c, name in NAMES.items())
-        for rank, m in enumerate(memories)
-    )
-    return f"Measured bytes per parameter on each rank. {per_rank}."

@@ -20,9 +20,8 @@ def separate_memories(sketch: Sketch, world_size: int = 4) -> str:
     words = "messages: the only way from one to another"
     page.text(world_size / 2 - 0.11, 0.0, words, align="middle")
     return (
-        f"{world_size} separate boxes, rank 0 to rank {world_size - 1}, each with its own copy of x; a "
-        "line below joins "
-        "them, labelled: messages, the only way from one to another."
+        f"{world_size} separate boxes, rank 0 to rank {world_size - 1}, each with its own copy of x; a line "
+        "below joins them, labelled: messages, the only way from one to another."
     )
 
 
@@ -39,7 +38,6 @@ def drift(sketch: Sketch, alone: Sequence[float], averaged: Sequence[float]) -> 
     plot.x_axis(range(2, last + 1, 2), "training step")
     plot.y_axis(nice(0, highest), "distance between\nthe two ranks' weights")
     return (
-        f"Distance between the weights of two ranks over {len(alone)} steps: each on its own they part "
-        "from the first "
-        f"step; with averaged gradients the distance stays {averaged[-1]:g}."
+        f"Distance between the weights of two ranks over {len(alone)} steps: each on its own they part from "
+        f"the first step; with averaged gradients the distance stays {averaged[-1]:g}."
     )

@@ -1,29 +1,15 @@
-"""Lesson 06: its check names each mistake, its solution passes, and its drawing says what it shows."""
+"""Lesson 06: its check names each classic mistake, and its drawing says what it shows."""
 
-import re
-import sys
-
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
-from support import ROOT
+from support.lessons import solutions_travel_by_value, spoken
 
 from zerolab import ring
-from zerolab.course.checks.zero_stage_3 import check_sharded_pass, diagnose_sharded_pass
-from zerolab.course.figures.zero_stage_3 import ARRIVING, AWAY, WHOLE, Moment, residency
-from zerolab.course.look import paint
+from zerolab.course.lessons.zero_stage_3 import check_sharded_pass
+from zerolab.course.lessons.zero_stage_3.figures import ARRIVING, AWAY, WHOLE, Moment, residency
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
-LESSON = ROOT / "notebooks" / "source" / "06_zero_stage_3.py"
-
-
-def code_of(pattern):
-    """The names defined by a block of the lesson, as a notebook would define them."""
-    (block,) = re.findall(pattern, LESSON.read_text(), re.DOTALL | re.MULTILINE)
-    names = {"ring": ring, "torch": torch, "__name__": "__main__"}
-    exec(re.sub(r"^# ?", "", block, flags=re.MULTILINE), names)
-    return names
+solutions_travel_by_value(__name__)
 
 
 def refill(layer):
@@ -144,19 +130,11 @@ def first_only(layer):
     ],
 )
 def test_the_check_names_the_mistake(knobs, words):
-    assert words in diagnose_sharded_pass(lambda layers, x: step(layers, x, **knobs))
+    assert words in check_sharded_pass.diagnose(lambda layers, x: step(layers, x, **knobs))
 
 
 def test_gathering_everything_at_once_is_stage_2():
-    assert "stage 2's memory" in diagnose_sharded_pass(everything_at_once)
-
-
-def test_the_stub_is_told_that_it_is_one_and_the_solution_passes(capsys):
-    stub = code_of(r"^# Exercise\n(.*?)^check_")
-    assert "not written yet" in diagnose_sharded_pass(stub["forward_backward"])
-    solution = code_of(r"^# ```python\n(.*?)^# ```$")
-    check_sharded_pass(solution["forward_backward"])
-    assert capsys.readouterr().out.startswith("✓")
+    assert "stage 2's memory" in check_sharded_pass.diagnose(everything_at_once)
 
 
 def test_the_drawing_says_in_words_what_it_shows():
@@ -164,5 +142,5 @@ def test_the_drawing_says_in_words_what_it_shows():
         Moment("forward 0", [WHOLE, ARRIVING, WHOLE], [500_000, 500_000, 250_000]),
         Moment("backward 0", [WHOLE, AWAY, WHOLE], [500_000, 0, 250_000]),
     ]
-    _, alt = paint(residency, 4, {"measured": {1: run}, "names": ["block 0", "block 1", "root"]})
+    alt = spoken(residency, measured={1: run}, names=["block 0", "block 1", "root"])
     assert "prefetch=1. At most 2 of the blocks" in alt and "1.25 MB" in alt

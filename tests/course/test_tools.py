@@ -3,23 +3,21 @@
 import base64
 import html
 import re
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
+from support.lessons import solutions_travel_by_value, spoken
 
 from zerolab import ring
 from zerolab.course import (
+    answer,
     choice,
     explore,
     look,
     predict,
-    quiz,
-    quizzes,
+    questions,
     show,
     show_diff,
     show_source,
@@ -29,11 +27,13 @@ from zerolab.course import (
     source,
 )
 from zerolab.course.exercise import attempt
-from zerolab.course.questions import QUIZZES
+from zerolab.course.figures import both_losses, held_by_rank
+from zerolab.course.lessons.ranks import check_average
+from zerolab.course.questions import Prediction, Quiz
+from zerolab.memory import model_states
 from zerolab.stages import stage1, stage2
 
-# A reader's function travels by value from a notebook's cells; so do those here.
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
+solutions_travel_by_value(__name__)
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def shown(monkeypatch):
         outputs.append((data, metadata))
         return SimpleNamespace(update=display)
 
-    for module in (look, quizzes, sliders, source):
+    for module in (look, questions, sliders, source):
         monkeypatch.setattr(module, "display", display)
     return outputs
 
@@ -68,53 +68,42 @@ def shown(monkeypatch):
     ],
 )
 def test_predict_names_the_mistake(guess, says, capsys):
-    predict(guess, 38.5, "GB", {"only m and v were sharded": 63.0})
+    predict(guess, 38.5, Prediction({"only m and v were sharded": 63.0}, "GB"))
     assert says in capsys.readouterr().out
 
 
 def test_predict_confuses_units_only_where_there_are_bytes(capsys):
-    predict(8, 1)
+    predict(8, 1, Prediction({}))
     assert "bits" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("guess", ["38.5", True, None])
 def test_predict_refuses_what_is_no_number(guess):
     with pytest.raises(TypeError, match="plain number"):
-        predict(guess, 1.0)
+        predict(guess, 1.0, Prediction({}))
 
 
-def test_quiz_says_whether_a_letter_is_right_and_why(capsys):
-    reasons = QUIZZES["same_run"].because
-    quiz("same_run", "B")
-    assert capsys.readouterr().out == f"Right: {reasons['b']}\n"
-    quiz("same_run", "a")
-    assert capsys.readouterr().out == f"Not quite: {reasons['a']}\n"
+SUM = Quiz("b", {"a": "that is a mean.", "b": "it is a sum: a < b."})
 
 
-def test_quiz_folds_the_reasons_away_until_it_is_answered(shown):
-    quiz("never_costs_more", ...)
+def test_a_letter_is_judged_with_its_reason(capsys):
+    answer("B", SUM)
+    answer("a", SUM)
+    assert capsys.readouterr().out == "Right: it is a sum: a < b.\nNot quite: that is a mean.\n"
+
+
+def test_the_reasons_are_folded_until_there_is_an_answer(shown):
+    answer(..., SUM)
     ((data, _),) = shown
-    assert "a, b, c" in data["text/plain"] and "travel" not in data["text/plain"]
+    assert "one of a, b" in data["text/plain"] and "sum" not in data["text/plain"]
     asked, _, folded = data["text/html"].partition("<details>")
-    assert "travel" not in asked and "<b>b)</b> Right: a gradient that may not stay" in folded
+    assert "sum" not in asked and "<b>b)</b> Right: it is a sum: a &lt; b." in folded
 
 
-def test_quiz_refuses_a_letter_that_is_not_offered_and_a_quiz_there_is_not():
-    for answer in ("d", 2):
-        with pytest.raises(ValueError, match="the letters offered are a, b, c"):
-            quiz("same_run", answer)
-    with pytest.raises(ValueError, match="no quiz 'same'; there are same_run, "):
-        quiz("same", ...)
-
-
-def test_the_quizzes_are_those_of_the_lessons_letter_by_letter():
-    """What a letter says stands in the lesson, why in questions.py: neither may lack one of the other's."""
-    asked = {}
-    for path in (Path(look.__file__).parents[2] / "notebooks/source").glob("*.py"):
-        for before, name in re.findall(r"## Quiz\n(.*?)\nquiz\(\"(\w+)\"", path.read_text(), re.DOTALL):
-            asked[name] = re.findall(r"^# - \*\*(\w)\)\*\*", before, re.MULTILINE)
-    assert asked == {name: list(reasons.because) for name, reasons in QUIZZES.items()} != {}
-    assert all(reasons.right in reasons.because for reasons in QUIZZES.values())
+@pytest.mark.parametrize("letter", ["d", 2])
+def test_a_letter_that_is_not_offered_is_refused(letter):
+    with pytest.raises(ValueError, match="the letters offered are a, b"):
+        answer(letter, SUM)
 
 
 # ---- pictures and sliders
@@ -165,6 +154,17 @@ def test_sliders_show_their_default_state_and_redraw_it_in_place(shown, monkeypa
     assert drawn == [{"size": 4, "kind": 2}, {"size": 7, "kind": 2}]
 
 
+def test_what_a_rank_holds_is_told_per_parameter():
+    alt = spoken(held_by_rank, memories=[model_states(100, 4, stage, "fp32") for stage in (0, 3)], psi=100)
+    assert "rank 0: parameters 4Ψ, gradients 4Ψ, optimizer state 8Ψ; rank 1: parameters 1Ψ" in alt
+
+
+def test_the_last_plot_says_whether_the_curves_part():
+    same = {"sharded": [3.0, 2.5, 2.75], "single": [3.0, 2.5, 2.75], "stage": 2}
+    assert "on top of each other" in spoken(both_losses, **same)
+    assert "part" in spoken(both_losses, **same | {"sharded": [3.0, 2.5, 2.75 + 1e-7]})
+
+
 def test_text_is_legible_on_every_rank_colour():
     def luminance(colour):
         channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
@@ -187,6 +187,11 @@ def test_show_source_is_the_file_that_runs_without_its_docstring_if_asked(shown)
     assert "_exchange(" in text and '"""' not in text
     on_page = html.unescape(re.sub("<[^>]*>", "", page))
     assert "".join(on_page.split()) == "".join(text.replace("`", "").split())
+
+
+def test_a_decorated_function_bears_the_name_of_its_own_file(shown):
+    show_source(check_average)
+    assert shown[0][0]["text/plain"].startswith("`zerolab/course/lessons/ranks/check.py`, `check_average`")
 
 
 def test_show_diff_shows_both_stages_and_counts_the_lines(shown):

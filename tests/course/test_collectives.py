@@ -1,0 +1,115 @@
+"""Lesson 02: its check names each classic mistake, its drawing follows a ring's rounds."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.lessons import solutions_travel_by_value, spoken
+
+from zerolab import ring
+from zerolab.course.lessons.collectives import check_reduce_scatter, figures
+
+solutions_travel_by_value(__name__)
+
+
+def ring_with(
+    rounds=-1, shift=0, whole=False, floor=False, mean=False, forget=False, mixed=0, owned=0, stale=False
+):
+    """The right ring where nothing is given, and a classic wrong one where something is."""
+
+    def reduce_scatter(tensor):
+        rank, n = dist.get_rank(), dist.get_world_size()
+        size = tensor.numel() // n
+        cuts = ring.chunks(size * n if floor else tensor.numel(), n)
+        pieces = [tensor[cut] for cut in cuts]
+        brought = [piece.clone() for piece in pieces]
+        for step in range(n + rounds):
+            sent, received = (rank - step - 1 + shift) % n, (rank - step - 2 + shift + mixed) % n
+            outgoing = tensor if whole else brought[sent] if stale else pieces[sent]
+            landing = torch.empty_like(tensor if whole else pieces[received])
+            there, origin = (rank + 1) % n, (rank - 1) % n
+            pair = [dist.P2POp(dist.isend, outgoing, there), dist.P2POp(dist.irecv, landing, origin)]
+            for work in dist.batch_isend_irecv(pair):
+                work.wait()
+            pieces[received] += landing[cuts[received]] if whole else landing
+        if forget:
+            return None
+        own = pieces[(rank + owned) % n]
+        return own / n if mean else own
+
+    return reduce_scatter
+
+
+def everyone_to_owner(tensor):
+    """A reduce-scatter with the right values and the right bytes that is no ring."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    pieces = [tensor[cut] for cut in ring.chunks(tensor.numel(), n)]
+    for distance in range(1, n):
+        landing = torch.empty_like(pieces[rank])
+        there, origin = (rank + distance) % n, (rank - distance) % n
+        pair = [dist.P2POp(dist.isend, pieces[there], there), dist.P2POp(dist.irecv, landing, origin)]
+        for work in dist.batch_isend_irecv(pair):
+            work.wait()
+        pieces[rank] += landing
+    return pieces[rank]
+
+
+def deadlocked(tensor):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    pieces = [tensor[cut] for cut in ring.chunks(tensor.numel(), n)]
+    for step in range(n - 1):
+        landing = torch.empty_like(pieces[(rank - step - 2) % n])
+        dist.send(pieces[(rank - step - 1) % n], (rank + 1) % n)
+        dist.recv(landing, (rank - 1) % n)
+        pieces[(rank - step - 2) % n] += landing
+    return pieces[rank]
+
+
+def by_all_reduce(tensor):
+    dist.all_reduce(tensor)
+    return tensor[ring.chunks(tensor.numel(), dist.get_world_size())[dist.get_rank()]]
+
+
+def whole_sum(tensor):
+    ring_with()(tensor)
+    ring.all_gather(tensor)
+    return tensor
+
+
+@pytest.mark.parametrize(
+    ("solution", "diagnosis"),
+    [
+        (lambda tensor: None, "not written yet"),
+        (ring_with(whole=True), "sends the whole tensor each round"),
+        (ring_with(mean=True), "that is the mean"),
+        (ring_with(floor=True), "the remainder is dropped: 11 elements on 3 ranks came back as 3 + 3 + 3"),
+        (ring_with(shift=1), "nothing was added to"),
+        (ring_with(shift=1, owned=1), "rank 0 ended with chunk 1"),
+        (ring_with(rounds=-2), "rank 0 made 2 rounds, and 4 ranks need 3"),
+        (ring_with(rounds=0), "one round too many"),
+        (ring_with(mixed=2), "added elements of one chunk to another"),
+        (ring_with(stale=True), "is missing from rank 0's chunk: pass on the partial sum"),
+        (ring_with(forget=True), "returned NoneType, not its chunk"),
+        (whole_sum, "every rank returned the whole tensor"),
+        (everyone_to_owner, "in a ring it talks to rank"),
+        (by_all_reduce, "torch's own allreduce"),
+        (deadlocked, "deadlock"),
+    ],
+)
+def test_the_check_names_the_mistake(solution, diagnosis):
+    assert diagnosis in check_reduce_scatter.diagnose(solution)
+
+
+def rounds_of(size: int) -> figures.Rounds:
+    """The order of a ring all-reduce: chunk `rank - 1` leaves first, as `zerolab.ring` sends it."""
+    return [
+        [(step, (rank - 1 - step) % size, (rank - 2 - step) % size, 8) for step in range(2 * (size - 1))]
+        for rank in range(size)
+    ]
+
+
+@pytest.mark.parametrize("ranks", [2, 5])
+def test_the_drawing_counts_the_complete_chunks_of_every_step(ranks):
+    for step in range(2 * ranks):
+        alt = spoken(figures.ring_step, recorded={ranks: rounds_of(ranks)}, ranks=ranks, step=step)
+        complete = max(0, min(step, 2 * ranks - 2) - ranks + 2) * ranks
+        assert alt.endswith(f"{complete} of {ranks**2} chunks hold the sum of all {ranks} ranks.")

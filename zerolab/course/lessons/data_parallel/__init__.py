@@ -1,0 +1,5 @@
+"""Lesson 03: the mean of the gradients, sent in buckets while the backward pass runs."""
+
+from zerolab.course.lessons.data_parallel.check import check_average_gradients
+
+__all__ = ["check_average_gradients"]

@@ -1,0 +1,5 @@
+"""Lesson 04: each rank updates 1/N of the parameters and keeps 1/N of the optimizer's state."""
+
+from zerolab.course.lessons.zero_stage_1.check import check_zero1
+
+__all__ = ["check_zero1"]
