@@ -129,7 +129,7 @@ def test_a_run_resumed_prints_and_returns_what_one_that_never_stopped_does(tmp_p
         zerolab.launch(run_short, 2, cut, 5)
     resumed, _ = zerolab.launch(run_short, 2, replace(whole, stage=3, resume=tmp_path, save=tmp_path))
     assert resumed == expected and len(expected) == 8
-    assert sorted(os.listdir(tmp_path)) == ["LATEST", "generation-000001", "generation-000002"]
+    assert sorted(os.listdir(tmp_path)) == [".lock", "LATEST", "generation-000001", "generation-000002"]
 
 
 def test_a_run_resumed_at_another_size_has_its_own_batches_from_there_on(tmp_path):

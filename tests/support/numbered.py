@@ -51,7 +51,7 @@ def load_numbers(folders: list[Path]) -> list[tuple[int, set[float], list[str]]]
         extra = zerolab.load(optimizer, folder)
         values = filled_with(optimizer)
         zerolab.save(optimizer, folder)
-        found.append((extra, values, sorted(os.listdir(folder))))
+        found.append((extra, values, sorted(name for name in os.listdir(folder) if name != ".lock")))
         for generation in folder.glob("generation-*"):
             zerolab.load(optimizer, generation)
     return found

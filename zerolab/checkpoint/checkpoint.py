@@ -6,102 +6,159 @@
 What is stored is named after parameters and knows nothing of ranks, stages or units: ``model.<name>`` is the
 parameter as the optimizer updates it, in fp32 also where the model keeps 16 bits, ``optimizer.<name>.<key>``
 its state. Each rank writes its 1/N of every unit, and reads whatever it owns at its stage, at its N. Padding
-is never stored.
+is never stored. Buffers are every rank's own, and so is ``extra``.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from zerolab.checkpoint import generations, manifest, records
+from zerolab.checkpoint import buffers, generations, manifest, records
+from zerolab.checkpoint.folder_lock import FolderLock
+from zerolab.checkpoint.manifest import key_of
 from zerolab.checkpoint.records import Record
 from zerolab.checkpoint.together import from_rank_0, gather, on_every_rank
+from zerolab.collectives import Comm
 from zerolab.optimizer import Shard, ZeroOptimizer
 
 
 def save(optimizer: ZeroOptimizer, path: str | Path, extra: Any = None, keep: int = 2) -> None:
-    """Store the parameters, the optimizer's state and ``extra`` as the newest generation in the folder
-    ``path``.
+    """Store parameters, optimizer state, buffers and ``extra`` in the folder ``path``, as a new generation.
 
     Collective, between two steps: gradients are not stored. ``extra`` is whatever else the run needs
-    (scheduler, random states, position in the data, buffers): anything that pickles, each rank its own. The
-    save is all or nothing: until it is complete and on disk, on all ranks, `load` finds the last one. After
-    that the oldest generations are removed until ``keep`` are left.
+    (scheduler, random states, position in the data): anything that pickles, each rank its own. Where loading
+    it takes more than torch.load's ``weights_only`` allows, a warning says so. The save is all or nothing:
+    until it is complete and on disk, on all ranks, `load` finds the last one. After that the oldest
+    generations are removed until ``keep`` are left.
 
-    Memory: a copy of one piece, at most 64 MiB in fp32. Comm: the list of pieces, no values.
-    Raises: OSError on every rank where any failed to write; the last checkpoint is as it was. ValueError for
-        a ``keep`` below 1; RuntimeError inside full_params().
+    Memory: a copy of one record, at most 64 MiB in fp32. Comm: the list of records, no values.
+    Raises: OSError on every rank where any failed to write, or where another run saves into ``path``; the
+        last checkpoint is as it was. ValueError for a ``keep`` below 1; RuntimeError inside full_params().
     """
     if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
         raise ValueError(f"keep is {keep!r}: pass how many generations to keep, 1 or more")
     optimizer.require_idle("save")
     comm = optimizer.comm
     description = from_rank_0(comm, lambda: manifest.describe(optimizer))
-    folder = from_rank_0(comm, lambda: generations.begin(Path(path).resolve()))
+    lock = FolderLock(Path(path).resolve())
     try:
-        _write(folder, optimizer, description, extra)
-        from_rank_0(comm, lambda: generations.commit(folder, keep))
-    except Exception:
-        if comm.rank == 0:
-            generations.discard(folder)
-        raise
+        from_rank_0(comm, lock.acquire)
+        folder = from_rank_0(comm, lambda: generations.begin(lock.path))
+        _write_generation(folder, optimizer, description, extra, keep)
+    finally:
+        lock.release()
 
 
-def _write(folder: Path, optimizer: ZeroOptimizer, description: dict, extra: Any) -> None:
-    """Have every rank write its records, and rank 0 what is in them."""
+def _write_generation(
+    folder: Path, optimizer: ZeroOptimizer, description: dict, extra: Any, keep: int
+) -> None:
+    """Have every rank write its records, and rank 0 where they are; or remove it all."""
     comm = optimizer.comm
+    first = from_rank_0(comm, lambda: buffers.digests(optimizer.model))
 
     def write() -> list[Record]:
         if not folder.is_dir():
             raise FileNotFoundError(
                 f"rank 0 made {folder} and here it is not: save to a file system that all ranks share"
             )
+        manifest.check_buffers(description, optimizer.model)
+        shards = ((key_of(shard), shard) for shard in optimizer.shards(disjoint=True))
+        own_buffers = buffers.to_store(optimizer.model, comm.rank, first)
         path = folder / f"__{comm.rank}_0.distcp"  # as torch.distributed.checkpoint names them
-        return records.write(path, optimizer.shards(disjoint=True), {_extra_key(comm.rank): extra})
+        return records.write(path, chain(shards, own_buffers), {_extra_key(comm.rank): extra})
 
     def finish() -> None:
         generations.put(folder / ".metadata", records.torch_metadata(found))
         manifest.write(folder, description | {"records": found})
+        generations.commit(folder, keep)
 
-    mine = on_every_rank(comm, f"{folder} could not be written", write)
-    found = list(chain.from_iterable(gather(comm, mine)))
-    from_rank_0(comm, finish)
+    try:
+        mine = on_every_rank(comm, f"{folder} could not be written", write)
+        found = list(chain.from_iterable(gather(comm, mine)))
+        from_rank_0(comm, finish)
+    except Exception:
+        if comm.rank == 0:
+            generations.discard(folder)
+        raise
 
 
-def load(optimizer: ZeroOptimizer, path: str | Path) -> Any:
+def load(optimizer: ZeroOptimizer, path: str | Path, trust: bool = False) -> Any:
     """Take up a run where `save` left it, at any world size, stage, precision and layout of units; ``extra``.
 
-    Collective. Parameters, optimizer state and hyperparameters become the stored ones and gradients are
-    cleared. Each rank gets back its own ``extra`` if there are as many as saved it, else rank 0's; tensors in
-    it are on the CPU. The files are pickles: load none that you would not run.
+    Collective. Parameters, optimizer state, hyperparameters and buffers become the stored ones and gradients
+    are cleared. Each rank gets back its own buffers and ``extra`` if there are as many as saved, else rank
+    0's; tensors in ``extra`` are on the CPU. All is read once before, to verify its checksums.
 
-    Args: path: the folder given to `save`, or one generation in it.
-    Memory: two stored pieces, at most 64 MiB each in fp32. Comm: Ψ at stages 1 and 2, none at others.
-    Raises: FileNotFoundError without a checkpoint; ValueError where it is of another model or optimizer,
-        naming the first difference, and OSError where files are missing, before anything is changed;
-        RuntimeError inside full_params().
+    Args:
+        path: the folder given to `save`, or one generation in it.
+        trust: whether loading ``extra`` may run code, as pickle does for most classes. Pass True only if you
+            trust everybody who could write to ``path``.
+    Memory: two records, at most 64 MiB each in fp32. Comm: Ψ at stages 1 and 2, none at others.
+    Raises, before anything is changed: FileNotFoundError without a checkpoint; ValueError where it is of
+        another model or optimizer, naming the first difference; OSError where it is damaged, naming the
+        record and the last good generation, or where ``extra`` needs ``trust``; RuntimeError inside
+        full_params().
     """
     optimizer.require_idle("load")
     comm = optimizer.comm
     folder = from_rank_0(comm, lambda: generations.find(Path(path).resolve()))
-    stored = from_rank_0(comm, lambda: manifest.read(folder))
-    manifest.check(stored, optimizer)
-    places, failed = stored["records"], f"{folder} could not be read"
-    own_extra = _extra_key(comm.rank if stored["world_size"] == comm.world_size else 0)
-
-    def read_extra() -> Any:
-        records.require_files(folder, places)
-        (place,) = (record for record in places if record.key == own_extra)
-        return records.read(folder, place, weights_only=False)
+    stored = _verified(comm, folder, trust)
+    _require_fit(stored, optimizer)
+    found, failed = stored["records"], f"{folder} could not be read"
+    rank = comm.rank if stored["world_size"] == comm.world_size else 0
+    (place,) = found[_extra_key(rank)]
+    extra = on_every_rank(comm, failed, lambda: records.read(folder, place, trust))
 
     def fill(shards: Iterator[Shard]) -> None:
-        on_every_rank(comm, failed, lambda: records.fill(folder, places, shards))
+        named = ((key_of(shard), shard) for shard in shards)
+        on_every_rank(comm, failed, lambda: records.fill(folder, found, named))
 
-    extra = on_every_rank(comm, failed, read_extra)
     optimizer.replace(stored["state"], fill)
+    on_every_rank(comm, failed, lambda: buffers.restore(optimizer.model, rank, folder, found))
     _take_settings(optimizer, stored)
     return extra
+
+
+def _verified(comm: Comm, folder: Path, trust: bool) -> dict:
+    """The manifest of a checkpoint whose checksums are all right.
+
+    Raises: OSError on every rank, with what is damaged and which generation is not.
+    """
+    try:
+        return _verify(comm, folder, trust)
+    except OSError as damage:
+        for other in from_rank_0(comm, lambda: generations.others(folder)):
+            with suppress(OSError):
+                _verify(comm, other, trust)
+                way_out = f"The last good generation is {other}: load it by that path"
+                break
+        else:
+            way_out = "There is no other good generation: copy it again, if it is a copy"
+        error = OSError(f"{damage}. {way_out}")
+        error.raised_on = damage.raised_on
+        raise error from damage
+
+
+def _verify(comm: Comm, folder: Path, trust: bool) -> dict:
+    """Read the manifest, and everything it lists, each rank 1/N."""
+    stored = from_rank_0(comm, lambda: manifest.read(folder, trust))
+    every = sorted(chain(*stored["records"].values()), key=lambda record: (record.file, record.offset))
+    start, stop = (len(every) * rank // comm.world_size for rank in (comm.rank, comm.rank + 1))
+    on_every_rank(comm, f"{folder} is damaged", lambda: records.verify(folder, every[start:stop]))
+    return stored
+
+
+def _require_fit(stored: dict, optimizer: ZeroOptimizer) -> None:
+    """Raises: ValueError on every rank where the checkpoint does not fit one's model; buffers may differ."""
+    problem = None
+    try:
+        manifest.check(stored, optimizer)
+    except ValueError as error:
+        problem = str(error)
+    for first in filter(None, gather(optimizer.comm, problem)):
+        raise ValueError(first)
 
 
 def _extra_key(rank: int) -> str:

@@ -1,10 +1,12 @@
 """Generations: a folder of checkpoints in which writing the next can never harm the last.
 
     path/LATEST               the name of the newest complete generation
+    path/.lock                locked while a process saves
     path/generation-000007/   one checkpoint; its manifest is written last
 
 A new generation is written beside the old ones and then committed by replacing LATEST, which a file system
 does at once or not at all. Whenever a process is killed, LATEST names a generation that is whole and on disk.
+Two runs may not share a folder: each would remove what the other needs.
 """
 
 import errno
@@ -15,13 +17,18 @@ from pathlib import Path
 
 LATEST = "LATEST"
 MANIFEST = "manifest.pt"
+_saved: dict[Path, str] = {}
+"""The generation that this process saved last, by folder: another process may have saved there since."""
 _NAME = re.compile(r"generation-(\d{6,})")
 
 
 def begin(path: Path) -> Path:
-    """An empty folder for the next generation; what interrupted saves have left behind is removed."""
-    path.mkdir(parents=True, exist_ok=True)
+    """An empty folder for the next generation; what interrupted saves have left behind is removed.
+
+    Raises: FileExistsError where another process has saved into ``path`` since this one did.
+    """
     found = _generations(path)
+    _require_ours(path)
     for folder in found:
         if not (folder / MANIFEST).exists():
             _remove(folder)
@@ -39,6 +46,7 @@ def commit(folder: Path, keep: int) -> None:
     _sync(folder)
     put(path / LATEST, folder.name.encode())
     _sync(path)
+    _saved[path] = folder.name
     for old in _generations(path)[:-keep]:
         _remove(old)
 
@@ -66,8 +74,11 @@ def discard(folder: Path) -> None:
 def find(path: Path) -> Path:
     """The generation to load: the latest in ``path``, or ``path`` itself if it is one.
 
+    Whoever loads goes on from there, so that other processes may have saved into ``path`` before.
     Raises: FileNotFoundError where there is none.
     """
+    _saved.pop(path, None)
+    _saved.pop(path.parent, None)
     if (path / MANIFEST).exists():
         return path
     try:
@@ -75,12 +86,27 @@ def find(path: Path) -> Path:
     except (FileNotFoundError, NotADirectoryError):
         raise FileNotFoundError(f"no checkpoint in {path}: nothing was saved there to the end") from None
     if not (folder / MANIFEST).exists():
-        others = [each.name for each in _generations(path) if (each / MANIFEST).exists()]
+        complete = ", ".join(each.name for each in others(folder)) or "none"
         raise FileNotFoundError(
             f"{path / LATEST} names {folder.name}, which is not there or incomplete; complete are: "
-            f"{', '.join(others) or 'none'}. Load one of those by its own path"
+            f"{complete}. Load one of those by its own path"
         )
     return folder
+
+
+def others(folder: Path) -> list[Path]:
+    """The complete generations beside ``folder``, newest first."""
+    found = _generations(folder.parent)
+    return [each for each in reversed(found) if each != folder and (each / MANIFEST).exists()]
+
+
+def _require_ours(path: Path) -> None:
+    ours, latest = _saved.get(path), (path / LATEST).read_text() if (path / LATEST).exists() else None
+    if ours and latest and _number(path / latest) > _number(path / ours):
+        raise FileExistsError(
+            f"another run has saved {latest} into {path} since this one saved {ours}: give each run a folder "
+            "of its own"
+        )
 
 
 def _generations(path: Path) -> list[Path]:

@@ -1,18 +1,24 @@
 """Manifest: what a checkpoint says of itself, so that it is read into the right model or not at all."""
 
-import io
+import pickle
 from collections.abc import Iterable
 from itertools import zip_longest
 from pathlib import Path
+from zipfile import ZipFile
 
-import torch
 from torch import nn
+from torch.utils.serialization import config
 
-from zerolab.checkpoint import generations
-from zerolab.checkpoint.records import Record, key_of
-from zerolab.optimizer import ZeroOptimizer
+from zerolab.checkpoint import buffers, generations
+from zerolab.checkpoint.records import Record, pickled, unpickle
+from zerolab.optimizer import Shard, ZeroOptimizer
 
 FORMAT = 2
+
+
+def key_of(shard: Shard) -> str:
+    """The name under which a shard's tensor is stored."""
+    return f"model.{shard.name}" if shard.key is None else f"optimizer.{shard.name}.{shard.key}"
 
 
 def describe(optimizer: ZeroOptimizer) -> dict:
@@ -23,34 +29,52 @@ def describe(optimizer: ZeroOptimizer) -> dict:
     return {
         "format": FORMAT,
         "world_size": optimizer.world_size,
-        "parameters": _forms(optimizer),
+        "parameters": _forms(optimizer.model),
+        "buffers": _buffer_forms(optimizer.model),
         "optimizer": optimizer.optimizer_class.__name__,
         "loss_scale": optimizer.state_dict().get("loss_scale"),
         "groups": [{"names": names, "options": _options(group)} for names, group in groups],
         "state": optimizer.describe_state(),
-        "tensors": {key_of(shard): shard.numel for shard in optimizer.shards()},
+        "tensors": {key_of(shard): shard.numel for shard in optimizer.shards()}
+        | {buffers.key_of(name, 0): b.numel() for name, b in buffers.persistent(optimizer.model).items()},
     }
 
 
 def write(folder: Path, manifest: dict) -> None:
     """Write the manifest, which makes the generation complete. Raises: ValueError if a record is missing."""
     require_whole(manifest)
-    buffer = io.BytesIO()
-    torch.save(manifest | {"records": [tuple(record) for record in manifest["records"]]}, buffer)
-    generations.put(folder / generations.MANIFEST, buffer.getvalue())
+    with config.patch("save.compute_crc32", True):
+        content = pickled("manifest", manifest | {"records": [tuple(each) for each in manifest["records"]]})
+    generations.put(folder / generations.MANIFEST, content)
 
 
-def read(folder: Path) -> dict:
-    """The manifest of a generation."""
-    manifest = torch.load(folder / generations.MANIFEST, map_location="cpu", weights_only=False)
-    return manifest | {"records": [Record(*record) for record in manifest["records"]]}
+def read(folder: Path, trust: bool) -> dict:
+    """The manifest of a generation, its records by key.
+
+    Raises: OSError where it is damaged, UnpicklingError where loading it needs ``trust``.
+    """
+    path = folder / generations.MANIFEST
+    try:
+        with ZipFile(path) as archive:
+            damaged = archive.testzip()
+        manifest = None if damaged else unpickle("manifest", path.read_bytes(), trust)
+    except pickle.UnpicklingError:
+        raise
+    except Exception as error:  # a file with a damaged header fails in many ways
+        raise OSError(f"{path} is damaged: {error}") from error
+    if damaged:
+        raise OSError(f"{path} is damaged: the checksum of its {damaged} is wrong")
+    by_key: dict[str, list[Record]] = {}
+    for record in (Record(*each) for each in manifest["records"]):
+        by_key.setdefault(record.key, []).append(record)
+    return manifest | {"records": by_key}
 
 
 def require_whole(manifest: dict) -> None:
     """Check that the records hold every element of every tensor, each once. Raises: ValueError."""
     stops = dict.fromkeys(manifest["tensors"], 0)
     for record in sorted(manifest["records"], key=lambda record: (record.key, record.start)):
-        if record.dtype is not None and stops[record.key] == record.start:
+        if stops.get(record.key) == record.start:
             stops[record.key] = record.stop
     for key, numel in manifest["tensors"].items():
         if stops[key] != numel:
@@ -63,13 +87,8 @@ def check(manifest: dict, optimizer: ZeroOptimizer) -> None:
     """See that a checkpoint is of this model and optimizer. Raises: ValueError, with the first difference."""
     if manifest["format"] != FORMAT:
         raise ValueError(f"the checkpoint is of format {manifest['format']}, and this reads {FORMAT}")
-    stored, ours = manifest["parameters"], _forms(optimizer)
-    for name in _in_order(stored, ours):
-        if stored.get(name) != ours.get(name):
-            raise ValueError(
-                f"parameter {name} is {stored.get(name, 'missing')} in the checkpoint and "
-                f"{ours.get(name, 'missing')} in the model: build the model that was saved"
-            )
+    _check_forms("parameter", manifest["parameters"], _forms(optimizer.model))
+    check_buffers(manifest, optimizer.model)
     stored, ours = manifest["optimizer"], optimizer.optimizer_class.__name__
     if stored != ours:
         raise ValueError(
@@ -95,14 +114,32 @@ def _check_groups(stored: list[list[str]], ours: list[list[str]]) -> None:
         )
 
 
-def _forms(optimizer: ZeroOptimizer) -> dict[str, str]:
-    """How each parameter lies in memory, by name: pieces are stored in the order of memory."""
-    return {name: _form(parameter) for name, parameter in optimizer.model.named_parameters()}
+def check_buffers(manifest: dict, model: nn.Module) -> None:
+    """See that the buffers are this model's. Raises: ValueError, with the first difference."""
+    _check_forms("buffer", manifest["buffers"], _buffer_forms(model))
+
+
+def _check_forms(kind: str, stored: dict[str, str], ours: dict[str, str]) -> None:
+    for name in _in_order(stored, ours):
+        if stored.get(name) != ours.get(name):
+            raise ValueError(
+                f"{kind} {name} is {stored.get(name, 'missing')} in the checkpoint and "
+                f"{ours.get(name, 'missing')} in the model: build the model that was saved"
+            )
+
+
+def _forms(model: nn.Module) -> dict[str, str]:
+    """How each parameter lies in memory, by name: its elements are stored in the order of memory."""
+    return {name: _form(parameter) for name, parameter in model.named_parameters()}
 
 
 def _form(parameter: nn.Parameter) -> str:
     strides = "" if parameter.is_contiguous() else f" with strides {parameter.stride()}"
     return f"of shape {tuple(parameter.shape)}{strides}"
+
+
+def _buffer_forms(model: nn.Module) -> dict[str, str]:
+    return {name: f"of shape {tuple(buffer.shape)}" for name, buffer in buffers.persistent(model).items()}
 
 
 def _group_names(optimizer: ZeroOptimizer) -> list[list[str]]:

@@ -11,6 +11,8 @@ object, and `torch_metadata` says where it is. zerolab reads its own list of rec
 import io
 import os
 import pickle
+import warnings
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +30,7 @@ the size of the model: 64 MiB in fp32.
 class Record(NamedTuple):
     """Elements ``start`` to ``stop`` of the tensor ``key``, which has ``numel``; or an object: no dtype.
 
-    It is in ``length`` bytes of ``file``, from ``offset`` on.
+    It is in ``length`` bytes of ``file``, from ``offset`` on, whose CRC-32 is ``checksum``.
     """
 
     key: str
@@ -39,25 +41,27 @@ class Record(NamedTuple):
     file: str
     offset: int
     length: int
+    checksum: int
+
+    def __str__(self) -> str:
+        return self.key if self.dtype is None else f"{self.key}[{self.start}:{self.stop}]"
 
 
-def key_of(shard: Shard) -> str:
-    """The name under which a shard's tensor is stored."""
-    return f"model.{shard.name}" if shard.key is None else f"optimizer.{shard.name}.{shard.key}"
+def write(path: Path, shards: Iterable[tuple[str, Shard]], objects: dict[str, Any]) -> list[Record]:
+    """Write shards under their keys, and objects, into a new file, and to the disk itself.
 
-
-def write(path: Path, shards: Iterable[Shard], objects: dict[str, Any]) -> list[Record]:
-    """Write shards and objects one after the other into a new file, and to the disk itself.
-
-    Memory: a copy of one record's values.
+    Memory: a copy of one record's values, and of each object.
     """
     records = []
     with open(path, "xb") as file:
-        for shard in (part for whole in shards for part in _cut(whole)):
+        for key, shard in ((key, part) for key, whole in shards for part in _cut(whole)):
             part = (shard.values.dtype, shard.numel, shard.start, shard.stop)
-            records.append(Record(key_of(shard), *part, path.name, *_put(_alone(shard.values), file)))
+            records.append(Record(key, *part, path.name, *_put(_alone(shard.values), file)))
         for key, value in objects.items():
-            records.append(Record(key, None, 0, 0, 0, path.name, *_put(value, file)))
+            content = pickled(key, value)
+            place = (path.name, file.tell(), len(content), zlib.crc32(content))
+            records.append(Record(key, None, 0, 0, 0, *place))
+            file.write(content)
         file.flush()
         os.fsync(file.fileno())
     return records
@@ -69,11 +73,22 @@ def _alone(values: torch.Tensor) -> torch.Tensor:
     return values if values.untyped_storage().nbytes() == values.nbytes else values.clone()
 
 
-def _put(value: Any, file: io.BufferedWriter) -> tuple[int, int]:
-    """Append one tensor or object; its offset and length."""
-    offset = file.tell()
-    torch.save(value, file)
-    return offset, file.tell() - offset
+class _Checksummed:
+    """A file being written, and the CRC-32 of what is written to it by way of this."""
+
+    def __init__(self, file: io.BufferedWriter):
+        self.file, self.flush, self.checksum = file, file.flush, 0
+
+    def write(self, content: bytes) -> int:
+        self.checksum = zlib.crc32(content, self.checksum)
+        return self.file.write(content)
+
+
+def _put(values: torch.Tensor, file: io.BufferedWriter) -> tuple[int, int, int]:
+    """Append one tensor; its offset, length and checksum."""
+    offset, checksummed = file.tell(), _Checksummed(file)
+    torch.save(values, checksummed)
+    return offset, file.tell() - offset, checksummed.checksum
 
 
 def _cut(shard: Shard) -> Iterator[Shard]:
@@ -82,36 +97,71 @@ def _cut(shard: Shard) -> Iterator[Shard]:
         yield shard.within(start, start + MOST_NUMEL)
 
 
-def fill(folder: Path, records: list[Record], shards: Iterable[Shard]) -> None:
-    """Overwrite every shard with what is stored of it, converted to its dtype. Memory: two records."""
-    of_key: dict[str, list[Record]] = {}
+def verify(folder: Path, records: Iterable[Record]) -> None:
+    """Read what is stored, and compare its checksums. Memory: 1 MiB.
+
+    Raises: OSError for the first record that is missing in part, or is not what was written.
+    """
     for record in records:
-        of_key.setdefault(record.key, []).append(record)
-    for shard in shards:
-        for record in of_key.get(key_of(shard), ()):
+        checksum, left = 0, record.length
+        with open(folder / record.file, "rb") as file:
+            file.seek(record.offset)
+            while block := file.read(min(left, 2**20)):
+                checksum, left = zlib.crc32(block, checksum), left - len(block)
+        if left or checksum != record.checksum:
+            problem = f"the file ends {left} bytes too early" if left else "its checksum is wrong"
+            raise OSError(f"{record} in {record.file}: {problem}")
+
+
+def fill(folder: Path, records: dict[str, list[Record]], shards: Iterable[tuple[str, Shard]]) -> None:
+    """Overwrite every shard with what is stored under its key, in its dtype. Memory: two records."""
+    for key, shard in shards:
+        for record in records.get(key, ()):
             part = shard.within(record.start, record.stop)
             if part.values.numel():
                 stored = read(folder, record)
                 part.values.copy_(stored[part.start - record.start : part.stop - record.start])
 
 
-def read(folder: Path, record: Record, weights_only: bool = True) -> Any:
-    """What one record holds, on the CPU."""
+def read(folder: Path, record: Record, trust: bool = False) -> Any:
+    """What one record holds, on the CPU. Raises: UnpicklingError where that takes code and no ``trust``."""
     with open(folder / record.file, "rb") as file:
         file.seek(record.offset)
-        content = io.BytesIO(file.read(record.length))
-    return torch.load(content, map_location="cpu", weights_only=weights_only)
+        return unpickle(str(record), file.read(record.length), trust)
 
 
-def require_files(folder: Path, records: list[Record]) -> None:
-    """Check that a checkpoint that was copied is all here. Raises: OSError."""
-    sizes: dict[str, int] = {}
-    for record in records:
-        sizes[record.file] = max(sizes.get(record.file, 0), record.offset + record.length)
-    for name, size in sizes.items():
-        found = (folder / name).stat().st_size
-        if found < size:
-            raise OSError(f"{name} has {found} bytes of {size}: copy it again, or load another generation")
+def pickled(what: str, value: Any) -> bytes:
+    """What torch.save writes of an object. Warns where `unpickle` will refuse it."""
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    if names := _needs_code(buffer):
+        warnings.warn(f"{what} holds {names}: only load(..., trust=True) will read it", stacklevel=2)
+    return buffer.getvalue()
+
+
+def unpickle(what: str, content: bytes, trust: bool) -> Any:
+    """What `pickled` has written, with tensors on the CPU: without ``trust`` only what needs no code to load.
+
+    Raises: UnpicklingError, which names the classes that are in the way.
+    """
+    buffer = io.BytesIO(content)
+    if not trust and (names := _needs_code(buffer)):
+        raise pickle.UnpicklingError(
+            f"{what} holds {names}, and a file with those can run any code: if you trust everybody who could "
+            "write it, pass load(..., trust=True)"
+        )
+    return torch.load(buffer, map_location="cpu", weights_only=not trust)
+
+
+def _needs_code(buffer: io.BytesIO) -> str:
+    """The classes and functions in a pickle that torch.load refuses with weights_only; empty if none."""
+    buffer.seek(0)
+    try:
+        names = torch.serialization.get_unsafe_globals_in_checkpoint(buffer)
+    except pickle.UnpicklingError as error:
+        names = [str(error)]
+    buffer.seek(0)
+    return ", ".join(sorted(names))
 
 
 def torch_metadata(records: list[Record]) -> bytes:

@@ -1,0 +1,61 @@
+"""Buffers: every rank has its own, such as BatchNorm's running statistics, so every rank's are stored."""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from zerolab.checkpoint import records
+from zerolab.checkpoint.records import Record
+from zerolab.optimizer import Shard
+
+
+def persistent(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The buffers that ``model.state_dict()`` has too, by name."""
+    return {
+        f"{prefix}.{name}".removeprefix("."): buffer
+        for prefix, module in model.named_modules()
+        for name, buffer in module.named_buffers(recurse=False)
+        if name not in module._non_persistent_buffers_set
+    }
+
+
+def digests(model: nn.Module) -> dict[str, bytes]:
+    """A few bytes for each buffer, which differ where its values do."""
+    return {name: _digest(buffer) for name, buffer in persistent(model).items()}
+
+
+def to_store(model: nn.Module, rank: int, on_rank_0: dict[str, bytes]) -> Iterator[tuple[str, Shard]]:
+    """Rank 0's buffers; of another rank those that differ from them."""
+    for name, buffer in persistent(model).items():
+        if rank == 0 or _digest(buffer) != on_rank_0[name]:
+            yield key_of(name, rank), _shard(name, _flat(buffer))
+
+
+@torch.no_grad()
+def restore(model: nn.Module, rank: int, folder: Path, stored: dict[str, list[Record]]) -> None:
+    """Overwrite the buffers with those of ``rank``. Memory: one buffer and two records."""
+    for name, buffer in persistent(model).items():
+        flat = torch.empty(buffer.numel(), dtype=buffer.dtype)
+        key = key_of(name, rank if key_of(name, rank) in stored else 0)
+        records.fill(folder, stored, [(key, _shard(name, flat))])
+        buffer.copy_(flat.view(buffer.shape))
+
+
+def key_of(name: str, rank: int) -> str:
+    """The name under which a rank's buffer is stored."""
+    return f"buffers.{rank}.{name}"
+
+
+def _digest(buffer: torch.Tensor) -> bytes:
+    return hashlib.blake2b(_flat(buffer).view(torch.uint8).numpy()).digest()
+
+
+def _flat(buffer: torch.Tensor) -> torch.Tensor:
+    return buffer.detach().cpu().contiguous().view(-1)
+
+
+def _shard(name: str, flat: torch.Tensor) -> Shard:
+    return Shard(name, None, flat.numel(), 0, flat)
