@@ -15,7 +15,7 @@ import torch.distributed as dist
 from conftest import descendants, run_script
 
 import zerolab
-from zerolab.launcher import _forkclient, launcher
+from zerolab.launcher import forkclient, launcher
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
@@ -244,7 +244,7 @@ def test_twenty_launches_leave_no_file_descriptor_process_or_directory(monkeypat
             with pytest.raises(zerolab.WorkerError):
                 zerolab.launch(int, 2, "no number")
     assert leftovers() == before
-    server_fds = f"/proc/{_forkclient.current_pid()}/fd"
+    server_fds = f"/proc/{forkclient.current_pid()}/fd"
     assert len(os.listdir(server_fds)) < 16
 
 

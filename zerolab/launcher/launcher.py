@@ -14,13 +14,10 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from zerolab.launcher import _forkclient, _rank
-from zerolab.launcher._failures import LaunchTimeout, WorkerError
-from zerolab.launcher._payload import pickle_payload
-from zerolab.launcher._watch import Launch
-from zerolab.launcher.rendezvous import init_process_group
-
-__all__ = ["LaunchTimeout", "WorkerError", "init_process_group", "launch", "threads_per_rank"]
+from zerolab.launcher import forkclient, rank
+from zerolab.launcher.payload import pickle_payload
+from zerolab.launcher.protocol import Job
+from zerolab.launcher.watch import Launch
 
 RANK_BYTES = 50_000_000  # what a rank adds when it trains something small: its torch is the fork server's
 BACKENDS = ("auto", "gloo", "nccl")
@@ -46,13 +43,13 @@ def launch(
     """
     check_arguments(fn, world_size, timeout)
     payload = pickle_payload(fn, args, kwargs)
-    server = _forkclient.current()  # imports torch while this process does
+    server = forkclient.current()  # imports torch while this process does
     job = make_job(world_size, choose_backend(backend, world_size))
     with Launch(server, job, payload, timeout) as running:
         return running.results()
 
 
-def make_job(world_size: int, backend: str) -> dict[str, Any]:
+def make_job(world_size: int, backend: str) -> Job:
     """What every rank has to know besides the call: its world, and the caller's as it is now."""
     return {
         "world_size": int(world_size),
@@ -68,9 +65,9 @@ def make_job(world_size: int, backend: str) -> dict[str, Any]:
 
 def check_arguments(fn: Any, world_size: Any, timeout: Any) -> None:
     """Refuse, before anything is started, what cannot work."""
-    if _rank.current is not None:
+    if rank.current is not None:
         raise RuntimeError(
-            f"launch was called inside rank {_rank.current} of a launch; call it from the process that "
+            f"launch was called inside rank {rank.current} of a launch; call it from the process that "
             "starts the ranks, and use torch.distributed.new_group for a subset of them"
         )
     if not hasattr(os, "fork"):

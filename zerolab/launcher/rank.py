@@ -11,18 +11,16 @@ import faulthandler
 import linecache
 import os
 import pickle
-import signal
 import sys
 import threading
 import traceback
 from typing import NoReturn
 
-from zerolab.launcher import _forkserver
-from zerolab.launcher._output import redirect_output
+from zerolab.launcher import protocol
+from zerolab.launcher.output import redirect_output
+from zerolab.launcher.protocol import Job
 from zerolab.launcher.rendezvous import use_loopback
 
-# Asks a rank for its stack. faulthandler answers even while C code holds the interpreter.
-DUMP_SIGNAL = getattr(signal, "SIGRTMAX", signal.SIGUSR2)
 LINGER_SECONDS = 2.0  # for peers to read what this rank sent last
 FOREVER = datetime.timedelta(days=365)  # the launcher watches the ranks: no long step may time out
 
@@ -30,27 +28,27 @@ current: int | None = None  # this process's rank, where a launch started it
 
 
 def run(
-    rank: int, job: dict, directory: str, events: int, lifeline: int, stdout: int, stderr: int
+    rank: int, job: Job, directory: str, events: int, lifeline: int, stdout: int, stderr: int
 ) -> NoReturn:
     """The rank's whole life; ends the process."""
     global current
     current = rank
     redirect_output(rank, directory, stdout, stderr)
-    stacks = open(os.path.join(directory, f"stacks-{rank}"), "w")  # noqa: SIM115  open until the process ends
-    faulthandler.register(DUMP_SIGNAL, file=stacks, all_threads=True)
+    stacks = open(protocol.path(directory, protocol.STACKS, rank), "w")  # noqa: SIM115  open until the end
+    faulthandler.register(protocol.DUMP_SIGNAL, file=stacks, all_threads=True)
     faulthandler.enable(file=stacks)
     watch = threading.Thread(target=exit_with_launcher, args=(lifeline,), daemon=True)
     watch.start()
     try:
         call(rank, job, directory)
-        kind = _forkserver.DONE
+        kind = protocol.DONE
     except BaseException as error:
-        write_failure(error, os.path.join(directory, f"failure-{rank}"))
-        kind = _forkserver.FAILED
+        write_failure(error, protocol.path(directory, protocol.FAILURE, rank))
+        kind = protocol.FAILED
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(ValueError):  # the function closed it
             stream.flush()
-    _forkserver.send_event(events, kind, rank)
+    protocol.send_event(events, kind, rank)
     watch.join(LINGER_SECONDS)
     os._exit(0)
 
@@ -61,19 +59,19 @@ def exit_with_launcher(lifeline: int) -> NoReturn:
     os._exit(0)
 
 
-def call(rank: int, job: dict, directory: str) -> None:
+def call(rank: int, job: Job, directory: str) -> None:
     """Call the function inside the job's world and write what it returns."""
     enter_world(rank, job)
     import cloudpickle
 
-    with open(os.path.join(directory, "payload"), "rb") as file:
+    with open(protocol.path(directory, protocol.PAYLOAD), "rb") as file:
         try:
             function, args, kwargs = pickle.load(file)
         except Exception as error:
             raise RuntimeError(f"fn or its arguments cannot be rebuilt in a rank: {error}") from error
     join_group(rank, job, directory)
     result = function(*args, **kwargs)
-    with open(os.path.join(directory, f"result-{rank}"), "wb") as file:
+    with open(protocol.path(directory, protocol.RESULT, rank), "wb") as file:
         try:
             cloudpickle.dump(result, file)
         except Exception as error:
@@ -83,7 +81,7 @@ def call(rank: int, job: dict, directory: str) -> None:
             ) from error
 
 
-def enter_world(rank: int, job: dict) -> None:
+def enter_world(rank: int, job: Job) -> None:
     """The caller's environment, arguments and notebook cells as they are now, not when the server started."""
     os.environ.clear()
     os.environ.update(job["environ"])
@@ -95,7 +93,7 @@ def enter_world(rank: int, job: dict) -> None:
         sys.modules["numpy"].random.seed()  # forks share numpy's state, which fresh processes would not
 
 
-def join_group(rank: int, job: dict, directory: str) -> None:
+def join_group(rank: int, job: Job, directory: str) -> None:
     """Set threads and device, then meet the other ranks through a file: there is no port to collide on."""
     import torch
     import torch.distributed as dist
@@ -109,7 +107,7 @@ def join_group(rank: int, job: dict, directory: str) -> None:
             share_device(rank)
         device = torch.device("cuda", rank % devices)
         torch.cuda.set_device(device)
-    store = dist.FileStore(os.path.join(directory, "store"), job["world_size"])
+    store = dist.FileStore(protocol.path(directory, protocol.STORE), job["world_size"])
     dist.init_process_group(
         job["backend"],
         store=store,
@@ -137,7 +135,7 @@ def share_device(rank: int) -> None:
 def write_failure(error: BaseException, path: str) -> None:
     """Leave the exception for the launcher: last line, traceback from the user's code on, and itself."""
     trace = error.__traceback__
-    while trace and trace.tb_frame.f_code.co_filename in (__file__, _forkserver.__file__):
+    while trace and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     error = error.with_traceback(trace or error.__traceback__)
     summary = "".join(traceback.format_exception_only(error)).strip()

@@ -4,7 +4,7 @@ import linecache
 import re
 from typing import NamedTuple
 
-from zerolab.launcher._failures import LaunchTimeout, name_ranks
+from zerolab.launcher.failures import LaunchTimeout, name_ranks
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 
@@ -42,7 +42,7 @@ def main_thread(threads: list[list[Frame]]) -> list[Frame]:
     """The stack that runs the user's function, without the frames of the launcher beneath it."""
     for frames in threads:
         for depth, frame in enumerate(frames):
-            if frame.function == "call" and frame.file.endswith("zerolab/launcher/_rank.py"):
+            if frame.function == "call" and frame.file.endswith("zerolab/launcher/rank.py"):
                 return frames[:depth] or frames[: depth + 1]
     return threads[-1] if threads else []
 
