@@ -61,13 +61,17 @@ class Server:
 
     def run(self) -> None:
         """Serve until the caller's end of the socket closes."""
+        poll = select.poll()  # select() refuses descriptors above 1023, and a caller may have more files open
+        control = self.control.fileno()
+        for fd in (control, self.wake_read):
+            poll.register(fd, select.POLLIN)
         try:
             while True:
-                readable, _, _ = select.select([self.control, self.wake_read], [], [])
+                readable = {fd for fd, _ in poll.poll()}
                 if self.wake_read in readable:
                     os.read(self.wake_read, 4096)
                     self.reap()
-                if self.control in readable and not self.serve_request():
+                if control in readable and not self.serve_request():
                     return
         finally:
             self.kill_everything()

@@ -47,6 +47,9 @@ class Job(TypedDict):
     cwd: str
     environ: dict[str, str]
     sources: dict[str, Any]  # linecache's entries for notebook cells
+    main_file: str | None  # of the caller's main module, which ranks do not run
+    main_name: str | None  # by which python -m found it
+    seed: int | None
 
 
 class Event(NamedTuple):

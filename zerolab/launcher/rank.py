@@ -8,15 +8,19 @@ sent.
 import contextlib
 import datetime
 import faulthandler
+import importlib.machinery
+import importlib.util
+import io
 import linecache
 import os
 import pickle
+import random
 import sys
 import threading
 import traceback
 from typing import NoReturn
 
-from zerolab.launcher import protocol
+from zerolab.launcher import payload, protocol
 from zerolab.launcher.output import redirect_output
 from zerolab.launcher.protocol import Job
 from zerolab.launcher.rendezvous import use_loopback
@@ -45,9 +49,7 @@ def run(
     except BaseException as error:
         write_failure(error, protocol.path(directory, protocol.FAILURE, rank))
         kind = protocol.FAILED
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(ValueError):  # the function closed it
-            stream.flush()
+    flush()
     protocol.send_event(events, kind, rank)
     watch.join(LINGER_SECONDS)
     os._exit(0)
@@ -62,18 +64,22 @@ def exit_with_launcher(lifeline: int) -> NoReturn:
 def call(rank: int, job: Job, directory: str) -> None:
     """Call the function inside the job's world and write what it returns."""
     enter_world(rank, job)
-    import cloudpickle
-
     with open(protocol.path(directory, protocol.PAYLOAD), "rb") as file:
         try:
-            function, args, kwargs = pickle.load(file)
+            function, args, kwargs = payload.load_payload(file)
         except Exception as error:
             raise RuntimeError(f"fn or its arguments cannot be rebuilt in a rank: {error}") from error
     join_group(rank, job, directory)
-    result = function(*args, **kwargs)
+    process = os.getpid()
+    try:
+        result = function(*args, **kwargs)
+    finally:
+        if os.getpid() != process:
+            end_fork()
+    await_device()
     with open(protocol.path(directory, protocol.RESULT, rank), "wb") as file:
         try:
-            cloudpickle.dump(result, file)
+            payload.dump(result, file)
         except Exception as error:
             raise TypeError(
                 f"its result, of type {type(result).__name__}, cannot be pickled ({error}); "
@@ -81,20 +87,75 @@ def call(rank: int, job: Job, directory: str) -> None:
             ) from error
 
 
+def end_fork() -> NoReturn:
+    """End a process that the function has forked and that came back from it: only the rank itself reports."""
+    error, code = sys.exc_info()[1], 0
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    elif error is not None:
+        sys.excepthook(type(error), error, error.__traceback__)
+        code = 1
+    flush()
+    os._exit(code)
+
+
+def flush() -> None:
+    """Write out what the function has printed."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(ValueError):  # the function closed it
+            stream.flush()
+
+
+def await_device() -> None:
+    """Let the GPU finish what the function has queued: its errors come up now, and no peer is cut off."""
+    import torch
+
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
 def enter_world(rank: int, job: Job) -> None:
-    """The caller's environment, arguments and notebook cells as they are now, not when the server started."""
+    """Take over the caller's environment, arguments and notebook cells as they are now, and seed."""
     os.environ.clear()
     os.environ.update(job["environ"])
     os.environ |= dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))
     os.environ |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(job["world_size"]))
     sys.argv[:] = job["argv"]
     linecache.cache.update(job["sources"])  # tracebacks show the lines of notebook cells
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()  # forks share numpy's state, which fresh processes would not
+    name_main(job)
+    seed_generators(None if job["seed"] is None else job["seed"] + rank)
+
+
+def name_main(job: Job) -> None:
+    """Say where the caller's main module is, for processes that multiprocessing spawns from this rank.
+
+    They import it, as those of any script do; the rank itself does not.
+    """
+    main = sys.modules["__main__"]
+    if job["main_file"]:
+        main.__file__ = job["main_file"]
+    if job["main_name"]:
+        main.__spec__ = importlib.machinery.ModuleSpec(job["main_name"], None)
+
+
+def seed_generators(seed: int | None) -> None:
+    """Seed Python's, numpy's and torch's generators; None takes a new seed for each from the system.
+
+    Forked ranks would otherwise go on from the fork server's state, which is the same for all.
+    """
+    import torch
+
+    random.seed(seed)
+    if importlib.util.find_spec("numpy"):
+        importlib.import_module("numpy").random.seed(seed)
+    if seed is None:
+        torch.seed()
+    else:
+        torch.manual_seed(seed)
 
 
 def join_group(rank: int, job: Job, directory: str) -> None:
-    """Set threads and device, then meet the other ranks through a file: there is no port to collide on."""
+    """Set threads and device, then meet the other ranks through a file, so that no port can be taken."""
     import torch
     import torch.distributed as dist
 
@@ -102,6 +163,8 @@ def join_group(rank: int, job: Job, directory: str) -> None:
     use_loopback(os.environ)
     device = None
     if job["backend"] == "nccl":
+        # The caller watches the ranks. NCCL's own watchdog would abort those whose peer is gone.
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         devices = torch.cuda.device_count()
         if job["world_size"] > devices:
             share_device(rank)
@@ -141,17 +204,13 @@ def write_failure(error: BaseException, path: str) -> None:
     summary = "".join(traceback.format_exception_only(error)).strip()
     if isinstance(error, SystemExit):
         summary = f"it called sys.exit({error.code!r}) before its function returned"
-    pickled = None
-    try:
-        import cloudpickle
-
-        pickled = cloudpickle.dumps(error)
-    except Exception:  # its text must do
-        pass
+    pickled = io.BytesIO()
+    with contextlib.suppress(Exception):  # its text must do
+        payload.dump(error, pickled)
     told = {
         "summary": summary,
         "traceback": "".join(traceback.format_exception(error)),
-        "pickled": pickled,
+        "pickled": pickled.getvalue(),
         "raised_on": getattr(error, "raised_on", None),
     }
     with open(path, "wb") as file:

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from zerolab.launcher.failures import LaunchTimeout, name_ranks
 
+WAITS = (".wait(", ".item(", "cuda.synchronize(")  # the last two wait for the GPU, and so for its messages
+
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 
 
@@ -66,7 +68,7 @@ def _waits(frames: list[Frame]) -> bool:
         if "/torch/distributed/" in frame.file or "/zerolab/collectives/" in frame.file:
             return True
         if "/torch/" not in frame.file and not frame.file.endswith("/threading.py"):
-            return not at_lock and (".wait(" in frame.source or "cuda.synchronize(" in frame.source)
+            return not at_lock and any(call in frame.source for call in WAITS)
     return False
 
 

@@ -15,14 +15,22 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from zerolab.launcher import protocol, stacks
-from zerolab.launcher.failures import Failure, LaunchTimeout, WorkerError, first_cause, worker_error
+from zerolab.launcher.failures import (
+    ABORTED,
+    KILLED,
+    Failure,
+    LaunchTimeout,
+    WorkerError,
+    first_cause,
+    worker_error,
+)
 from zerolab.launcher.forkclient import ForkServer
 from zerolab.launcher.output import Relay
 from zerolab.launcher.protocol import EVENT, Event, Job
 
 START_SECONDS = 60.0  # for the fork server to import torch; a launch's own timeout starts when its ranks do
 GRACE_SECONDS = 0.3  # after a failure, for one that happened before it and is told after it
-PEER_GRACE_SECONDS = 3.0  # while all that anyone reports is that its peer went away
+PEER_GRACE_SECONDS = 3.0  # while all that is reported may come from a peer that went away
 STOP_SECONDS = 1.0  # from asking a rank to end to killing it
 DUMP_SECONDS = 4.0  # for the ranks to write their stacks, however busy the machine
 LOOK_SECONDS = 0.1
@@ -154,8 +162,8 @@ class Launch:
     def failed(self) -> WorkerError:
         """The error for the rank that failed first, after a moment for one that is only heard later."""
         everyone = lambda: len(self.failures) + len(self.done) == self.world_size
-        self.listen(lambda: self.cause.severity == 0 or everyone(), GRACE_SECONDS)
-        self.listen(lambda: self.cause.severity < 2 or everyone(), PEER_GRACE_SECONDS)
+        self.listen(lambda: self.cause.severity == KILLED or everyone(), GRACE_SECONDS)
+        self.listen(lambda: self.cause.severity < ABORTED or everyone(), PEER_GRACE_SECONDS)
         stack = stacks.render(stacks.main_thread(stacks.parse(self.dump(self.cause.rank))))
         return worker_error(self.cause, self.done, stack)
 
