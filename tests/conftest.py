@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import zerolab
-from zerolab.launcher import _forkclient
+from zerolab.launcher import forkclient
 
 PATIENCE_SECONDS = 10.0  # generous: a busy machine is no failure
 PYTHONPATH = os.pathsep.join((str(Path(zerolab.__file__).parents[1]), str(Path(__file__).parent)))
@@ -75,6 +75,6 @@ def no_process_left() -> Iterator[None]:
     yield
 
     def left() -> set[int]:
-        return descendants(os.getpid()) - before - {_forkclient.current_pid()}
+        return descendants(os.getpid()) - before - {forkclient.current_pid()}
 
     assert eventually(lambda: not left()), f"the test left processes running: {sorted(left())}"

@@ -17,7 +17,7 @@ from conftest import PYTHONPATH, descendants
 from support import ROOT, faults
 from support.faults import KINDS, PHASES, STAGES, Fault, Outcome
 
-from zerolab.launcher import _forkclient
+from zerolab.launcher import forkclient
 
 AT_ONCE = 3  # launches beside each other: ranks that hang need no processor
 DEADLINE_SECONDS = 10.0  # by then all ranks are where they stay, on a busy machine too
@@ -69,7 +69,7 @@ def test_the_struck_rank_is_named_and_the_last_checkpoint_goes_on(fault: Fault, 
 
 
 def test_no_process_and_no_file_is_left(outcomes):
-    assert descendants(_forkclient.current_pid()) == set()
+    assert descendants(forkclient.current_pid()) == set()
     assert list(Path(tempfile.gettempdir()).glob("zerolab-*")) == []
 
 

@@ -19,8 +19,8 @@ import torch.distributed as dist
 from conftest import PYTHONPATH, descendants, eventually, run_script, runs
 
 import zerolab
-from zerolab.launcher import _forkclient, _stacks
-from zerolab.launcher._failures import Failure, first_cause
+from zerolab.launcher import forkclient, stacks
+from zerolab.launcher.failures import Failure, first_cause
 
 DEADLINE_SECONDS = 3.0  # by then all ranks are where they stay, on a busy machine too
 
@@ -41,7 +41,7 @@ def fail(fn, world_size: int, *args, **kwargs) -> zerolab.WorkerError:
 
 
 def no_rank_left() -> bool:
-    return descendants(_forkclient.current_pid()) == set()
+    return descendants(forkclient.current_pid()) == set()
 
 
 def all_reduce_for_ever() -> None:
@@ -110,7 +110,7 @@ def test_the_rank_that_raised_is_named_with_its_traceback(culprit: int):
     error = fail(work, 3)
     assert error.rank == culprit and error.exitcode is None
     assert str(error).startswith(f"rank {culprit} failed: KeyError: 'absent'")
-    assert '{}["absent"]' in str(error) and "_rank.py" not in str(error)
+    assert '{}["absent"]' in str(error) and "rank.py" not in str(error)
     assert isinstance(error.__cause__, KeyError)
 
 
@@ -254,20 +254,20 @@ Current thread 0x00007f0000000001 (most recent call first):
   File "/lib/torch/autograd/graph.py", line 800 in _engine_run_backward
   File "/lib/torch/_tensor.py", line 600 in backward
   File "/home/me/train.py", line 5 in step
-  File "/lib/zerolab/launcher/_rank.py", line 90 in call
-  File "/lib/zerolab/launcher/_forkserver.py", line 160 in become_rank
+  File "/lib/zerolab/launcher/rank.py", line 90 in call
+  File "/lib/zerolab/launcher/forkserver.py", line 160 in become_rank
 """
 
 
 def test_a_hook_that_waits_in_the_devices_own_thread_waits():
-    threads = _stacks.parse(BACKWARD_ON_A_GPU)
-    assert [frame.function for frame in _stacks.main_thread(threads)] == [
+    threads = stacks.parse(BACKWARD_ON_A_GPU)
+    assert [frame.function for frame in stacks.main_thread(threads)] == [
         "_engine_run_backward",
         "backward",
         "step",
     ]
-    assert _stacks.in_collective(threads)
-    assert not _stacks.in_collective(threads[1:])
+    assert stacks.in_collective(threads)
+    assert not stacks.in_collective(threads[1:])
 
 
 def test_ranks_that_all_wait_are_asked_whether_they_agree():
@@ -355,9 +355,9 @@ def test_a_result_that_cannot_be_sent_is_named():
 
 def refuse_to_be_rebuilt(where: str):
     """Fails to unpickle in ranks or in the caller, whichever is named."""
-    from zerolab.launcher import _rank
+    from zerolab.launcher import rank
 
-    if (_rank.current is None) == (where == "here"):
+    if (rank.current is None) == (where == "here"):
         raise LookupError("no such thing here")
     return 0
 
@@ -379,7 +379,7 @@ def test_what_cannot_be_rebuilt_is_named():
 
 def test_a_killed_fork_server_is_told_and_replaced():
     def kill() -> None:
-        pid = _forkclient.current().pid
+        pid = forkclient.current().pid
         assert eventually(lambda: len(descendants(pid)) == 2)
         os.kill(pid, signal.SIGKILL)
 
@@ -434,7 +434,7 @@ def test_no_rank_outlives_its_caller(tmp_path: Path, number: signal.Signals, han
 
 CROWDED_PROGRAM = """
     import errno, os, socket
-    from zerolab.launcher import _forkserver
+    from zerolab.launcher import forkserver, protocol
 
     def no_room():
         raise OSError(errno.EAGAIN, "no room")
@@ -442,9 +442,9 @@ CROWDED_PROGRAM = """
     os.fork = no_room
     read, write = os.pipe()
     ours, theirs = socket.socketpair()
-    _forkserver.Server(theirs).start_ranks(1, 2, "nowhere", [write])
-    event = _forkserver.Event._make(_forkserver.EVENT.unpack(os.read(read, 100)))
-    print(event.kind == _forkserver.NOT_STARTED, event.rank, event.value == errno.EAGAIN)
+    forkserver.Server(theirs).start_ranks(1, 2, "nowhere", [write])
+    event = protocol.Event._make(protocol.EVENT.unpack(os.read(read, 100)))
+    print(event.kind == protocol.NOT_STARTED, event.rank, event.value == errno.EAGAIN)
 """
 
 

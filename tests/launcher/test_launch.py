@@ -1,7 +1,6 @@
 """Promise: a function given to launch runs on N real processes, as if it had been called here."""
 
 import os
-import random
 import shutil
 import sys
 import tempfile
@@ -15,7 +14,7 @@ import torch.distributed as dist
 from conftest import descendants, run_script
 
 import zerolab
-from zerolab.launcher import _forkclient, launcher
+from zerolab.launcher import forkclient, launcher
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
@@ -80,42 +79,6 @@ def test_an_edited_zerolab_is_seen_by_the_next_launch(monkeypatch, tmp_path: Pat
         return theirs.EDITED
 
     assert zerolab.launch(look, 1) == ["yes"]
-
-
-MAIN_PROGRAM = """
-    import multiprocessing, sys
-    import zerolab
-    print("main module runs")
-
-    class Point:
-        def __init__(self, x): self.x = x
-        def double(self): return Point(2 * self.x)
-
-    class Refused(Exception): pass
-
-    OFFSET = Point(5)
-
-    def work(point):
-        assert not multiprocessing.get_start_method(allow_none=True)
-        assert not hasattr(sys.modules["__main__"], "REQUEST"), "the fork server is nobody's main module"
-        return Point(point.double().x + OFFSET.x)
-
-    def refuse():
-        raise Refused("no")
-
-    result = zerolab.launch(work, 2, Point(1), backend="gloo")[1]
-    print(isinstance(result, Point), result.x, multiprocessing.get_start_method(allow_none=True))
-    try:
-        zerolab.launch(refuse, 2, backend="gloo")
-    except zerolab.WorkerError as error:
-        print(isinstance(error.__cause__, Refused), error.__cause__.args)
-"""
-
-
-@pytest.mark.parametrize("stdin", [False, True], ids=["script without a guard", "main module without a file"])
-def test_what_the_main_module_defines_travels_by_value(tmp_path: Path, stdin: bool):
-    printed = run_script(MAIN_PROGRAM, tmp_path, stdin)
-    assert printed.splitlines() == ["main module runs", "True 7 None", "True ('no',)"]
 
 
 def test_rank_0_is_heard_while_it_runs(monkeypatch, tmp_path: Path):
@@ -204,16 +167,6 @@ def test_the_backend_follows_the_gpus(monkeypatch, asked, world_size, devices, c
     assert launcher.choose_backend(asked, world_size) == chosen
 
 
-def test_ranks_do_not_draw_the_same_random_numbers():
-    def draw() -> tuple:
-        import numpy
-
-        return random.random(), numpy.random.random()
-
-    first, second = zerolab.launch(draw, 2)
-    assert first[0] != second[0] and first[1] != second[1]
-
-
 def test_launches_from_several_threads_do_not_meet():
     results: dict[int, list] = {}
 
@@ -244,7 +197,7 @@ def test_twenty_launches_leave_no_file_descriptor_process_or_directory(monkeypat
             with pytest.raises(zerolab.WorkerError):
                 zerolab.launch(int, 2, "no number")
     assert leftovers() == before
-    server_fds = f"/proc/{_forkclient.current_pid()}/fd"
+    server_fds = f"/proc/{forkclient.current_pid()}/fd"
     assert len(os.listdir(server_fds)) < 16
 
 

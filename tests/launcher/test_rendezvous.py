@@ -19,8 +19,6 @@ from zerolab.launcher.rendezvous import (
     choose_device,
     choose_interface,
     find_place,
-    first_host,
-    job_port,
 )
 
 MEETING = {"MASTER_ADDR": "node7", "MASTER_PORT": "1234"}
@@ -33,6 +31,7 @@ OPEN_MPI = {
     "PMIX_NAMESPACE": "prterun-host-1@1",
 }
 SLURM = {  # task 6 of `srun --ntasks 7 --nodes 4` in an allocation of five nodes for 9 tasks
+    **MEETING,
     "SLURM_JOB_ID": "77",
     "SLURM_JOB_NODELIST": "gpu[01,07-09,12]",
     "SLURM_JOB_NUM_NODES": "5",
@@ -59,12 +58,19 @@ INTERACTIVE_STEP = SLURM | {  # the shell of `salloc --ntasks 9`, whose SLURM_NT
 
 
 def test_each_launcher_tells_a_place():
-    assert find_place(TORCHRUN) == Place(3, 8, 1, 2, "node7", 1234)
-    assert find_place(OPEN_MPI) == Place(1, 2, 1, 2, "127.0.0.1", job_port(["prterun-host-1@1", ""]))
-    assert find_place(SLURM) == Place(6, 7, 0, 1, "gpu07", job_port(["77", "0"]))
-    assert find_place(SLURM | MEETING) == Place(6, 7, 0, 1, "node7", 1234)
+    assert find_place(TORCHRUN) == Place(3, 8, 1, 2)
+    assert find_place(OPEN_MPI) == Place(1, 2, 1, 2, "mpirun-prterun-host-1@1")
+    assert find_place(SLURM) == Place(6, 7, 0, 1)
     assert find_place(SLURM | OPEN_MPI | TORCHRUN) == find_place(TORCHRUN), "the innermost launcher counts"
     assert len(LAUNCHERS) == 3, "each has a line above"
+
+
+def test_ranks_that_all_run_here_need_no_address():
+    here = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "SLURM_NODEID": "0"}
+    here |= {"SLURM_STEP_TASKS_PER_NODE": "2", "MASTER_ADDR": ""}
+    assert find_place(SLURM | here).job == "srun-77-0"
+    assert find_place(TORCHRUN | {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}).job == "torchrun-1234--"
+    assert find_place(TORCHRUN | {"MASTER_ADDR": "127.0.0.1"}).job == "torchrun-1234--"
 
 
 def test_a_process_started_alone_has_no_place():
@@ -91,29 +97,6 @@ def test_srun_may_start_fewer_ranks_on_one_node(node: str, count: int):
 
 
 @pytest.mark.parametrize(
-    "nodes, host",
-    [
-        ("a", "a"),
-        ("a,b", "a"),
-        ("n[01-04,7],m", "n01"),
-        ("n[3,5]", "n3"),
-        ("n1,n[2-3]", "n1"),
-        ("n[07-09]", "n07"),
-        ("node[01-03,07]", "node01"),
-        ("n[01-02]-ib,m", "n01-ib"),
-        ("rack[1-2]n[05-09,3],m", "rack1n05"),
-    ],
-)
-def test_the_first_host_of_a_node_list(nodes: str, host: str):
-    assert first_host(nodes) == host
-
-
-def test_ports_of_jobs_differ_and_are_free_for_the_taking():
-    ports = {job_port([str(job), "0"]) for job in range(100)}
-    assert len(ports) > 90 and min(ports) >= 10_000 and max(ports) < 32_768
-
-
-@pytest.mark.parametrize(
     "environment, words",
     [
         ({"RANK": "0"}, "WORLD_SIZE is not set"),
@@ -121,6 +104,8 @@ def test_ports_of_jobs_differ_and_are_free_for_the_taking():
         ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK must be from 0 to WORLD_SIZE - 1, got 2 of 2"),
         ({"RANK": "0", "WORLD_SIZE": "2"}, "torchrun does not tell where rank 0 runs; set MASTER_ADDR"),
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, "MASTER_PORT must be a number, got None"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}, "MASTER_PORT is not set"),
+        (SLURM | {"MASTER_ADDR": ""}, "set MASTER_ADDR .* export MASTER_ADDR=.*scontrol show hostnames"),
         (OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "4"}, "mpirun does not tell where rank 0 runs"),
         (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "two"}, "SLURM_STEP_TASKS_PER_NODE must be counts .* 'two'"),
         (SLURM | {"SLURM_NODEID": "4"}, "SLURM_STEP_TASKS_PER_NODE .* for node 4, got '2\\(x3\\),1'"),
@@ -145,7 +130,7 @@ def test_an_incomplete_place_is_refused(environment: dict, words: str):
     ],
 )
 def test_a_rank_takes_a_gpu_where_the_node_has_one_for_each(visible, on_node, ranks, local_rank, device):
-    assert choose_device(Place(5, 16, local_rank, ranks, "node7", 1234, on_node), visible) == device
+    assert choose_device(Place(5, 16, local_rank, ranks, node_gpus=on_node), visible) == device
 
 
 def test_srun_tells_how_many_gpus_the_node_has():
@@ -156,7 +141,7 @@ def test_srun_tells_how_many_gpus_the_node_has():
 def test_a_host_that_others_cannot_reach_by_its_name_is_told_so(monkeypatch):
     """As Debian and Ubuntu set a machine up: gloo would listen on 127.0.1.1, and the others wait in vain."""
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    two_hosts = Place(1, 2, 0, 1, "node7", 1234)
+    two_hosts = Place(1, 2, 0, 1)
     found = [(socket.AF_INET, 0, 0, "", ("127.0.1.1", 0))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **named: found)
     with pytest.raises(ValueError, match=r"127\.0\.1\.1.* GLOO_SOCKET_IFNAME"):
@@ -171,7 +156,7 @@ def test_a_host_that_others_cannot_reach_by_its_name_is_told_so(monkeypatch):
 
 
 @pytest.mark.parametrize("launcher", ["mpirun", "srun", "torchrun by hand"])
-def test_processes_with_a_launchers_variables_meet(launcher: str):
+def test_processes_with_a_launchers_variables_meet_on_the_loopback_only(launcher: str):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -185,42 +170,46 @@ def test_processes_with_a_launchers_variables_meet(launcher: str):
         os.environ |= {
             "mpirun": OPEN_MPI | {"OMPI_COMM_WORLD_RANK": str(rank), "PMIX_NAMESPACE": str(port)},
             "srun": SLURM
-            | {"SLURM_PROCID": str(rank), "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "localhost"}
+            | {"SLURM_PROCID": str(rank), "SLURM_STEP_NUM_TASKS": "2"}
             | {"SLURM_JOB_ID": str(port), "SLURM_NODEID": "0", "SLURM_STEP_TASKS_PER_NODE": "2"},
             "torchrun by hand": {"RANK": str(rank), "WORLD_SIZE": "2"}
             | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
         }[launcher]
+        from support import network
+
         zerolab.init_process_group()
         zerolab.init_process_group()
         ranks = torch.tensor([0, 0])
         ranks[rank] = rank + 1
         dist.all_reduce(ranks)
-        return dist.get_rank(), ranks.tolist()
+        return dist.get_rank(), ranks.tolist(), network.listens() == network.LOOPBACK
 
-    assert zerolab.launch(join, 2, backend="gloo") == [(0, [1, 2]), (1, [1, 2])]
+    assert zerolab.launch(join, 2, backend="gloo") == [(0, [1, 2], True), (1, [1, 2], True)]
 
 
 PROGRAM = """
     import torch, torch.distributed as dist, zerolab
+    from support import network
     zerolab.init_process_group()
     ranks = torch.ones(1)
     dist.all_reduce(ranks)
+    local = network.listens() <= network.LOOPBACK
     if dist.get_rank() == 0:
         gpu = torch.cuda.is_available()
-        print(dist.get_world_size(), ranks.item(), dist.get_backend() == ("nccl" if gpu else "gloo"))
+        print(dist.get_world_size(), ranks.item(), dist.get_backend() == ("nccl" if gpu else "gloo"), local)
     dist.destroy_process_group()
 """
 
 
 def test_a_program_alone(tmp_path: Path):
-    assert run_script(PROGRAM, tmp_path).split() == ["1", "1.0", "True"]
+    assert run_script(PROGRAM, tmp_path).split() == ["1", "1.0", "True", "True"]
 
 
 def test_the_same_program_under_torchrun(tmp_path: Path):
     (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM))
     torchrun = readme_command("torchrun").partition(" -m zerolab")[0]
     done = run(shell(f"{torchrun} program.py"), tmp_path, CUDA_VISIBLE_DEVICES="")
-    assert done.returncode == 0 and "2 2.0 True" in done.output.splitlines(), done.output
+    assert done.returncode == 0 and "2 2.0 True True" in done.output.splitlines(), done.output
 
 
 def test_the_training_program_under_torchrun_ends_with_the_bits_that_plain_python_gives_it(tmp_path: Path):

@@ -13,23 +13,6 @@ from support.hosts import ADDRESSES, INTERFACE, Host, two_hosts
 from support.launchers import check, readme_command, run_all, shell
 from support.network import Count, agrees
 
-SRUN = {  # what srun sets for one task on each of two nodes; no srun is here to set it
-    "SLURM_JOB_ID": "77",
-    "SLURM_JOB_NODELIST": "node[01-02]",
-    "SLURM_JOB_NUM_NODES": "2",
-    "SLURM_LAUNCH_NODE_IPADDR": "10.77.0.1",
-    "SLURM_LOCALID": "0",
-    "SLURM_NNODES": "2",
-    "SLURM_NPROCS": "2",
-    "SLURM_NTASKS": "2",
-    "SLURM_STEP_ID": "0",
-    "SLURM_STEP_NODELIST": "node[01-02]",
-    "SLURM_STEP_NUM_NODES": "2",
-    "SLURM_STEP_NUM_TASKS": "2",
-    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
-    "SLURM_TASKS_PER_NODE": "1(x2)",
-}
-
 
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[list[Host]]:
@@ -46,13 +29,6 @@ def test_torchrun_with_its_c10d_rendezvous(hosts: list[Host], tmp_path: Path):
     runs = run_all(on_each(hosts, command), tmp_path)
     check(runs, tmp_path / "saved")
     assert [set(done.losses) for done in runs] in ([{0}, {1}], [{1}, {0}]), "a rank on each host"
-
-
-def test_the_variables_of_srun(hosts: list[Host], tmp_path: Path):
-    command = readme_command("srun").partition("python ")
-    task = f"SLURM_NODEID={{0}} SLURM_PROCID={{0}} {''.join(command[1:])} --save {tmp_path / 'saved'}"
-    commands = [host.on("sh", "-c", task.format(node)) for node, host in enumerate(hosts)]
-    check(run_all(commands, tmp_path, **SRUN), tmp_path / "saved")
 
 
 NETWORK_PROGRAM = """
@@ -100,11 +76,14 @@ def test_a_host_whose_name_leads_to_its_loopback_is_refused_at_once(hosts: list[
     """As Debian and Ubuntu write /etc/hosts; and with the way out that the error names it trains."""
     for host, address in zip(hosts, ADDRESSES, strict=True):
         host.known.write_text(host.known.read_text().replace(address, "127.0.1.1"))
-    command = readme_command("srun").partition("python ")
-    task = f"SLURM_NODEID={{0}} SLURM_PROCID={{0}} {''.join(command[1:])} --epochs 1 --steps 5"
-    commands = [host.on("sh", "-c", task.format(node)) for node, host in enumerate(hosts)]
-    for done in run_all(commands, tmp_path, **SRUN):
+    command = f"{readme_command('torchrun').partition(' -m ')[2]} --epochs 1 --steps 5"
+    place = f"WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR={ADDRESSES[0]} MASTER_PORT=29500"
+    commands = [
+        host.on("sh", "-c", f"RANK={rank} {place} exec python -m {command}")
+        for rank, host in enumerate(hosts)
+    ]
+    for done in run_all(commands, tmp_path):
         assert done.returncode == 2
         assert "leads to 127.0.1.1" in done.output and f"of these: {INTERFACE}\n" in done.output
-    for done in run_all(commands, tmp_path, **SRUN, GLOO_SOCKET_IFNAME=INTERFACE):
+    for done in run_all(commands, tmp_path, GLOO_SOCKET_IFNAME=INTERFACE):
         assert done.returncode == 0, done.output

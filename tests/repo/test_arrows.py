@@ -148,8 +148,35 @@ def stage_switches(package: Path) -> list[str]:
     return found
 
 
+def circles(package: Path) -> list[list[str]]:
+    """Each chain of modules that imports its own beginning, imports inside functions included."""
+    trees = modules(package)
+    targets = {
+        module: {to for _, to in imports(module, tree, set(trees), package.name)}
+        for module, tree in trees.items()
+    }
+    found: list[list[str]] = []
+    done: set[str] = set()
+
+    def follow(module: str, chain: list[str]) -> None:
+        if module in chain:
+            found.append([*chain[chain.index(module) :], module])
+        elif module not in done:
+            for target in sorted(targets.get(module, ())):
+                follow(target, [*chain, module])
+            done.add(module)
+
+    for module in sorted(targets):
+        follow(module, [])
+    return found
+
+
 def test_imports_run_down_the_house():
     assert broken_arrows(PACKAGE) == []
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    assert circles(PACKAGE) == []
 
 
 def test_no_stage_is_told_apart_outside_the_stages():
@@ -192,7 +219,7 @@ def small_house(folder: Path, files: dict[str, str]) -> Path:
 
 def test_a_sound_house_passes(tmp_path: Path):
     package = small_house(tmp_path, {})
-    assert broken_arrows(package) == stage_switches(package) == []
+    assert broken_arrows(package) == stage_switches(package) == circles(package) == []
 
 
 @pytest.mark.parametrize(
@@ -222,6 +249,19 @@ def test_a_sound_house_passes(tmp_path: Path):
 )
 def test_a_broken_arrow_is_seen(tmp_path: Path, file: str, source: str, complaint: str):
     assert broken_arrows(small_house(tmp_path, {file: source})) == [complaint]
+
+
+@pytest.mark.parametrize(
+    "files, circle",
+    [
+        ({"trace.py": "from zerolab import unit"}, "unit trace unit"),
+        ({"trace.py": "def f():\n    import zerolab.unit"}, "unit trace unit"),
+        ({"a/__init__.py": "import zerolab.a.b", "a/b.py": "from zerolab.a import c"}, "a a.b a"),
+        ({"a.py": "import zerolab.b", "b.py": "import zerolab.c", "c.py": "import zerolab.a"}, "a b c a"),
+    ],
+)
+def test_a_circle_is_seen(tmp_path: Path, files: dict[str, str], circle: str):
+    assert circles(small_house(tmp_path, files)) == [circle.split()]
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def environment() -> dict[str, str]:
 
 def run(command: list[str], cwd: Path, timeout: float = 120, **settings: str) -> Done:
     """Run a command to its end; one that passes the deadline is ended with all it started, and fails."""
-    with tempfile.TemporaryFile("w+") as output:
+    with tempfile.TemporaryFile("w+", errors="replace") as output:  # srun cuts characters in two
         process = subprocess.Popen(
             command,
             cwd=cwd,

@@ -1,5 +1,6 @@
 """What a network interface counts during a few steps, beside what the trace of this rank says it sent."""
 
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,7 +9,21 @@ import torch.distributed as dist
 
 import zerolab
 
+LISTENING = "0A"
+LOOPBACK = {"0100007F"}
 STEPS = 3  # the first is not counted: in it connections are still made
+
+
+def listens() -> set[str]:
+    """The addresses on which this process takes connections, as in /proc: 0100007F is 127.0.0.1."""
+    mine = {os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()}
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path("/proc/self/net", table).read_text().splitlines()[1:]:
+            _, local, _, state, *rest = line.split()
+            if state == LISTENING and f"socket:[{rest[5]}]" in mine:
+                found.add(local.partition(":")[0])
+    return found
 
 
 class Count(NamedTuple):

@@ -7,6 +7,7 @@ before it returns."""
 
 import linecache
 import math
+import multiprocessing
 import os
 import sys
 from collections.abc import Callable
@@ -14,13 +15,10 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from zerolab.launcher import _forkclient, _rank
-from zerolab.launcher._failures import LaunchTimeout, WorkerError
-from zerolab.launcher._payload import pickle_payload
-from zerolab.launcher._watch import Launch
-from zerolab.launcher.rendezvous import init_process_group
-
-__all__ = ["LaunchTimeout", "WorkerError", "init_process_group", "launch", "threads_per_rank"]
+from zerolab.launcher import forkclient, rank
+from zerolab.launcher.payload import pickle_payload
+from zerolab.launcher.protocol import Job
+from zerolab.launcher.watch import Launch
 
 RANK_BYTES = 50_000_000  # what a rank adds when it trains something small: its torch is the fork server's
 BACKENDS = ("auto", "gloo", "nccl")
@@ -32,28 +30,33 @@ def launch(
     *args: Any,
     backend: str = "auto",
     timeout: float | None = None,
+    seed: int | None = None,
     **kwargs: Any,
 ) -> list[Any]:
     """Call ``fn(*args, **kwargs)`` on `world_size` processes of one process group; the results come by rank.
 
     The function may be defined in a notebook cell. Rank 0 prints live, the others' output follows in rank
     order. `backend` "auto" takes NCCL where every rank can have a GPU, else gloo. `timeout` is in wall
-    seconds.
+    seconds. Without `seed` every rank of every launch draws other random numbers. With it the generators of
+    Python, numpy and torch start from ``seed + rank``: the run can be repeated, and ranks still differ.
 
     Memory: about 50 MB per rank, and 300 MB once for torch, before what the function itself takes.
     Raises: WorkerError for the first rank that failed, LaunchTimeout at the deadline, ValueError or TypeError
     for a bad argument. No process is left running, however this ends.
     """
     check_arguments(fn, world_size, timeout)
+    check_seed(seed, world_size)
     payload = pickle_payload(fn, args, kwargs)
-    server = _forkclient.current()  # imports torch while this process does
-    job = make_job(world_size, choose_backend(backend, world_size))
+    server = forkclient.current()  # imports torch while this process does
+    job = make_job(world_size, choose_backend(backend, world_size), seed)
     with Launch(server, job, payload, timeout) as running:
         return running.results()
 
 
-def make_job(world_size: int, backend: str) -> dict[str, Any]:
+def make_job(world_size: int, backend: str, seed: int | None) -> Job:
     """What every rank has to know besides the call: its world, and the caller's as it is now."""
+    main = sys.modules["__main__"]
+    file = getattr(main, "__file__", None)
     return {
         "world_size": int(world_size),
         "backend": backend,
@@ -63,15 +66,23 @@ def make_job(world_size: int, backend: str) -> dict[str, Any]:
         "cwd": os.getcwd(),
         "environ": dict(os.environ),
         "sources": cell_sources(),
+        "main_file": file and os.path.abspath(file),
+        "main_name": getattr(getattr(main, "__spec__", None), "name", None),
+        "seed": None if seed is None else int(seed),
     }
 
 
 def check_arguments(fn: Any, world_size: Any, timeout: Any) -> None:
     """Refuse, before anything is started, what cannot work."""
-    if _rank.current is not None:
+    if rank.current is not None:
         raise RuntimeError(
-            f"launch was called inside rank {_rank.current} of a launch; call it from the process that "
+            f"launch was called inside rank {rank.current} of a launch; call it from the process that "
             "starts the ranks, and use torch.distributed.new_group for a subset of them"
+        )
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # as multiprocessing itself asks
+        raise RuntimeError(
+            "launch was called while multiprocessing imports this script into a process that it spawns; put "
+            'the call under `if __name__ == "__main__":`'
         )
     if not hasattr(os, "fork"):
         raise RuntimeError("launch needs fork, which this system lacks; on Windows use WSL")
@@ -93,6 +104,17 @@ def check_arguments(fn: Any, world_size: Any, timeout: Any) -> None:
         raise TypeError(f"timeout must be a number of seconds or None, got {timeout!r}")
     if not (math.isfinite(timeout) and timeout > 0):
         raise ValueError(f"timeout must be positive and finite, got {timeout!r}; None means no deadline")
+
+
+def check_seed(seed: Any, world_size: int) -> None:
+    """Refuse a seed that some rank's generators could not take."""
+    if seed is None:
+        return
+    if isinstance(seed, bool) or not isinstance(seed, Integral):
+        raise TypeError(f"seed must be an int or None, got {seed!r}")
+    most = 2**32 - world_size  # numpy's bound, for the last rank
+    if not 0 <= seed <= most:
+        raise ValueError(f"seed must be between 0 and {most} on {world_size} ranks, got {seed}")
 
 
 def choose_backend(backend: str, world_size: int) -> str:

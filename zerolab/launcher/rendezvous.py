@@ -1,21 +1,26 @@
-"""Joins the process group of whichever launcher started this process: torchrun, mpirun, srun, or none."""
+"""Joins the process group of whichever launcher started this process: torchrun, mpirun, srun, or none.
 
+Ranks that all run on this host meet through a file (local_store.py) and talk over the loopback, whatever
+started them; no other host can reach them. Ranks on several hosts meet at MASTER_ADDR and MASTER_PORT."""
+
+import datetime
 import ipaddress
 import os
 import re
 import socket
-import zlib
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import NamedTuple
+
+from zerolab.launcher import local_store
 
 Environment = Mapping[str, str]
 
 
 class Launcher(NamedTuple):
-    """The variables in which a launcher tells a process who it is; `rank` and `mark` together give it away.
+    """The variables in which a launcher tells its processes their place; all of them have `rank` and `mark`.
 
-    `host` and `job` serve where MASTER_ADDR and MASTER_PORT are not set: the host of rank 0, and the
-    variables whose values all ranks of a job share and no other job on these machines has."""
+    `job`: variables that together name a job among those that run on a host; the first is always there.
+    """
 
     name: str
     mark: str
@@ -23,19 +28,8 @@ class Launcher(NamedTuple):
     world_size: str
     local_rank: str
     local_world_size: Callable[[Environment], int]
-    host: Callable[[Environment], str | None]
     job: tuple[str, ...]
-
-
-def first_host(nodes: str) -> str:
-    """The first host of a SLURM node list: "gpu[07-09,12]-ib,login" gives "gpu07-ib"."""
-    first = re.match(r"(\[[^\]]*\]|[^\[,])*", nodes)[0]
-    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", first)
-
-
-def slurm_host(environment: Environment) -> str | None:
-    """The host of SLURM's first task."""
-    return first_host(environment["SLURM_STEP_NODELIST"])
+    hint: str = ""
 
 
 def slurm_local_world_size(environment: Environment) -> int:
@@ -49,12 +43,6 @@ def slurm_local_world_size(environment: Environment) -> int:
     return counts[node]
 
 
-def open_mpi_host(environment: Environment) -> str | None:
-    """This host where all ranks share it; Open MPI tells nobody where rank 0 of a larger job runs."""
-    alone = environment["OMPI_COMM_WORLD_LOCAL_SIZE"] == environment["OMPI_COMM_WORLD_SIZE"]
-    return "127.0.0.1" if alone else None
-
-
 LAUNCHERS = (
     Launcher(
         name="torchrun",
@@ -63,8 +51,7 @@ LAUNCHERS = (
         world_size="WORLD_SIZE",
         local_rank="LOCAL_RANK",
         local_world_size=lambda environment: number(environment, "LOCAL_WORLD_SIZE", default=1),
-        host=lambda environment: None,
-        job=(),
+        job=("MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
     ),
     Launcher(
         name="mpirun",
@@ -73,8 +60,7 @@ LAUNCHERS = (
         world_size="OMPI_COMM_WORLD_SIZE",
         local_rank="OMPI_COMM_WORLD_LOCAL_RANK",
         local_world_size=lambda environment: number(environment, "OMPI_COMM_WORLD_LOCAL_SIZE"),
-        host=open_mpi_host,
-        job=("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
+        job=("PMIX_NAMESPACE",),
     ),
     Launcher(
         name="srun",
@@ -83,32 +69,34 @@ LAUNCHERS = (
         world_size="SLURM_STEP_NUM_TASKS",  # SLURM_NTASKS may be that of the whole allocation
         local_rank="SLURM_LOCALID",
         local_world_size=slurm_local_world_size,
-        host=slurm_host,
         job=("SLURM_JOB_ID", "SLURM_STEP_ID"),
+        hint=': export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
     ),
 )
 
 
 class Place(NamedTuple):
-    """A process's place in a job, and where the job meets; `node_gpus` where the launcher counted them."""
+    """A process's place in a job.
+
+    `job`: its name, if it has other ranks and all are on this host. `node_gpus`: 0 if nobody counted them.
+    """
 
     rank: int
     world_size: int
     local_rank: int
     local_world_size: int
-    address: str
-    port: int
+    job: str = ""
     node_gpus: int = 0
 
 
-ALONE = Place(0, 1, 0, 1, "", 0)
+ALONE = Place(0, 1, 0, 1)
 LOOPBACKS = ("lo", "lo0")
 
 
 def find_place(environment: Environment) -> Place | None:
     """This process's place as its launcher tells it; None where it was started alone.
 
-    Raises: ValueError for a variable that is missing or no number, or a meeting point nobody can know.
+    Raises: ValueError for a variable that is missing or no number, and where nothing says how ranks meet.
     """
     for launcher in LAUNCHERS:
         if launcher.rank in environment and launcher.mark in environment:
@@ -119,8 +107,8 @@ def find_place(environment: Environment) -> Place | None:
         )
     if environment.get("PMI_SIZE", "1") != "1":  # else each of them would train alone
         raise ValueError(
-            f"PMI_SIZE is {environment['PMI_SIZE']!r}: started by MPICH or its kin, whose ranks nobody "
-            "here can read; use torchrun, srun or Open MPI's mpirun, or set RANK, WORLD_SIZE and MASTER_ADDR"
+            f"PMI_SIZE is {environment['PMI_SIZE']!r}, as MPICH and its relatives set it, which are not "
+            "supported; use torchrun, srun or Open MPI's mpirun, or set RANK, WORLD_SIZE and MASTER_ADDR"
         )
     return None
 
@@ -133,32 +121,34 @@ def place_in(launcher: Launcher, environment: Environment) -> Place:
         raise ValueError(
             f"{launcher.rank} must be from 0 to {launcher.world_size} - 1, got {rank} of {world_size}"
         )
+    local_world_size = launcher.local_world_size(environment)
     return Place(
         rank,
         world_size,
         number(environment, launcher.local_rank, default=rank),
-        launcher.local_world_size(environment),
-        *(meeting_point(launcher, environment) if world_size > 1 else ("", 0)),
+        local_world_size,
+        local_job(launcher, environment, local_world_size == world_size) if world_size > 1 else "",
         number(environment, "SLURM_GPUS_ON_NODE", default=0) if launcher.name == "srun" else 0,
     )
 
 
-def meeting_point(launcher: Launcher, environment: Environment) -> tuple[str, int]:
-    """The address and port at which rank 0 awaits the others."""
-    address = environment.get("MASTER_ADDR") or launcher.host(environment)
+def local_job(launcher: Launcher, environment: Environment, here: bool) -> str:
+    """The name of a job whose ranks are all on this host; empty for one whose ranks meet at MASTER_ADDR."""
+    address = environment.get("MASTER_ADDR", "")
+    if here or is_loopback(address):
+        if not environment.get(launcher.job[0]):
+            raise ValueError(
+                f"{launcher.job[0]} is not set, which tells this job from others on this host; set it to the "
+                "same number on every rank, and to another for each job"
+            )
+        return "-".join([launcher.name, *(environment.get(name, "") for name in launcher.job)])
     if not address:
         raise ValueError(
             f"{launcher.name} does not tell where rank 0 runs; set MASTER_ADDR to that host on every rank, "
-            "and MASTER_PORT to a port that is free there"
+            f"and MASTER_PORT to a port that is free there{launcher.hint}"
         )
-    if "MASTER_PORT" in environment or not launcher.job:
-        return address, number(environment, "MASTER_PORT")
-    return address, job_port([environment.get(name, "") for name in launcher.job])
-
-
-def job_port(identity: list[str]) -> int:
-    """The port all ranks of a job agree on unasked; below the range that systems hand out by themselves."""
-    return 10_000 + zlib.crc32("/".join(identity).encode()) % 20_000
+    number(environment, "MASTER_PORT")
+    return ""
 
 
 def number(environment: Environment, name: str, default: int | None = None) -> int:
@@ -191,12 +181,19 @@ def init_process_group() -> None:
     if device:
         torch.cuda.set_device(device)
     if place.world_size == 1:
-        meeting = {"store": dist.HashStore()}
+        store = dist.HashStore()
+    elif place.job:
+        store = dist.FileStore(local_store.store_file(place.job, place.rank), place.world_size)
+        store.set_timeout(datetime.timedelta(seconds=local_store.MEET_SECONDS))
     else:
-        os.environ |= {"MASTER_ADDR": place.address, "MASTER_PORT": str(place.port)}
-        meeting = {}
-    meeting |= {"rank": place.rank, "world_size": place.world_size}
-    dist.init_process_group("nccl" if device else "gloo", device_id=device, **meeting)
+        store = None  # torch makes one from MASTER_ADDR and MASTER_PORT, or takes that of torchrun's agent
+    dist.init_process_group(
+        "nccl" if device else "gloo",
+        store=store,
+        rank=place.rank,
+        world_size=place.world_size,
+        device_id=device,
+    )
 
 
 def choose_device(place: Place, visible: int) -> int | None:
@@ -209,12 +206,12 @@ def choose_device(place: Place, visible: int) -> int | None:
 
 
 def choose_interface(place: Place, environment: MutableMapping[str, str]) -> None:
-    """Keep gloo on this machine where all ranks are here; else see that it will listen where others reach it.
+    """Keep messages on this host where all ranks are; else check that gloo will listen where others reach it.
 
     Raises: ValueError where gloo would listen on the loopback alone, because this host's name leads there:
     the other hosts would try in vain for half a minute and then name nothing that helps.
     """
-    if place.local_world_size == place.world_size or is_loopback(place.address):
+    if place.job or place.world_size == 1:
         use_loopback(environment)
     elif "GLOO_SOCKET_IFNAME" not in environment:
         name = socket.gethostname()
@@ -222,8 +219,8 @@ def choose_interface(place: Place, environment: MutableMapping[str, str]) -> Non
         if is_loopback(address):
             others = ", ".join(each for _, each in socket.if_nameindex() if each not in LOOPBACKS)
             raise ValueError(
-                f"other hosts cannot reach this one: its name {name} leads to {address}; mend /etc/hosts, or "
-                f"set GLOO_SOCKET_IFNAME to the network interface that they see, of these: {others}"
+                f"other hosts cannot reach this one: its name {name} leads to {address}; correct /etc/hosts, "
+                f"or set GLOO_SOCKET_IFNAME to the network interface that they see, of these: {others}"
             )
 
 
@@ -236,7 +233,7 @@ def address_of(name: str) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address, as a number or as the one name that every host has, leads nowhere else."""
+    """Whether an address, a number or the name localhost, is one of this host's loopback."""
     try:
         return address == "localhost" or ipaddress.ip_address(address).is_loopback
     except ValueError:  # a host's name
@@ -244,7 +241,8 @@ def is_loopback(address: str) -> bool:
 
 
 def use_loopback(environment: MutableMapping[str, str]) -> None:
-    """Keep gloo on this machine: it works without a network then, and whatever its name resolves to."""
+    """Have gloo and NCCL listen on the loopback: no other host reaches them, and they need no network."""
     for _, name in socket.if_nameindex():
         if name in LOOPBACKS:
             environment.setdefault("GLOO_SOCKET_IFNAME", name)
+            environment.setdefault("NCCL_SOCKET_IFNAME", name)

@@ -1,8 +1,10 @@
 """What a launch raises, and how it decides which rank is to blame.
 
 When one rank of a job dies the others fail too, each with a complaint about its peer. The useful error is the
-first cause, so deaths by signal come before everything else and complaints about a peer come last. An
-exception's ``raised_on`` names the rank that passed it on: on every other it complains about that peer."""
+first cause, so deaths by signal come before everything else and complaints about a peer come last. SIGABRT
+comes just before those, because NCCL's watchdog aborts a healthy rank whose peer is gone. An exception's
+``raised_on`` names the rank where it began: on every other rank it is a complaint about that peer.
+"""
 
 import pickle
 import re
@@ -17,6 +19,9 @@ _PEER_LOST = re.compile(
     r"NCCL error|ncclRemoteError",
     re.IGNORECASE,
 )
+
+
+KILLED, RAISED, ABORTED, LOST_A_PEER = range(4)  # how grave a failure is: the gravest is the cause
 
 
 class WorkerError(RuntimeError):
@@ -64,11 +69,13 @@ class Failure(NamedTuple):
 
     @property
     def severity(self) -> int:
-        """0 for a death by signal, 2 for a complaint about a peer, 1 for every other failure."""
+        """KILLED, RAISED (or ended itself), ABORTED or LOST_A_PEER; the lower, the graver."""
         if self.exitcode is None:
-            told = self.raised_on not in (None, self.rank)
-            return 2 if told or _PEER_LOST.search(self.summary) else 1
-        return 0 if self.exitcode < 0 else 1
+            passed_on = self.raised_on not in (None, self.rank)
+            return LOST_A_PEER if passed_on or _PEER_LOST.search(self.summary) else RAISED
+        if self.exitcode == -signal.SIGABRT:
+            return ABORTED
+        return KILLED if self.exitcode < 0 else RAISED
 
     def describe(self) -> str:
         """One sentence: what became of the rank."""
@@ -92,7 +99,7 @@ def first_cause(failures: list[Failure]) -> Failure:
 def worker_error(cause: Failure, done: set[int], stack: str) -> WorkerError:
     """The error to raise for the first cause; `stack` is what the rank's crash handler wrote, if it did."""
     parts = [cause.describe()]
-    if cause.severity == 2 and done:
+    if cause.severity == LOST_A_PEER and done:
         parts[0] = (
             f"rank {cause.rank} failed: it waited for a message of {name_ranks(done)}, which had returned by "
             "then. Every rank must make as many passes, steps, saves and other collectives as the others. In "

@@ -5,14 +5,14 @@ option: it may have threads, CUDA and a notebook inside it, none of which surviv
 is started per caller. It imports torch and nothing of ours, hence the next launch sees an edited zerolab. It
 knows nothing of the caller's main module, hence a script needs no ``__main__`` guard.
 
-It runs as a script, so it must not import zerolab. It talks with the caller's end (_forkclient.py) over a
+It runs as a script, and loads protocol.py by its path. It talks with the caller's end (forkclient.py) over a
 socket pair that only they hold: when the caller dies, however it dies, the server reads the end of that
 stream, kills every rank, removes their files and exits.
 """
 
 import contextlib
 import gc
-import importlib
+import importlib.util
 import json
 import os
 import pickle
@@ -20,32 +20,22 @@ import select
 import shutil
 import signal
 import socket
-import struct
 import sys
-import time
 import types
+from pathlib import Path
 from typing import NamedTuple
 
-REQUEST = struct.Struct("=Biii")  # kind, launch, and two numbers that depend on the kind
-LAUNCH, SIGNAL = 1, 2
 
-EVENT = struct.Struct("=Biid")  # kind, rank, value, time.monotonic(); small enough that a pipe keeps it whole
-STARTED, NOT_STARTED, DONE, FAILED, DIED = 1, 2, 3, 4, 5
-
-
-class Event(NamedTuple):
-    """Something that happened to a rank, as told on its launch's event pipe."""
-
-    kind: int
-    rank: int
-    value: int
-    time: float
+def load_protocol() -> types.ModuleType:
+    """protocol.py, without zerolab around it and under a name that no module of the user's has."""
+    path = Path(__file__).with_name("protocol.py")
+    spec = importlib.util.spec_from_file_location("zerolab_launcher_protocol", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-def send_event(events: int, kind: int, rank: int, value: int = 0) -> None:
-    """Write one event, stamped with the clock that all processes of a machine share."""
-    with contextlib.suppress(BrokenPipeError):  # the caller stopped listening: nobody to tell
-        os.write(events, EVENT.pack(kind, rank, value, time.monotonic()))
+protocol = load_protocol()
 
 
 class Child(NamedTuple):
@@ -71,24 +61,28 @@ class Server:
 
     def run(self) -> None:
         """Serve until the caller's end of the socket closes."""
+        poll = select.poll()  # select() refuses descriptors above 1023, and a caller may have more files open
+        control = self.control.fileno()
+        for fd in (control, self.wake_read):
+            poll.register(fd, select.POLLIN)
         try:
             while True:
-                readable, _, _ = select.select([self.control, self.wake_read], [], [])
+                readable = {fd for fd, _ in poll.poll()}
                 if self.wake_read in readable:
                     os.read(self.wake_read, 4096)
                     self.reap()
-                if self.control in readable and not self.serve_request():
+                if control in readable and not self.serve_request():
                     return
         finally:
             self.kill_everything()
 
     def serve_request(self) -> bool:
         """One request; False once the caller is gone."""
-        message, fds, _, _ = socket.recv_fds(self.control, REQUEST.size, 4)
+        message, fds, _, _ = socket.recv_fds(self.control, protocol.REQUEST.size, 4)
         if not message:
             return False
-        kind, launch, first, second = REQUEST.unpack(message)
-        if kind == SIGNAL:
+        kind, launch, first, second = protocol.REQUEST.unpack(message)
+        if kind == protocol.SIGNAL:
             for pid, child in self.children.items():
                 if child == (launch, first):
                     os.kill(pid, second)
@@ -108,9 +102,9 @@ class Server:
                 if pid == 0:
                     self.become_rank(rank, directory, fds)
                 self.children[pid] = Child(launch, rank)
-            send_event(events, STARTED, rank)
+            protocol.send_event(events, protocol.STARTED, rank)
         except OSError as error:  # no room for another process
-            send_event(events, NOT_STARTED, rank, error.errno)
+            protocol.send_event(events, protocol.NOT_STARTED, rank, error.errno)
         for fd in others:
             os.close(fd)
         self.close_if_over(launch)
@@ -126,14 +120,12 @@ class Server:
                 if fd != fds[0]:
                     os.close(fd)
             sys.modules["__main__"] = types.ModuleType("__main__")
-            with open(os.path.join(directory, "job"), "rb") as file:
+            with open(protocol.path(directory, protocol.JOB), "rb") as file:
                 job = pickle.load(file)
             os.chdir(job["cwd"])
             sys.path[:] = job["sys_path"]
             importlib.invalidate_caches()
-            from zerolab.launcher._rank import (
-                run,  # the first import of zerolab in this process: today's source
-            )
+            from zerolab.launcher.rank import run  # zerolab's first import here: its source as it is now
 
             run(rank, job, directory, *fds)
         except BaseException:
@@ -149,7 +141,8 @@ class Server:
                 return
             child = self.children.pop(pid)
             kill_group(pid)
-            send_event(self.events[child.launch], DIED, child.rank, os.waitstatus_to_exitcode(status))
+            code = os.waitstatus_to_exitcode(status)
+            protocol.send_event(self.events[child.launch], protocol.DIED, child.rank, code)
             self.close_if_over(child.launch)
 
     def close_if_over(self, launch: int) -> None:

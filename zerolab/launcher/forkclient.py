@@ -9,10 +9,11 @@ import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
-from zerolab.launcher import _forkserver
-from zerolab.launcher._forkserver import LAUNCH, REQUEST, SIGNAL
+from zerolab.launcher.protocol import LAUNCH, REQUEST, SIGNAL
 
+SERVER = Path(__file__).with_name("forkserver.py")
 BEFORE_START = {
     "OPENBLAS_NUM_THREADS": "1",  # a forking process has one thread
     # Have malloc keep what is freed, as CUDA's allocator does. Each step frees and asks for the same buffers
@@ -36,7 +37,7 @@ class ForkServer:
                 [
                     sys.executable,
                     "-P",
-                    _forkserver.__file__,
+                    str(SERVER),
                     str(theirs.fileno()),
                     json.dumps(list(map(str, sys.path))),
                 ],

@@ -14,15 +14,23 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from zerolab.launcher import _rank, _stacks
-from zerolab.launcher._failures import Failure, LaunchTimeout, WorkerError, first_cause, worker_error
-from zerolab.launcher._forkclient import ForkServer
-from zerolab.launcher._forkserver import DIED, DONE, EVENT, FAILED, NOT_STARTED, STARTED, Event
-from zerolab.launcher._output import Relay
+from zerolab.launcher import protocol, stacks
+from zerolab.launcher.failures import (
+    ABORTED,
+    KILLED,
+    Failure,
+    LaunchTimeout,
+    WorkerError,
+    first_cause,
+    worker_error,
+)
+from zerolab.launcher.forkclient import ForkServer
+from zerolab.launcher.output import Relay
+from zerolab.launcher.protocol import EVENT, Event, Job
 
 START_SECONDS = 60.0  # for the fork server to import torch; a launch's own timeout starts when its ranks do
 GRACE_SECONDS = 0.3  # after a failure, for one that happened before it and is told after it
-PEER_GRACE_SECONDS = 3.0  # while all that anyone reports is that its peer went away
+PEER_GRACE_SECONDS = 3.0  # while all that is reported may come from a peer that went away
 STOP_SECONDS = 1.0  # from asking a rank to end to killing it
 DUMP_SECONDS = 4.0  # for the ranks to write their stacks, however busy the machine
 LOOK_SECONDS = 0.1
@@ -31,7 +39,7 @@ LOOK_SECONDS = 0.1
 class Launch:
     """A context: the ranks run inside it, and none is left outside it."""
 
-    def __init__(self, server: ForkServer, job: dict, payload: bytes, timeout: float | None) -> None:
+    def __init__(self, server: ForkServer, job: Job, payload: bytes, timeout: float | None) -> None:
         self.server, self.job, self.payload, self.timeout = server, job, payload, timeout
         self.world_size = job["world_size"]
         self.number = server.next_number()
@@ -63,8 +71,8 @@ class Launch:
         self.cleanup.callback(self.selector.close)
         self.directory = tempfile.mkdtemp(prefix="zerolab-")
         self.cleanup.callback(shutil.rmtree, self.directory, ignore_errors=True)
-        for name, content in (("job", pickle.dumps(self.job)), ("payload", self.payload)):
-            with open(self.path(name), "wb") as file:
+        for name, content in ((protocol.JOB, pickle.dumps(self.job)), (protocol.PAYLOAD, self.payload)):
+            with open(protocol.path(self.directory, name), "wb") as file:
                 file.write(content)
         self.events, their_events = self.pipe()
         their_lifeline, self.lifeline = self.pipe()
@@ -92,9 +100,9 @@ class Launch:
         os.set_blocking(source.fileno(), False)
         self.selector.register(source, selectors.EVENT_READ, callback)
 
-    def path(self, name: str) -> str:
-        """A file of this launch."""
-        return os.path.join(self.directory, name)
+    def open_file(self, name: str, rank: int) -> io.BufferedReader:
+        """A file that a rank wrote."""
+        return open(protocol.path(self.directory, name, rank), "rb")
 
     def results(self) -> list[Any]:
         """What the ranks returned, by rank, once all have; or the error that says why not."""
@@ -130,18 +138,18 @@ class Launch:
 
     def handle(self, event: Event) -> None:
         """Note one event."""
-        if event.kind == STARTED and self.timeout:
+        if event.kind == protocol.STARTED and self.timeout:
             self.deadline = event.time + self.timeout
-        elif event.kind == NOT_STARTED:
+        elif event.kind == protocol.NOT_STARTED:
             self.running = set(range(event.rank))
             reason = f"{os.strerror(event.value)}; ask for fewer ranks, or raise the limit (ulimit -u)"
             self.trouble = f"the system refused process {event.rank + 1} of {self.world_size}: {reason}"
-        elif event.kind == DONE:
+        elif event.kind == protocol.DONE:
             self.done.add(event.rank)
-        elif event.kind == FAILED:
-            with open(self.path(f"failure-{event.rank}"), "rb") as file:
+        elif event.kind == protocol.FAILED:
+            with self.open_file(protocol.FAILURE, event.rank) as file:
                 self.failures[event.rank] = Failure(event.rank, event.time, **pickle.load(file))
-        elif event.kind == DIED:
+        elif event.kind == protocol.DIED:
             self.running.discard(event.rank)
             if event.rank not in self.done | self.failures.keys():
                 self.failures[event.rank] = Failure(event.rank, event.time, exitcode=event.value)
@@ -154,9 +162,9 @@ class Launch:
     def failed(self) -> WorkerError:
         """The error for the rank that failed first, after a moment for one that is only heard later."""
         everyone = lambda: len(self.failures) + len(self.done) == self.world_size
-        self.listen(lambda: self.cause.severity == 0 or everyone(), GRACE_SECONDS)
-        self.listen(lambda: self.cause.severity < 2 or everyone(), PEER_GRACE_SECONDS)
-        stack = _stacks.render(_stacks.main_thread(_stacks.parse(self.dump(self.cause.rank))))
+        self.listen(lambda: self.cause.severity == KILLED or everyone(), GRACE_SECONDS)
+        self.listen(lambda: self.cause.severity < ABORTED or everyone(), PEER_GRACE_SECONDS)
+        stack = stacks.render(stacks.main_thread(stacks.parse(self.dump(self.cause.rank))))
         return worker_error(self.cause, self.done, stack)
 
     @property
@@ -168,23 +176,23 @@ class Launch:
         """The error that tells the ranks that never reached a collective from those that wait there."""
         waiting = sorted(self.running - self.done)
         for rank in waiting:
-            self.server.signal(self.number, rank, _rank.DUMP_SIGNAL)
+            self.server.signal(self.number, rank, protocol.DUMP_SIGNAL)
         end = time.monotonic() + DUMP_SECONDS
-        while time.monotonic() < end and not all(_stacks.complete(self.dump(rank)) for rank in waiting):
+        while time.monotonic() < end and not all(stacks.complete(self.dump(rank)) for rank in waiting):
             self.listen(lambda: False, LOOK_SECONDS)
-        stacks = {rank: _stacks.parse(self.dump(rank)) for rank in waiting}
-        return _stacks.timeout_error(self.timeout, stacks, self.done)
+        found = {rank: stacks.parse(self.dump(rank)) for rank in waiting}
+        return stacks.timeout_error(self.timeout, found, self.done)
 
     def dump(self, rank: int) -> str:
         """What faulthandler wrote in a rank, on request or in a crash."""
-        with contextlib.suppress(FileNotFoundError), open(self.path(f"stacks-{rank}")) as file:
-            return file.read()
+        with contextlib.suppress(FileNotFoundError), self.open_file(protocol.STACKS, rank) as file:
+            return file.read().decode(errors="replace")
         return ""
 
     def result(self, rank: int) -> Any:
         """What a rank returned, rebuilt here."""
         try:
-            with open(self.path(f"result-{rank}"), "rb") as file:
+            with self.open_file(protocol.RESULT, rank) as file:
                 return pickle.load(file)
         except Exception as error:
             raise WorkerError(f"rank {rank}'s result cannot be rebuilt here: {error}", rank) from error
@@ -211,8 +219,8 @@ class Launch:
         for relay in self.relays:
             relay.drain(end_lines)
         for rank in range(1, self.world_size if self.relays else 1):
-            for name in ("stdout", "stderr"):
-                with contextlib.suppress(FileNotFoundError), open(self.path(f"{name}-{rank}"), "rb") as file:
+            for name in (protocol.STDOUT, protocol.STDERR):
+                with contextlib.suppress(FileNotFoundError), self.open_file(name, rank) as file:
                     Relay(file, name).drain(end_lines)
 
 

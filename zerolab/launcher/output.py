@@ -5,13 +5,15 @@ import io
 import os
 import sys
 
+from zerolab.launcher.protocol import STDERR, STDOUT, path
+
 
 def redirect_output(rank: int, directory: str, stdout: int, stderr: int) -> None:
     """Rank 0 writes to the launcher's pipes, the others to files that are shown when all is over."""
     sources = [os.open(os.devnull, os.O_RDONLY), stdout, stderr]
     if rank != 0:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        files = (os.path.join(directory, f"{name}-{rank}") for name in ("stdout", "stderr"))
+        files = (path(directory, name, rank) for name in (STDOUT, STDERR))
         sources[1:] = [os.open(file, flags) for file in files]
     for target, source in enumerate(sources):
         os.dup2(source, target)

@@ -8,21 +8,23 @@ sent.
 import contextlib
 import datetime
 import faulthandler
+import importlib.machinery
+import importlib.util
+import io
 import linecache
 import os
 import pickle
-import signal
+import random
 import sys
 import threading
 import traceback
 from typing import NoReturn
 
-from zerolab.launcher import _forkserver
-from zerolab.launcher._output import redirect_output
+from zerolab.launcher import payload, protocol
+from zerolab.launcher.output import redirect_output
+from zerolab.launcher.protocol import Job
 from zerolab.launcher.rendezvous import use_loopback
 
-# Asks a rank for its stack. faulthandler answers even while C code holds the interpreter.
-DUMP_SIGNAL = getattr(signal, "SIGRTMAX", signal.SIGUSR2)
 LINGER_SECONDS = 2.0  # for peers to read what this rank sent last
 FOREVER = datetime.timedelta(days=365)  # the launcher watches the ranks: no long step may time out
 
@@ -30,27 +32,25 @@ current: int | None = None  # this process's rank, where a launch started it
 
 
 def run(
-    rank: int, job: dict, directory: str, events: int, lifeline: int, stdout: int, stderr: int
+    rank: int, job: Job, directory: str, events: int, lifeline: int, stdout: int, stderr: int
 ) -> NoReturn:
     """The rank's whole life; ends the process."""
     global current
     current = rank
     redirect_output(rank, directory, stdout, stderr)
-    stacks = open(os.path.join(directory, f"stacks-{rank}"), "w")  # noqa: SIM115  open until the process ends
-    faulthandler.register(DUMP_SIGNAL, file=stacks, all_threads=True)
+    stacks = open(protocol.path(directory, protocol.STACKS, rank), "w")  # noqa: SIM115  open until the end
+    faulthandler.register(protocol.DUMP_SIGNAL, file=stacks, all_threads=True)
     faulthandler.enable(file=stacks)
     watch = threading.Thread(target=exit_with_launcher, args=(lifeline,), daemon=True)
     watch.start()
     try:
         call(rank, job, directory)
-        kind = _forkserver.DONE
+        kind = protocol.DONE
     except BaseException as error:
-        write_failure(error, os.path.join(directory, f"failure-{rank}"))
-        kind = _forkserver.FAILED
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(ValueError):  # the function closed it
-            stream.flush()
-    _forkserver.send_event(events, kind, rank)
+        write_failure(error, protocol.path(directory, protocol.FAILURE, rank))
+        kind = protocol.FAILED
+    flush()
+    protocol.send_event(events, kind, rank)
     watch.join(LINGER_SECONDS)
     os._exit(0)
 
@@ -61,21 +61,25 @@ def exit_with_launcher(lifeline: int) -> NoReturn:
     os._exit(0)
 
 
-def call(rank: int, job: dict, directory: str) -> None:
+def call(rank: int, job: Job, directory: str) -> None:
     """Call the function inside the job's world and write what it returns."""
     enter_world(rank, job)
-    import cloudpickle
-
-    with open(os.path.join(directory, "payload"), "rb") as file:
+    with open(protocol.path(directory, protocol.PAYLOAD), "rb") as file:
         try:
-            function, args, kwargs = pickle.load(file)
+            function, args, kwargs = payload.load_payload(file)
         except Exception as error:
             raise RuntimeError(f"fn or its arguments cannot be rebuilt in a rank: {error}") from error
     join_group(rank, job, directory)
-    result = function(*args, **kwargs)
-    with open(os.path.join(directory, f"result-{rank}"), "wb") as file:
+    process = os.getpid()
+    try:
+        result = function(*args, **kwargs)
+    finally:
+        if os.getpid() != process:
+            end_fork()
+    await_device()
+    with open(protocol.path(directory, protocol.RESULT, rank), "wb") as file:
         try:
-            cloudpickle.dump(result, file)
+            payload.dump(result, file)
         except Exception as error:
             raise TypeError(
                 f"its result, of type {type(result).__name__}, cannot be pickled ({error}); "
@@ -83,20 +87,75 @@ def call(rank: int, job: dict, directory: str) -> None:
             ) from error
 
 
-def enter_world(rank: int, job: dict) -> None:
-    """The caller's environment, arguments and notebook cells as they are now, not when the server started."""
+def end_fork() -> NoReturn:
+    """End a process that the function has forked and that came back from it: only the rank itself reports."""
+    error, code = sys.exc_info()[1], 0
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    elif error is not None:
+        sys.excepthook(type(error), error, error.__traceback__)
+        code = 1
+    flush()
+    os._exit(code)
+
+
+def flush() -> None:
+    """Write out what the function has printed."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(ValueError):  # the function closed it
+            stream.flush()
+
+
+def await_device() -> None:
+    """Let the GPU finish what the function has queued: its errors come up now, and no peer is cut off."""
+    import torch
+
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def enter_world(rank: int, job: Job) -> None:
+    """Take over the caller's environment, arguments and notebook cells as they are now, and seed."""
     os.environ.clear()
     os.environ.update(job["environ"])
     os.environ |= dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))
     os.environ |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(job["world_size"]))
     sys.argv[:] = job["argv"]
     linecache.cache.update(job["sources"])  # tracebacks show the lines of notebook cells
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()  # forks share numpy's state, which fresh processes would not
+    name_main(job)
+    seed_generators(None if job["seed"] is None else job["seed"] + rank)
 
 
-def join_group(rank: int, job: dict, directory: str) -> None:
-    """Set threads and device, then meet the other ranks through a file: there is no port to collide on."""
+def name_main(job: Job) -> None:
+    """Say where the caller's main module is, for processes that multiprocessing spawns from this rank.
+
+    They import it, as those of any script do; the rank itself does not.
+    """
+    main = sys.modules["__main__"]
+    if job["main_file"]:
+        main.__file__ = job["main_file"]
+    if job["main_name"]:
+        main.__spec__ = importlib.machinery.ModuleSpec(job["main_name"], None)
+
+
+def seed_generators(seed: int | None) -> None:
+    """Seed Python's, numpy's and torch's generators; None takes a new seed for each from the system.
+
+    Forked ranks would otherwise go on from the fork server's state, which is the same for all.
+    """
+    import torch
+
+    random.seed(seed)
+    if importlib.util.find_spec("numpy"):
+        importlib.import_module("numpy").random.seed(seed)
+    if seed is None:
+        torch.seed()
+    else:
+        torch.manual_seed(seed)
+
+
+def join_group(rank: int, job: Job, directory: str) -> None:
+    """Set threads and device, then meet the other ranks through a file, so that no port can be taken."""
     import torch
     import torch.distributed as dist
 
@@ -104,12 +163,14 @@ def join_group(rank: int, job: dict, directory: str) -> None:
     use_loopback(os.environ)
     device = None
     if job["backend"] == "nccl":
+        # The caller watches the ranks. NCCL's own watchdog would abort those whose peer is gone.
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         devices = torch.cuda.device_count()
         if job["world_size"] > devices:
             share_device(rank)
         device = torch.device("cuda", rank % devices)
         torch.cuda.set_device(device)
-    store = dist.FileStore(os.path.join(directory, "store"), job["world_size"])
+    store = dist.FileStore(protocol.path(directory, protocol.STORE), job["world_size"])
     dist.init_process_group(
         job["backend"],
         store=store,
@@ -137,23 +198,19 @@ def share_device(rank: int) -> None:
 def write_failure(error: BaseException, path: str) -> None:
     """Leave the exception for the launcher: last line, traceback from the user's code on, and itself."""
     trace = error.__traceback__
-    while trace and trace.tb_frame.f_code.co_filename in (__file__, _forkserver.__file__):
+    while trace and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     error = error.with_traceback(trace or error.__traceback__)
     summary = "".join(traceback.format_exception_only(error)).strip()
     if isinstance(error, SystemExit):
         summary = f"it called sys.exit({error.code!r}) before its function returned"
-    pickled = None
-    try:
-        import cloudpickle
-
-        pickled = cloudpickle.dumps(error)
-    except Exception:  # its text must do
-        pass
+    pickled = io.BytesIO()
+    with contextlib.suppress(Exception):  # its text must do
+        payload.dump(error, pickled)
     told = {
         "summary": summary,
         "traceback": "".join(traceback.format_exception(error)),
-        "pickled": pickled,
+        "pickled": pickled.getvalue(),
         "raised_on": getattr(error, "raised_on", None),
     }
     with open(path, "wb") as file:

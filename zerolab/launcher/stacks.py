@@ -4,7 +4,9 @@ import linecache
 import re
 from typing import NamedTuple
 
-from zerolab.launcher._failures import LaunchTimeout, name_ranks
+from zerolab.launcher.failures import LaunchTimeout, name_ranks
+
+WAITS = (".wait(", ".item(", "cuda.synchronize(")  # the last two wait for the GPU, and so for its messages
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 
@@ -42,7 +44,7 @@ def main_thread(threads: list[list[Frame]]) -> list[Frame]:
     """The stack that runs the user's function, without the frames of the launcher beneath it."""
     for frames in threads:
         for depth, frame in enumerate(frames):
-            if frame.function == "call" and frame.file.endswith("zerolab/launcher/_rank.py"):
+            if frame.function == "call" and frame.file.endswith("zerolab/launcher/rank.py"):
                 return frames[:depth] or frames[: depth + 1]
     return threads[-1] if threads else []
 
@@ -66,7 +68,7 @@ def _waits(frames: list[Frame]) -> bool:
         if "/torch/distributed/" in frame.file or "/zerolab/collectives/" in frame.file:
             return True
         if "/torch/" not in frame.file and not frame.file.endswith("/threading.py"):
-            return not at_lock and (".wait(" in frame.source or "cuda.synchronize(" in frame.source)
+            return not at_lock and any(call in frame.source for call in WAITS)
     return False
 
 

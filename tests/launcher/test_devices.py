@@ -1,0 +1,130 @@
+"""Promise: a GPU's work is done when its rank reports, and a rank that NCCL aborts is not the one to blame.
+
+What needs no GPU is tested here, with stand-ins for it.
+"""
+
+import io
+import os
+import pickle
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import zerolab
+from zerolab.launcher import payload, stacks
+from zerolab.launcher.failures import Failure, first_cause
+
+
+class OnAGpu(torch.Tensor):
+    """A tensor that says it is on a GPU, and cannot be pickled as long as it does."""
+
+    device = torch.device("cuda", 0)
+
+    def cpu(self) -> torch.Tensor:
+        return self.as_subclass(torch.Tensor)
+
+    def __reduce_ex__(self, protocol: int):
+        raise AssertionError("pickled where it is")
+
+
+def sent(value):
+    """What the caller gets for a value that a rank returns."""
+    file = io.BytesIO()
+    payload.dump(value, file)
+    return pickle.loads(file.getvalue())
+
+
+def test_a_result_on_a_gpu_comes_back_on_the_cpu():
+    values = torch.arange(6.0).reshape(2, 3).t()
+    result = {"loss": values.as_subclass(OnAGpu), "others": [values.as_subclass(OnAGpu), 5]}
+    found = sent(result)
+    for tensor in (found["loss"], found["others"][0]):
+        assert type(tensor) is torch.Tensor and torch.equal(tensor, values)
+        assert tensor.stride() == values.stride()
+
+
+def test_a_model_on_a_gpu_comes_back_on_the_cpu(monkeypatch):
+    """A parameter is pickled by its data, here a tensor that says it is on a GPU."""
+    model = torch.nn.Linear(2, 2, bias=False)
+    on_a_gpu = model.weight.detach().as_subclass(OnAGpu)
+    monkeypatch.setattr(torch.nn.Parameter, "data", property(lambda parameter: on_a_gpu))
+    file = io.BytesIO()
+    payload.dump(model, file)
+    monkeypatch.undo()
+    found = pickle.loads(file.getvalue())
+    assert type(found.weight) is torch.nn.Parameter and found.weight.requires_grad
+    assert torch.equal(found.weight, model.weight)
+
+
+def test_other_results_are_pickled_as_they_are():
+    weight = torch.nn.Parameter(torch.ones(2), requires_grad=False)
+    found, meta = sent((weight, torch.ones(3, device="meta")))
+    assert type(found) is torch.nn.Parameter and not found.requires_grad and meta.device.type == "meta"
+
+
+def test_the_device_is_awaited_before_a_rank_reports():
+    """And an error that only comes up then is the rank's."""
+
+    def work() -> None:
+        torch.cuda.is_initialized = lambda: True
+        torch.cuda.synchronize = raise_late
+
+    def raise_late() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access")
+
+    with pytest.raises(zerolab.WorkerError, match="rank 0 failed: RuntimeError: CUDA error: an illegal"):
+        zerolab.launch(work, 1)
+
+
+def test_a_rank_that_waits_for_its_gpu_waits_for_its_peers():
+    for source in ("loss.item()", "torch.cuda.synchronize()"):
+        stacks.linecache.cache["<gpu>"] = (len(source), None, [source], "<gpu>")
+        assert stacks.in_collective([[stacks.Frame("<gpu>", 1, "step")]])
+    stacks.linecache.cache["<gpu>"] = (9, None, ["time.sleep(9)"], "<gpu>")
+    assert not stacks.in_collective([[stacks.Frame("<gpu>", 1, "step")]])
+
+
+def test_nccl_does_not_abort_ranks_whose_peer_is_gone(monkeypatch):
+    """The launch itself stops them; seen by what a rank sets before it joins NCCL, which is not here."""
+    from zerolab.launcher import rank
+
+    monkeypatch.delenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    monkeypatch.setattr(rank, "use_loopback", lambda environment: None)
+    monkeypatch.setattr(dist, "init_process_group", lambda *args, **named: None)
+    monkeypatch.setattr(dist, "barrier", lambda: None)
+    monkeypatch.setattr(dist, "FileStore", lambda *args: None)
+    rank.join_group(0, {"world_size": 2, "backend": "nccl", "threads": 1}, "")
+    assert os.environ.pop("TORCH_NCCL_ASYNC_ERROR_HANDLING") == "0"
+
+
+@pytest.mark.parametrize("kind", ["raises", "exits"])
+def test_a_rank_that_is_aborted_is_not_blamed_for_the_one_that_failed(kind: str):
+    """NCCL's watchdog is quick, and the failure that it saw may be reported after its abort."""
+
+    def work() -> None:
+        dist.barrier()
+        if dist.get_rank() == 0:
+            os.abort()
+        time.sleep(1)
+        if kind == "raises":
+            raise ValueError("the cause")
+        os._exit(5)
+
+    with pytest.raises(zerolab.WorkerError, match=r"the cause|exited with code 5") as caught:
+        zerolab.launch(work, 2)
+    assert caught.value.rank == 1
+
+
+def test_an_abort_comes_before_complaints_about_a_peer():
+    aborted = Failure(0, 2.0, exitcode=-6)
+    complaint = Failure(1, 1.0, summary="RuntimeError: Connection closed by peer")
+    raised, killed = Failure(2, 3.0, summary="ValueError"), Failure(3, 4.0, exitcode=-9)
+    failures = [complaint, aborted, raised, killed]
+    for expected in (killed, raised, aborted, complaint):
+        assert first_cause(failures) == expected
+        failures.remove(expected)

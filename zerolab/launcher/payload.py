@@ -1,0 +1,119 @@
+"""Turns a call and its result into bytes, by value, and says which part of a call cannot be."""
+
+import functools
+import importlib
+import inspect
+import io
+import pickle
+import sys
+from collections.abc import Callable, Iterator
+from types import FunctionType, ModuleType
+from typing import Any, BinaryIO
+
+import cloudpickle
+
+
+class Pickler(cloudpickle.Pickler):
+    """cloudpickle's, which pickles more modules and notes what it takes from the main module.
+
+    Args: to_cpu: write tensors of other devices as tensors of the CPU.
+    """
+
+    def __init__(self, file: BinaryIO, to_cpu: bool = False) -> None:
+        super().__init__(file, pickle.DEFAULT_PROTOCOL)
+        self.to_cpu = to_cpu
+        self.of_main: dict[str, Any] = {}  # its classes and functions, by qualified name
+
+    def reducer_override(self, value: Any) -> Any:
+        """How to pickle a value where its own way does not do."""
+        if is_unusual_module(value):
+            return importlib.import_module, (value.__name__,)
+        if self.to_cpu and is_on_a_device(value):
+            return value.cpu().__reduce_ex__(pickle.DEFAULT_PROTOCOL)
+        if isinstance(value, type | FunctionType) and is_found_in_main(value):
+            self.of_main[value.__qualname__] = value
+        return super().reducer_override(value)
+
+
+def is_found_in_main(value: type | FunctionType) -> bool:
+    """Whether pickle, which looks a class or function up by its name, would find it in the main module."""
+    try:
+        found = functools.reduce(getattr, value.__qualname__.split("."), sys.modules[value.__module__])
+    except (AttributeError, KeyError):
+        return False
+    return value.__module__ == "__main__" and found is value
+
+
+def is_unusual_module(value: Any) -> bool:
+    """Whether a value is a module of a class of its own, as torch.backends.cudnn, that an import finds."""
+    unusual = isinstance(value, ModuleType) and type(value) is not ModuleType
+    return unusual and sys.modules.get(value.__name__) is value
+
+
+def is_on_a_device(value: Any) -> bool:
+    """Whether a value is a tensor with memory that is not the CPU's."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(value, torch.Tensor) or isinstance(value, torch.nn.Parameter):
+        return False  # a parameter is pickled by its data, which is asked about in its turn
+    return value.device.type not in ("cpu", "meta")
+
+
+def dump(value: Any, file: BinaryIO) -> None:
+    """Pickle what a rank sends to the caller; tensors arrive on the CPU, whatever device they are on here."""
+    Pickler(file, to_cpu=True).dump(value)
+
+
+def load_payload(file: BinaryIO) -> tuple[Callable, tuple, dict]:
+    """The call, in a rank. Its classes and functions take their places in the main module.
+
+    Pickle finds them there by name, as it does in a script that runs by itself: ranks can save and send them.
+    """
+    unpickler = pickle.Unpickler(file)  # one for both, because the second refers to parts of the first
+    call = unpickler.load()
+    for name, value in unpickler.load().items():
+        value.__qualname__ = name  # cloudpickle forgets in which class a class stood
+        if "." not in name:
+            setattr(sys.modules["__main__"], name, value)
+    return call
+
+
+def pickle_payload(fn: Callable, args: tuple, kwargs: dict) -> bytes:
+    """The pickled call. Functions and classes of the caller's main module travel by value.
+
+    Raises: TypeError that names the argument, or the variable that the function uses, which cannot be
+    pickled.
+    """
+    try:
+        file = io.BytesIO()
+        pickler = Pickler(file)
+        pickler.dump((fn, args, kwargs))
+        pickler.dump(dict(pickler.of_main))
+        return file.getvalue()
+    except Exception as error:
+        names = [name for name, value in _parts(fn, args, kwargs) if not _pickles(value)]
+        raise TypeError(
+            f"launch cannot send {' and '.join(names) or 'the call'} to another process ({error}); "
+            "create it inside the function, or pass what it is made from"
+        ) from error
+
+
+def _parts(fn: Callable, args: tuple, kwargs: dict) -> Iterator[tuple[str, Any]]:
+    """Every piece of the call with the name a reader would give it."""
+    for index, value in enumerate(args):
+        yield f"argument {index} (a {type(value).__name__})", value
+    for name, value in kwargs.items():
+        yield f"argument {name!r} (a {type(value).__name__})", value
+    if inspect.isfunction(fn):
+        used = inspect.getclosurevars(fn)
+        for name, value in (used.nonlocals | used.globals).items():
+            yield f"the variable {name!r} (a {type(value).__name__}) that {fn.__name__} uses", value
+    else:
+        yield f"fn (a {type(fn).__name__})", fn
+
+
+def _pickles(value: Any) -> bool:
+    try:
+        Pickler(io.BytesIO()).dump(value)
+    except Exception:
+        return False
+    return True
