@@ -94,6 +94,13 @@ def grad_scaler(stage: int) -> None:
     scaler.step(optimizer)
 
 
+def uneven_inputs(stage: int) -> None:
+    from torch.distributed.algorithms.join import Join
+
+    with Join([optimizer_of(small(), stage)]):
+        pass
+
+
 REFUSED = {
     ddp_before: "the model is a DistributedDataParallel, .*: pass the bare module",
     ddp_inside: "submodule 0 is a DistributedDataParallel, .*: pass the bare module",
@@ -105,6 +112,7 @@ REFUSED = {
     replaced_module: "module 1 was replaced or removed .*: change the model first",
     removed_module: "module 1 was replaced or removed .*: change the model first",
     complex_parameter: r"weight is torch.complex64, .* torch.view_as_real\(...\), the parameter",
+    uneven_inputs: r"Join is not supported: let every rank make as many steps. .* count=0",
     grad_scaler: r'GradScaler .* precision="mixed_fp16" and call optimizer.scale\(loss\).backward\(\)',
 }
 

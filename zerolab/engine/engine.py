@@ -160,7 +160,7 @@ class Engine:
         self._written.clear()
         for flat in self.flats:
             if flat.whole:
-                flat.note_versions()
+                flat.versions.note()
         return lines
 
     def state_of(self, flat: FlatUnit) -> str:

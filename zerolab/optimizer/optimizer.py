@@ -9,7 +9,7 @@ a stock optimizer the owned slices to update, one for each original parameter. `
 used, average, update.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import partial
 
@@ -30,11 +30,11 @@ from zerolab.engine.hook import Hook
 from zerolab.engine.states import TrainingRun, TrainingState
 from zerolab.engine.units import find_units
 from zerolab.measure import MeasuredStates, census
-from zerolab.optimizer import tokens
 from zerolab.optimizer.gradients import clip_grads, whole_grads
 from zerolab.optimizer.layout import lay_out
 from zerolab.optimizer.local import LocalUpdate
 from zerolab.optimizer.loss_scale import LossScale
+from zerolab.optimizer.losses import Losses
 from zerolab.optimizer.probe import state_bytes_per_parameter
 from zerolab.optimizer.settings import (
     check_settings,
@@ -46,7 +46,7 @@ from zerolab.optimizer.settings import (
     parameter_groups,
     signature,
 )
-from zerolab.optimizer.shards import Shard, allocate_state, describe_state, owned_shards
+from zerolab.optimizer.sharded_state import ShardedState
 from zerolab.optimizer.slices import Slice
 from zerolab.optimizer.slots import Slots, guard_loading
 from zerolab.precision import PRECISIONS
@@ -62,7 +62,7 @@ from zerolab.unit.span import Span
 STAGES = {0: Stage0, 1: Stage1, 2: Stage2, 3: Stage3}
 
 
-class ZeroOptimizer(torch.optim.Optimizer):
+class ZeroOptimizer(ShardedState, Losses, torch.optim.Optimizer):
     """Data-parallel training of ``model``, its states sharded as ``stage`` says.
 
     Args:
@@ -152,46 +152,6 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     # Training.
 
-    def scale(self, loss: torch.Tensor) -> torch.Tensor:
-        """What to call backward on: ``optimizer.scale(loss).backward()``. In fp16 a multiple of the loss.
-
-        In any other precision it is the loss itself, so a loop written for fp16 serves for all. The step
-        divides again, and is skipped where a gradient overflowed.
-        """
-        return loss if self.loss_scale is None else self.loss_scale.apply(loss)
-
-    def mean_loss(
-        self, loss_sum: torch.Tensor, count: float | None = None, total_count: float | None = None
-    ) -> torch.Tensor:
-        """This rank's part of a mean over the tokens of all ranks, where ranks have unequal numbers of them.
-
-        Ranks are averaged, and a mean of means weighs a token more where there are few. So hand in the *sum*
-        of the losses of this rank's tokens, and how many they are: the gradient is then that of the mean over
-        all tokens, as one process with all of them would have it. The mean over the ranks of what is returned
-        is the mean loss.
-
-        Args:
-            count: how many tokens this rank's sum is over; may be 0, but not on all ranks.
-            total_count: instead of it, how many there are on all ranks. Where a step has several
-                micro-batches, pass with each the same number: `total` of what this rank has in all of them.
-        Comm: 8 bytes a rank, unless total_count is given.
-        Raises: ValueError for a count that is negative or not finite, for a total of 0, and for neither.
-        """
-        if (count is None) == (total_count is None):
-            raise ValueError(
-                f"count is {count} and total_count {total_count}: pass this rank's count of tokens, or the "
-                "total_count of all ranks, and not both"
-            )
-        total = self.total(count) if total_count is None else total_count
-        return tokens.part_of_mean(self.comm, loss_sum, total)
-
-    def total(self, count: float) -> float:
-        """The sum of a number over the ranks. Collective. Comm: 8 bytes a rank.
-
-        Raises: ValueError on every rank where a count is negative or not finite.
-        """
-        return tokens.total(self.comm, count)
-
     @torch.no_grad()
     def step(self, closure: Callable[[], torch.Tensor] | None = None):
         """Average the gradients, update what this rank owns, and share the result as the stage does.
@@ -275,6 +235,16 @@ class ZeroOptimizer(torch.optim.Optimizer):
         units, scale = self.engine.trainable, self._gradient_scale
         return clip_grads(self.comm, self.stage, units, used, max_norm, norm_type, scale)
 
+    def join_hook(self, **_) -> None:
+        """torch's Join shadows the collectives of ranks that have no data left. Here every rank has to go on.
+
+        Raises: NotImplementedError, with the way out.
+        """
+        raise NotImplementedError(
+            "torch.distributed.algorithms.join.Join is not supported: let every rank make as many steps. One "
+            "that has no data left takes any batch with optimizer.mean_loss(loss_sum, count=0)"
+        )
+
     def no_sync(self) -> AbstractContextManager[None]:
         """Collect gradients without reducing them; the first backward outside reduces the sum.
 
@@ -328,91 +298,3 @@ class ZeroOptimizer(torch.optim.Optimizer):
     def state_of(self, unit: FlatUnit) -> str:
         """What a unit of ``optimizer.units`` is doing now, in words: its parameters and its gradients."""
         return self.engine.state_of(unit)
-
-    def state_dict(self) -> dict:
-        """This rank's shard of the optimizer state, tagged: it loads only where it belongs."""
-        scale = {} if self.loss_scale is None else {"loss_scale": self.loss_scale.state_dict()}
-        return self.local.state_dict() | {"zerolab": self._tag()} | scale
-
-    def load_state_dict(self, state_dict: dict) -> None:
-        """Take back what `state_dict` gave, on the same rank, at the same stage, world size and layout.
-
-        Raises: ValueError where the tag says that it comes from elsewhere.
-        """
-        if state_dict.get("zerolab") != self._tag():
-            raise ValueError(
-                f"this state_dict is the shard of {state_dict.get('zerolab', 'another optimizer')}, and this "
-                f"is {self._tag()}: load it on the rank and with the layout it was saved from"
-            )
-        if self.loss_scale is not None and "loss_scale" in state_dict:
-            self.loss_scale.load_state_dict(state_dict["loss_scale"])
-        ours = {key: value for key, value in state_dict.items() if key not in ("zerolab", "loss_scale")}
-        self.local.load_state_dict(ours, self.param_groups)
-        self._note_state()
-
-    def _tag(self) -> dict:
-        layout = [(unit.name, unit.numel, unit.owned.start, unit.owned.stop) for unit in self.units]
-        return {"rank": self.rank, "world_size": self.world_size, "layout": layout}
-
-    # What checkpoints use.
-
-    @property
-    def optimizer_class(self) -> type[torch.optim.Optimizer]:
-        """The class of the stock optimizers that update this rank's slices."""
-        return type(self.local.optimizers[0])
-
-    def require_idle(self, action: str) -> None:
-        """Check that no forward or backward pass and no full_params() is open.
-
-        Collective: it also checks that every rank is about to do the same ``action``. Raises: RuntimeError.
-        """
-        self.engine.require_idle(action)
-        self.comm.check_same_collective(action)
-
-    def shards(self, disjoint: bool = False) -> Iterator[Shard]:
-        """This rank's slice of every parameter and of every tensor in the optimizer's state.
-
-        ``disjoint``: of what all ranks own, as at stage 0, only 1/N, so that each element is on one rank.
-        """
-        for unit, span, shard in owned_shards(self.units, self.slices, self.state):
-            share = self.stage.share(unit) if disjoint else unit.owned
-            yield shard.within(share.start - span.offset, share.stop - span.offset)
-
-    def describe_state(self) -> dict[str, dict]:
-        """The optimizer state by parameter name and key: scalars as they are, of sharded tensors the dtype.
-
-        Raises: ValueError for a tensor that has neither one value nor one for each element.
-        """
-        return describe_state(self.slices, self.state)
-
-    @torch.no_grad()
-    def replace(self, state: dict[str, dict], write: Callable[[Iterator[Shard]], None]) -> None:
-        """Give this rank the optimizer ``state`` described, and have ``write`` overwrite all its `shards`.
-
-        The new values are shared as the stage shares an update, and gradients are cleared. Collective.
-        Args: state: as `describe_state` returns it. Comm: Ψ at stages 1 and 2, none at others.
-        """
-        self.zero_grad()
-        self.engine.gatherer.reshard(self.units)
-        self.load_state_dict(self.state_dict() | {"state": allocate_state(self.slices, self.state, state)})
-        write(self.shards())
-        with self.training.during(TrainingState.LOAD):
-            self.stage.update(self.units, FlatUnit.publish)
-        for unit in self.units:
-            unit.mark_updated()
-        self.trace.next_step()
-
-    @torch.no_grad()
-    def gather_params(self, read: Callable[[dict[str, torch.Tensor]], None]) -> None:
-        """Call ``read`` with the whole parameters of one unit after the other, as they are updated, by name.
-
-        Collective. Memory: one unit whole, in fp32 also where the model keeps 16 bits. Comm: Ψ.
-        """
-        with self.training.during(TrainingState.EXPORT):
-            for unit in self.units:
-                values = unit.values()
-                flat = torch.zeros(unit.padded_numel, dtype=values.dtype, device=unit.device)
-                flat[unit.owned] = values
-                self.stage.comm.all_gather(flat, unit).wait()
-                read({span.name: span.view(flat) for span in unit.spans})
-                del flat  # before the next is allocated

@@ -6,18 +6,18 @@ whole group in one message. What is sharded, and when, is for the stages to say:
 out, free, refill and cut.
 """
 
-import hashlib
 import math
 
 import torch
 from torch import nn
 
 from zerolab.precision import Precision
-from zerolab.storages import MemoryMeter
+from zerolab.storages import MemoryMeter, checksum
 from zerolab.unit.grads import FlatGrads
 from zerolab.unit.sharded import Sharded
 from zerolab.unit.span import Span
 from zerolab.unit.states import ParamState, change
+from zerolab.unit.versions import Versions
 
 ALIGNMENT_BYTES = 64
 """Every parameter and every shard starts on such a boundary, as torch's own allocations do: with weights that
@@ -41,6 +41,7 @@ class FlatUnit:
         shards: into how many equal shards of ``shard_numel`` the buffer can be cut.
         precision: the dtypes of all these.
         state: where the parameters are, a `ParamState`.
+        versions: the parameters' version counters, a `Versions`.
     """
 
     def __init__(
@@ -62,7 +63,6 @@ class FlatUnit:
         self.owned = slice(0, self.padded_numel)
         self._freed_views = _views_of_nan(self.spans, self._lowered_dtype, self.device)
         self._views: list[torch.Tensor] = []
-        self._versions: tuple[int, ...] = ()
         self._classes: list[type[nn.Parameter]] = []
         self._descriptions: dict[tuple[int, int], tuple[str, ...]] = {}
         self.state = ParamState.WHOLE
@@ -70,7 +70,7 @@ class FlatUnit:
         self.shard = self.master = self.flat
         grads_dtype = precision.gradients if precision.has_masters else self.dtype
         self.grads = FlatGrads(name, self.spans, self.padded_numel, grads_dtype, self.device, self.meter)
-        self.note_versions()
+        self.versions = Versions(self.spans)
         self._report()
 
     def _lay_out(self, named_parameters: list[tuple[str, nn.Parameter]], shards: int) -> None:
@@ -149,9 +149,8 @@ class FlatUnit:
         Raises: RuntimeError where a parameter was written to since it was restored, because that is lost.
         """
         self._refuse_written()
-        parameters = [span.parameter for span in self.spans]
-        self._classes = [type(parameter) for parameter in parameters]
-        torch.autograd.graph.increment_version(parameters)
+        self._classes = [type(span.parameter) for span in self.spans]
+        self.versions.spoil()
         for span, freed_view in zip(self.spans, self._freed_views, strict=True):
             span.parameter.data = freed_view
             Sharded.take_place(span.parameter, span.layout)
@@ -170,8 +169,7 @@ class FlatUnit:
         for span, own_class, view in zip(self.spans, self._classes, self._views, strict=True):
             Sharded.give_way(span.parameter, own_class)
             span.parameter.data = view
-        parameters = tuple(span.parameter for span in self.spans)
-        torch._C._autograd._unsafe_set_version_counter(parameters, self._versions)
+        self.versions.restore()
         self._become(ParamState.WHOLE)
 
     @property
@@ -190,7 +188,7 @@ class FlatUnit:
                 self._views = [span.view(self.flat) for span in self.spans]
                 for span, view in zip(self.spans, self._views, strict=True):
                     span.parameter.data = view
-            self.note_versions()
+            self.versions.note()
             self._report()
 
     def was_replaced(self, span: Span) -> bool:
@@ -200,37 +198,26 @@ class FlatUnit:
         same_storage = span.parameter.untyped_storage()._cdata == self.flat.untyped_storage()._cdata
         return not same_storage or span.parameter.storage_offset() != span.offset
 
-    # What users write to whole parameters. Their version counters tell.
-
-    def note_versions(self) -> None:
-        """Take the parameters' values as they are now: what was written to them until now is known."""
-        self._versions = tuple(span.parameter._version for span in self.spans)
+    # What users write to whole parameters.
 
     def was_written(self) -> bool:
-        """Whether somebody wrote to whole parameters since `note_versions`, other than through ``.data``."""
-        versions = zip(self.spans, self._versions, strict=True)
-        return self.whole and any(span.parameter._version != version for span, version in versions)
+        """Whether somebody wrote to whole parameters since `versions.note`, other than through ``.data``."""
+        return self.whole and self.versions.written() is not None
 
     def _refuse_written(self) -> None:
-        for span, version in zip(self.spans, self._versions, strict=True):
-            if span.parameter._version != version:
-                self.note_versions()  # this error is raised once
-                raise RuntimeError(
-                    f"parameter {span.name} was written to while it was gathered, and at stage 3 that is "
-                    "lost when it is sharded again. Write inside `with optimizer.full_params():`, between "
-                    "steps. Where forward itself writes to its weights, as nn.Embedding(max_norm=...) and "
-                    "clamping do, take stage 2 if it writes the same on every rank"
-                )
+        span = self.versions.written()
+        if span is not None:
+            self.versions.note()  # this error is raised once
+            raise RuntimeError(
+                f"parameter {span.name} was written to while it was gathered, and at stage 3 that is lost "
+                "when it is sharded again. Write inside `with optimizer.full_params():`, between steps. Where "
+                "forward itself writes to its weights, as nn.Embedding(max_norm=...) and clamping do, take "
+                "stage 2 if it writes the same on every rank"
+            )
 
     def checksum(self) -> bytes:
-        """Eight bytes that differ where the whole parameters do, on all but one in 2^64 occasions.
-
-        It reads the flat buffer once, in memory order, without a copy. On a GPU it waits for the device.
-        """
-        if self.flat.is_meta:
-            return bytes(8)
-        columns = self.flat.view(torch.int64).view(-1, ALIGNMENT_BYTES // 8).sum(dim=0)
-        return hashlib.blake2b(columns.cpu().numpy().tobytes(), digest_size=8).digest()
+        """Eight bytes that differ where the whole parameters do."""
+        return checksum(self.flat)
 
     # Values: the parameters in their dtype, and the fp32 master where they have 16 bits.
 
@@ -244,7 +231,7 @@ class FlatUnit:
         if self.shard_is_detached:
             self.shard.copy_(self.flat[self.owned])
         self.sync_master_from_params()
-        self.note_versions()
+        self.versions.note()
 
     @torch.no_grad()
     def sync_master_from_params(self) -> None:
@@ -268,11 +255,7 @@ class FlatUnit:
 
     def mark_updated(self) -> None:
         """Increase the version counters, so that backward through an older forward is an error."""
-        if self.whole:
-            torch.autograd.graph.increment_version([span.parameter for span in self.spans])
-            self.note_versions()
-        else:
-            self._versions = tuple(version + 1 for version in self._versions)
+        self.versions.advance(self.whole)
 
     # Seen from outside.
 

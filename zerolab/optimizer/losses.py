@@ -1,0 +1,75 @@
+"""What a ZeroOptimizer does to losses before backward: the scale of fp16, and means over unequal counts."""
+
+import math
+
+import torch
+
+from zerolab.collectives import Comm
+
+
+class Losses:
+    """The part of ZeroOptimizer that turns a loss into what backward is called on."""
+
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        """What to call backward on: ``optimizer.scale(loss).backward()``. In fp16 a multiple of the loss.
+
+        In any other precision it is the loss itself, so a loop written for fp16 serves for all. The step
+        divides again, and is skipped where a gradient overflowed.
+        """
+        return loss if self.loss_scale is None else self.loss_scale.apply(loss)
+
+    def mean_loss(
+        self, loss_sum: torch.Tensor, count: float | None = None, total_count: float | None = None
+    ) -> torch.Tensor:
+        """This rank's part of a mean over the tokens of all ranks, where ranks have unequal numbers of them.
+
+        Ranks are averaged, and a mean of means weighs a token more where there are few. So hand in the *sum*
+        of the losses of this rank's tokens, and how many they are: the gradient is then that of the mean over
+        all tokens, as one process with all of them would have it. The mean over the ranks of what is returned
+        is the mean loss.
+
+        Args:
+            count: how many tokens this rank's sum is over; may be 0, but not on all ranks.
+            total_count: instead of it, how many there are on all ranks. Where a step has several
+                micro-batches, pass with each the same number: `total` of what this rank has in all of them.
+        Comm: 8 bytes a rank, unless total_count is given.
+        Raises: ValueError for a count that is negative or not finite, for a total of 0, and for neither.
+        """
+        if (count is None) == (total_count is None):
+            raise ValueError(
+                f"count is {count} and total_count {total_count}: pass this rank's count of tokens, or the "
+                "total_count of all ranks, and not both"
+            )
+        total = self.total(count) if total_count is None else total_count
+        return part_of_mean(self.comm, loss_sum, total)
+
+    def total(self, count: float) -> float:
+        """The sum of a number over the ranks. Collective. Comm: 8 bytes a rank.
+
+        Raises: ValueError on every rank where a count is negative or not finite.
+        """
+        return sum_over_ranks(self.comm, count)
+
+
+def sum_over_ranks(comm: Comm, count: float) -> float:
+    """The sum of a number over the ranks. Comm: 8 bytes a rank.
+
+    Raises: ValueError on every rank where a count is negative or not finite.
+    """
+    counts = comm.exchange(torch.tensor(float(count), dtype=torch.float64), "token counts")
+    for rank, each in enumerate(counts.tolist()):
+        if not each >= 0 or not math.isfinite(each):
+            raise ValueError(f"count is {each} on rank {rank}: pass how many tokens it has, 0 or more")
+    return counts.sum().item()
+
+
+def part_of_mean(comm: Comm, loss_sum: torch.Tensor, total_count: float) -> torch.Tensor:
+    """What a rank has to differentiate for the ranks' mean to be the mean over ``total_count`` tokens.
+
+    Raises: ValueError for a total that is not above 0.
+    """
+    if not total_count > 0 or not math.isfinite(total_count):
+        raise ValueError(
+            f"there are {total_count} tokens on all ranks together: pass counts whose total is more than 0"
+        )
+    return loss_sum * (comm.world_size / total_count)

@@ -1,0 +1,99 @@
+"""What state_dict() and checkpoints read and write of a ZeroOptimizer: this rank's shards."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from zerolab.engine.states import TrainingState
+from zerolab.optimizer.shards import Shard, allocate_state, describe_state, owned_shards
+from zerolab.unit import FlatUnit
+
+
+class ShardedState:
+    """The part of ZeroOptimizer that saves and restores: `state_dict`, and the interface of checkpoints."""
+
+    def state_dict(self) -> dict:
+        """This rank's shard of the optimizer state, tagged: it loads only where it belongs."""
+        scale = {} if self.loss_scale is None else {"loss_scale": self.loss_scale.state_dict()}
+        return self.local.state_dict() | {"zerolab": self._tag()} | scale
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        """Take back what `state_dict` gave, on the same rank, at the same stage, world size and layout.
+
+        Raises: ValueError where the tag says that it comes from elsewhere.
+        """
+        if state_dict.get("zerolab") != self._tag():
+            raise ValueError(
+                f"this state_dict is the shard of {state_dict.get('zerolab', 'another optimizer')}, and this "
+                f"is {self._tag()}: load it on the rank and with the layout it was saved from"
+            )
+        if self.loss_scale is not None and "loss_scale" in state_dict:
+            self.loss_scale.load_state_dict(state_dict["loss_scale"])
+        ours = {key: value for key, value in state_dict.items() if key not in ("zerolab", "loss_scale")}
+        self.local.load_state_dict(ours, self.param_groups)
+        self._note_state()
+
+    def _tag(self) -> dict:
+        layout = [(unit.name, unit.numel, unit.owned.start, unit.owned.stop) for unit in self.units]
+        return {"rank": self.rank, "world_size": self.world_size, "layout": layout}
+
+    @property
+    def optimizer_class(self) -> type[torch.optim.Optimizer]:
+        """The class of the stock optimizers that update this rank's slices."""
+        return type(self.local.optimizers[0])
+
+    def require_idle(self, action: str) -> None:
+        """Check that no forward or backward pass and no full_params() is open.
+
+        Collective: it also checks that every rank is about to do the same ``action``. Raises: RuntimeError.
+        """
+        self.engine.require_idle(action)
+        self.comm.check_same_collective(action)
+
+    def shards(self, disjoint: bool = False) -> Iterator[Shard]:
+        """This rank's slice of every parameter and of every tensor in the optimizer's state.
+
+        ``disjoint``: of what all ranks own, as at stage 0, only 1/N, so that each element is on one rank.
+        """
+        for unit, span, shard in owned_shards(self.units, self.slices, self.state):
+            share = self.stage.share(unit) if disjoint else unit.owned
+            yield shard.within(share.start - span.offset, share.stop - span.offset)
+
+    def describe_state(self) -> dict[str, dict]:
+        """The optimizer state by parameter name and key: scalars as they are, of sharded tensors the dtype.
+
+        Raises: ValueError for a tensor that has neither one value nor one for each element.
+        """
+        return describe_state(self.slices, self.state)
+
+    @torch.no_grad()
+    def replace(self, state: dict[str, dict], write: Callable[[Iterator[Shard]], None]) -> None:
+        """Give this rank the optimizer ``state`` described, and have ``write`` overwrite all its `shards`.
+
+        The new values are shared as the stage shares an update, and gradients are cleared. Collective.
+        Args: state: as `describe_state` returns it. Comm: Ψ at stages 1 and 2, none at others.
+        """
+        self.zero_grad()
+        self.engine.gatherer.reshard(self.units)
+        self.load_state_dict(self.state_dict() | {"state": allocate_state(self.slices, self.state, state)})
+        write(self.shards())
+        with self.training.during(TrainingState.LOAD):
+            self.stage.update(self.units, FlatUnit.publish)
+        for unit in self.units:
+            unit.mark_updated()
+        self.trace.next_step()
+
+    @torch.no_grad()
+    def gather_params(self, read: Callable[[dict[str, torch.Tensor]], None]) -> None:
+        """Call ``read`` with the whole parameters of one unit after the other, as they are updated, by name.
+
+        Collective. Memory: one unit whole, in fp32 also where the model keeps 16 bits. Comm: Ψ.
+        """
+        with self.training.during(TrainingState.EXPORT):
+            for unit in self.units:
+                values = unit.values()
+                flat = torch.zeros(unit.padded_numel, dtype=values.dtype, device=unit.device)
+                flat[unit.owned] = values
+                self.stage.comm.all_gather(flat, unit).wait()
+                read({span.name: span.view(flat) for span in unit.spans})
+                del flat  # before the next is allocated
