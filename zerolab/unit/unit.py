@@ -210,9 +210,9 @@ class FlatUnit:
             self.versions.note()  # this error is raised once
             raise RuntimeError(
                 f"parameter {span.name} was written to while it was gathered, and at stage 3 that is lost "
-                "when it is sharded again. Write inside `with optimizer.full_params():`, between steps. Where "
+                "when it is sharded again. Write inside `with optimizer.full_params():`, between steps. If "
                 "forward itself writes to its weights, as nn.Embedding(max_norm=...) and clamping do, take "
-                "stage 2 if it writes the same on every rank"
+                "stage 2, where it may write the same on every rank"
             )
 
     def checksum(self) -> bytes:
