@@ -1,6 +1,5 @@
-"""Promise: any torch optimizer whose update is elementwise, used as it is; any other refused."""
+"""Promise: keywords, groups, schedulers, closures and clipping mean what they mean in any torch optimizer."""
 
-import functools
 import sys
 
 import cloudpickle
@@ -10,127 +9,15 @@ from support import subjects
 from torch import nn
 
 import zerolab
-from zerolab.optimizer.probe import state_bytes_per_parameter
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares the ranks the import of pytest
 
 STEPS = 3
-NOT_ELEMENTWISE = {"LBFGS", "Muon", "Adafactor", "SparseAdam"}
-ALL = {
-    name
-    for name, each in vars(torch.optim).items()
-    if isinstance(each, type) and issubclass(each, torch.optim.Optimizer) and name != "Optimizer"
-}
-# Every elementwise class torch has, a later torch's too; and keywords that change an update.
-CASES = [
-    *((name, {}) for name in sorted(ALL - NOT_ELEMENTWISE)),
-    ("SGD", {"lr": 0.1, "momentum": 0.9, "dampening": 0.1, "weight_decay": 0.01}),
-    ("SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True, "maximize": True}),
-    ("Adam", {"lr": 0.01, "amsgrad": True, "weight_decay": 0.1}),
-    ("RMSprop", {"momentum": 0.5, "centered": True}),
-]
 
 
 @pytest.fixture(autouse=True)
 def one_thread(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-
-
-def train_all(cases: list) -> list[subjects.Run]:
-    return [
-        subjects.train_sharded("gpt", 2, getattr(torch.optim, name), STEPS, **defaults)[0]
-        for name, defaults in cases
-    ]
-
-
-def train_all_here(cases: list, world_size: int) -> list[subjects.Run]:
-    return [
-        subjects.train_replicas("gpt", world_size, getattr(torch.optim, name), STEPS, **defaults)[0]
-        for name, defaults in cases
-    ]
-
-
-@functools.cache
-def sharded_and_whole() -> tuple[list, list]:
-    (whole,) = zerolab.launch(train_all_here, 1, CASES, 2)
-    return zerolab.launch(train_all, 2, CASES)[1], whole
-
-
-def same(ours: subjects.Run, theirs: subjects.Run) -> bool:
-    return all(torch.equal(ours.parameters[name], value) for name, value in theirs.parameters.items())
-
-
-# Which may be sharded.
-
-
-@pytest.mark.parametrize("case", range(len(CASES)), ids=[f"{name}{list(given)}" for name, given in CASES])
-def test_an_elementwise_optimizer_leaves_the_same_bits(case: int):
-    sharded, whole = sharded_and_whole()
-    assert same(sharded[case], whole[case])
-
-
-@pytest.mark.parametrize("name", sorted(NOT_ELEMENTWISE & ALL))
-def test_an_optimizer_that_looks_at_more_than_one_element_is_refused(name: str):
-    with pytest.raises(
-        ValueError, match=f"^{name} cannot be sharded: .+ elementwise update.+Adam, AdamW, SGD"
-    ):
-        zerolab.ZeroOptimizer(nn.Linear(4, 4), getattr(torch.optim, name))
-
-
-class SignSGD(torch.optim.Optimizer):
-    """An elementwise optimizer that torch does not have."""
-
-    def __init__(self, params, lr: float = 0.1):
-        super().__init__(params, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for p in (p for p in group["params"] if p.grad is not None):
-                p -= group["lr"] * self.direction(p.grad)
-
-    def direction(self, gradient: torch.Tensor) -> torch.Tensor:
-        return gradient.sign()
-
-
-class NormalizedSGD(SignSGD):
-    """Divides by the norm of the parameter's gradient: right only where a parameter is whole."""
-
-    def direction(self, gradient: torch.Tensor) -> torch.Tensor:
-        return gradient / gradient.norm()
-
-
-class GlobalNormSGD(SignSGD):
-    """Divides by the largest gradient of all its parameters, and a rank has only its own pieces of them."""
-
-    def direction(self, gradient: torch.Tensor) -> torch.Tensor:
-        largest = max(p.grad.abs().max() for group in self.param_groups for p in group["params"])
-        return gradient / largest
-
-
-def test_other_peoples_optimizers_are_tried_and_not_looked_up():
-    assert state_bytes_per_parameter(SignSGD, {"lr": 0.1}) == 0
-    for refused in (NormalizedSGD, GlobalNormSGD):
-        with pytest.raises(ValueError, match=f"{refused.__name__} cannot be sharded: "):
-            state_bytes_per_parameter(refused, {})
-
-
-@pytest.mark.parametrize(
-    "name, defaults, k",
-    [
-        ("SGD", {}, 0),
-        ("SGD", {"momentum": 0.9}, 4),
-        ("Adam", {}, 8),
-        ("Adam", {"amsgrad": True}, 12),
-        ("Adagrad", {}, 4),
-        ("RMSprop", {"centered": True, "momentum": 0.9}, 12),
-    ],
-)
-def test_the_probe_measures_the_state_of_a_parameter(name: str, defaults: dict, k: int):
-    assert state_bytes_per_parameter(getattr(torch.optim, name), defaults) == k
-
-
-# Keywords, groups, schedules, closures: as any optimizer's.
 
 
 def two_groups(model: nn.Module) -> list[dict]:
@@ -165,7 +52,7 @@ def test_groups_and_schedules_mean_the_same_on_every_rank(subject: str, stage: i
         return run, groups, whole
 
     results = zerolab.launch(train, 3)
-    assert all(same(run, results[0][2]) for run, *_ in results)
+    assert all(subjects.same(run, results[0][2]) for run, *_ in results)
     assert results[0][1] == results[1][1] == results[2][1]
     assert [count for count, *_ in results[0][1]] == ([6, 0, 7] if subject == "patchwork" else [1, 0, 1])
     assert schedule is None or len({lr for _, lr, _ in results[0][1]}) == 3
@@ -225,7 +112,7 @@ def test_foreach_and_fused_are_passed_through(flag: str):
     for run, whole, locally, shown in zerolab.launch(train, 2):
         assert all(locally) and shown is True
         torch.testing.assert_close(run.parameters, whole.parameters, rtol=1e-5, atol=1e-6)
-        assert flag == "fused" or same(run, whole)
+        assert flag == "fused" or subjects.same(run, whole)
 
 
 def test_step_takes_a_closure():

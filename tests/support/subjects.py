@@ -119,6 +119,11 @@ class Run:
     state: dict[str, dict] = field(default_factory=dict)
 
 
+def same(ours: Run, theirs: Run) -> bool:
+    """Whether two trainings left the same bits in every parameter."""
+    return all(torch.equal(ours.parameters[name], value) for name, value in theirs.parameters.items())
+
+
 def _loss(model: nn.Module, inputs: Callable, step: int, rank: int) -> torch.Tensor:
     arguments = inputs(step, rank)
     torch.manual_seed(10_000 + 97 * step + rank)  # dropout's numbers belong to the micro-batch

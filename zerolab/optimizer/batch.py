@@ -1,6 +1,5 @@
 """Batches: which slices of a unit are updated together, by a stock optimizer that only they have."""
 
-from collections.abc import Iterator
 from copy import deepcopy
 
 from torch import nn
@@ -10,27 +9,30 @@ from zerolab.unit import FlatUnit
 from zerolab.unit.span import Span
 
 
-def batches(unit: FlatUnit) -> Iterator[list[Span]]:
+def batches(unit: FlatUnit, most_numel: int) -> list[list[Span]]:
     """The parameters of a unit in batches that are updated one after the other, the same in every step.
 
     One batch where gradients have the dtype of what is updated, because they are lent to the optimizer as
-    they are. Otherwise they are converted, and the copies of a batch take no more than the largest slice.
+    they are. Otherwise they are converted, and the slices of a batch have at most ``most_numel`` elements, so
+    that the copies of their gradients are few at a time.
     """
     if unit.grads.dtype == unit.master.dtype:
-        yield unit.spans
-        return
-    numels = {span: _owned_numel(unit, span) for span in unit.spans}
-    bound, batch, numel = max(numels.values()), [], 0
+        return [unit.spans]
+    found: list[list[Span]] = []
+    room: list[int] = []
     for span in unit.spans:
-        if batch and numel + numels[span] > bound:
-            yield batch
-            batch, numel = [], 0
-        batch.append(span)
-        numel += numels[span]
-    yield batch
+        numel = owned_numel(unit, span)
+        place = next((place for place, left in enumerate(room) if numel <= left), len(found))
+        if place == len(found):
+            found.append([])
+            room.append(most_numel)
+        found[place].append(span)
+        room[place] -= numel
+    return found
 
 
-def _owned_numel(unit: FlatUnit, span: Span) -> int:
+def owned_numel(unit: FlatUnit, span: Span) -> int:
+    """How many elements of a parameter this rank updates."""
     part = span.within(unit.owned.start, unit.owned.stop)
     return part.stop - part.start
 

@@ -6,7 +6,7 @@ from itertools import chain
 import torch
 from torch import nn
 
-from zerolab.optimizer.batch import Batch, batches
+from zerolab.optimizer.batch import Batch, batches, owned_numel
 from zerolab.optimizer.groups import SharedGroup, options_of
 from zerolab.optimizer.probe import state_bytes_per_parameter
 from zerolab.optimizer.slices import Slice, cut
@@ -32,10 +32,11 @@ class LocalUpdate:
         self._class, self._defaults, self._units = optimizer_class, defaults, units
         self._cuts = [self._cut(group) for group in groups]
         own = list(zip(map(options_of, groups), self._cuts, strict=True))
+        trainable = [unit for unit in units if unit.trainable]
+        largest = max(owned_numel(unit, span) for unit in trainable for span in unit.spans)
         self._batches = {
-            unit: [Batch(spans, optimizer_class, defaults, own) for spans in batches(unit)]
-            for unit in units
-            if unit.trainable
+            unit: [Batch(spans, optimizer_class, defaults, own) for spans in batches(unit, largest)]
+            for unit in trainable
         }
         self.optimizers = [batch.optimizer for each in self._batches.values() for batch in each]
         self.state = SliceStates()
@@ -89,7 +90,7 @@ class LocalUpdate:
 
         ``scale``: how many times too large the gradients are, as of a loss that was scaled.
         Memory: gradients of another dtype than the slice's are converted a batch at a time, so that the
-            copies take no more than the unit's largest slice.
+            copies take no more than this rank's largest slice.
         """
         for batch in self._batches[unit]:
             batch.step(used, scale)

@@ -10,12 +10,15 @@ in one optimizer and on slices in several, and the bits compared.
 
 import inspect
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import torch
 
 from zerolab.optimizer.groups import options_of
-from zerolab.optimizer.trial import APART, PLAN, SHARDED, TOGETHER, Held, Trial, gradients
+from zerolab.optimizer.trial import APART, PLANS, SHARDED, TOGETHER, Held, Trial, gradients
 
 _IMPLEMENTATIONS = ("foreach", "fused", "capturable")
 """Keywords that choose how an update is computed and not what it is; the probe runs torch's plain loop."""
@@ -30,7 +33,8 @@ _OTHER_STATE = (
 )
 _known: dict[tuple[type, str], float] = {}
 
-Make = Callable[[list[list[tuple]]], Trial]
+_Make = Callable[[list[list[tuple]]], Trial]
+"""Builds a trial with its parameters divided among optimizers in one way or another."""
 
 
 class _Refused(Exception):
@@ -57,14 +61,24 @@ def state_bytes_per_parameter(
     defaults, options = _without_implementation(defaults), _without_implementation(options or {})
     key = optimizer_class, repr((sorted(defaults.items()), sorted(options.items())))
     if key not in _known:
-        with torch.device("cpu"), torch.random.fork_rng(devices=[]), torch.enable_grad():
+        with _on_the_cpu(), torch.random.fork_rng(devices=[]), torch.enable_grad():
             _construct(optimizer_class, defaults, options)
+
+            def build(groups: list[list]) -> torch.optim.Optimizer:
+                own = [deepcopy(options) | {"params": each} for each in groups]
+                return optimizer_class(own, **deepcopy(defaults))
+
             try:
-                _known[key] = _probe(lambda places: Trial(optimizer_class, defaults, options, places))
+                _known[key] = max([_probe(partial(Trial, build, plan)) for plan in PLANS])
             except _Refused as no:
                 message = f"{optimizer_class.__name__} cannot be sharded: {no.reason}. {no.way_out}"
                 raise ValueError(message) from no.__cause__
     return _known[key]
+
+
+def _on_the_cpu() -> AbstractContextManager:
+    """Where the user set another default device. Not always: the context costs time at every operation."""
+    return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
 
 
 def _without_implementation(keywords: dict) -> dict:
@@ -78,18 +92,18 @@ def _construct(optimizer_class: type, defaults: dict, options: dict) -> None:
     optimizer_class([matrix], **defaults | {key: value for key, value in options.items() if key in known})
 
 
-def _probe(make: Make) -> float:
+def _probe(make: _Make) -> float:
     """Step whole parameters and slices of them side by side; bytes of state for each element."""
     whole = _try(lambda: make(TOGETHER), "it does not take parameters of different shapes in two groups")
     sharded = _try(lambda: make(SHARDED), "it does not take a parameter that was cut")
-    for step, kind in enumerate(PLAN):
+    for step, kind in enumerate(whole.kinds):
         given = gradients(kind, step, whole.weights())
         _try(lambda: whole.step(given), "its step on plain gradients failed")  # noqa: B023
         _try(lambda: sharded.step(given), "its step on slices of parameters failed, some of them empty")  # noqa: B023
         if not _equal(whole.weights(), sharded.weights()):
             raise _Refused(f"{_cause(make, step)} (seen at step {step + 1}, with gradients: {kind})")
-        for each in sharded.held:
-            _compare_groups(whole.held[each.index].group, each.group)
+    for each in sharded.held:
+        _compare_groups(whole.held[each.index].group, each.group)
     for each in whole.held:
         _compare_states(each, [piece for piece in sharded.held if piece.index == each.index])
     _refuse_other_state(whole)
@@ -105,7 +119,7 @@ def _try(what: Callable[[], Any], reason: str) -> Any:
         raise _Refused(f"{reason} ({type(error).__name__}: {error})") from error
 
 
-def _cause(make: Make, step: int) -> str:
+def _cause(make: _Make, step: int) -> str:
     """Why slices got other numbers than whole parameters, by this step: found by cutting less."""
     expected = _weights_after(make, TOGETHER, step)
     if not _equal(expected, _weights_after(make, TOGETHER, step)):
@@ -115,9 +129,9 @@ def _cause(make: Make, step: int) -> str:
     return "updating a tensor in pieces gave other numbers than updating it whole"
 
 
-def _weights_after(make: Make, places: list[list[tuple]], last: int) -> list[torch.Tensor]:
+def _weights_after(make: _Make, places: list[list[tuple]], last: int) -> list[torch.Tensor]:
     trial = make(places)
-    for step, kind in enumerate(PLAN[: last + 1]):
+    for step, kind in enumerate(trial.kinds[: last + 1]):
         trial.step(gradients(kind, step, trial.weights()))
     return trial.weights()
 
@@ -174,7 +188,9 @@ def _refuse_other_state(trial: Trial) -> None:
 def _equal(first: Any, second: Any) -> bool:
     """Whether two values are the same, NaN included; of other kinds than numbers, whether they may be."""
     if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
-        return first.shape == second.shape and bool(torch.isclose(first, second, 0, 0, equal_nan=True).all())
+        if torch.equal(first, second) or first.shape != second.shape:
+            return first.shape == second.shape
+        return bool(((first == second) | (first != first) & (second != second)).all())
     if isinstance(first, (list, tuple)) and isinstance(second, (list, tuple)):
         return len(first) == len(second) and all(map(_equal, first, second))
     if isinstance(first, _PLAIN) and isinstance(second, _PLAIN):

@@ -4,40 +4,54 @@ The gradients bring out what an optimizer may do rarely, because it looks at a g
 to the weights, at a jump in size, or at how many parameters had a gradient.
 """
 
-from copy import deepcopy
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
-SHAPES = ((6, 7), (11,), (4, 3, 2, 2), ())
-"""A matrix and a bias in the first unit, a convolution and a scalar in the second. The lengths are no
-multiples of what vector instructions work on."""
+_SHAPES = ((6, 7), (11,), (4, 3, 2, 2), ())
+"""A matrix and a bias in the first unit, a convolution in the second, a scalar in the third."""
+_LARGE = ((131, 130), *_SHAPES[1:])
+"""Some optimizers treat a small matrix like a vector. The lengths are no multiples of a vector register's."""
 _SCALES = (1.0, 0.01, 30.0, 1.0)
-_GROUPS = (0, 1, 0, 0)
-_UNITS = ((0, 1), (2, 3))
+_GROUPS = (0, 1, 0, 1)
+_UNITS = ((0, 1), (2,), (3,))
 _FIRST_NUMEL = (26, 0, 5, 1)
 """How much of each parameter the first rank owns: nothing of the bias, all of the scalar."""
 
 WHOLE = slice(None)
-TOGETHER = [[(index, WHOLE) for index in range(len(SHAPES))]]
+TOGETHER = [[(index, WHOLE) for index in range(len(_SHAPES))]]
 """As in a single process: every parameter, in one optimizer."""
-APART = [[(index, WHOLE)] for index in range(len(SHAPES))]
+APART = [[(index, WHOLE)] for index in range(len(_SHAPES))]
 """Every parameter in an optimizer of its own."""
 SHARDED = [
     *([(index, slice(0, _FIRST_NUMEL[index])) for index in unit] for unit in _UNITS),
     *([(index, slice(_FIRST_NUMEL[index], None)) for index in unit] for unit in _UNITS),
     [],
 ]
-"""As on two ranks with two units, and a unit none of whose parameters is trained."""
+"""As on two ranks with three units, and a unit none of whose parameters is trained."""
 
-PLAN = (
-    *("smooth", "smooth", "small", "large", "parallel", "orthogonal", "orthogonal", "spiky"),
-    *("first unit unused", "orthogonal", "zero", "smooth", "large", "bias unused", "small", "spiky"),
-    *("parallel", "smooth", "orthogonal", "small", "smooth", "zero", "spiky", "smooth"),
-)
-"""The gradients of each step."""
 _UNUSED = {"first unit unused": _UNITS[0], "bias unused": (1,)}
+
+
+class Plan(NamedTuple):
+    """Shapes to try an optimizer on, and the kind of gradients in each step."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    kinds: tuple[str, ...]
+
+
+PLANS = (
+    Plan(
+        _SHAPES,
+        ("smooth", "smooth", "small", "large", "parallel", "orthogonal", "orthogonal", "spiky")
+        + ("first unit unused", "orthogonal", "zero", "smooth", "large", "bias unused", "small", "spiky")
+        + ("parallel", "smooth", "orthogonal", "small", "smooth", "zero", "spiky", "smooth"),
+    ),
+    Plan(_LARGE, ("smooth", "spiky", "orthogonal")),
+)
+"""The small one first: it takes milliseconds also where an optimizer decomposes matrices."""
 
 
 class Held(NamedTuple):
@@ -58,23 +72,24 @@ class Held(NamedTuple):
 
 
 class Trial:
-    """One run of the optimizer over the same parameters, cut and divided among optimizers as ``places`` says."""
+    """One run of an optimizer over a plan's parameters, divided among optimizers as ``places`` says."""
 
-    def __init__(self, optimizer_class: type, defaults: dict, options: dict, places: list[list[tuple]]):
+    def __init__(self, build: Callable[[list], torch.optim.Optimizer], plan: Plan, places: list[list[tuple]]):
+        self.kinds = plan.kinds
         self.held: list[Held] = []
         self.optimizers: list[torch.optim.Optimizer] = []
         for each in places:
-            tensors = [(index, part, _start(index, part)) for index, part in each]
-            groups = [deepcopy(options) | {"params": []} for _ in range(2)]
-            for index, _, tensor in tensors:
-                groups[_GROUPS[index]]["params"].append(tensor)
-            optimizer = optimizer_class(groups, **deepcopy(defaults))
+            tensors = [(index, part, _start(plan.shapes[index], index, part)) for index, part in each]
+            groups = (
+                [tensor for index, _, tensor in tensors if _GROUPS[index] == place] for place in range(2)
+            )
+            optimizer = build(list(groups))
             _halve_rate(optimizer.param_groups[1])
             self.optimizers.append(optimizer)
             self.held += [Held(*each, optimizer) for each in tensors]
 
     def step(self, gradients: list[torch.Tensor | None]) -> None:
-        """One training step, in which each optimizer is stepped once."""
+        """One training step, in which every optimizer is stepped once."""
         for index, part, tensor, _ in self.held:
             gradient = gradients[index]
             tensor.grad = None if gradient is None else gradient[part].clone().view(tensor.shape)
@@ -83,17 +98,16 @@ class Trial:
 
     def weights(self) -> list[torch.Tensor]:
         """[numel] each parameter, its slices joined."""
-        return [_joined(self.held, index, lambda each: each.tensor) for index in range(len(SHAPES))]
+        pieces: list[list[torch.Tensor]] = [[] for _ in _SHAPES]
+        for each in self.held:
+            pieces[each.index].append(each.tensor.detach().view(-1))
+        return [torch.cat(each) for each in pieces]
 
 
-def _joined(held, index, what):
-    return torch.cat([what(each).detach().reshape(-1) for each in held if each.index == index])
-
-
-def _start(index: int, part: slice) -> nn.Parameter:
-    numel = torch.Size(SHAPES[index]).numel()
+def _start(shape: tuple[int, ...], index: int, part: slice) -> nn.Parameter:
+    numel = torch.Size(shape).numel()
     values = torch.linspace(-1.0, 1.0, numel + 1, dtype=torch.float32)[:numel] * _SCALES[index]
-    return nn.Parameter(values.view(SHAPES[index]) if part == WHOLE else values[part].clone())
+    return nn.Parameter(values.view(shape) if part == WHOLE else values[part].clone())
 
 
 def _halve_rate(group: dict) -> None:
@@ -126,5 +140,9 @@ def _gradient(kind: str, step: int, weight: torch.Tensor, index: int) -> torch.T
         case "parallel":
             return 0.3 * weight
         case "orthogonal":
-            return noise - weight * (noise @ weight) / (weight @ weight).clamp(min=1e-12)
+            along = weight / weight.norm().clamp(min=1e-12)
+            across = noise - along * (noise @ along)
+            return (
+                across + along * across.norm() * 1e-4
+            )  # what takes the angle for right takes this part away
     return torch.cos(torch.linspace(step, step + 5.0, numel, dtype=torch.float32)) * (step + 1)
