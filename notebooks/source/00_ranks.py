@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 00 · Ranks: several processes that work as one
 #
-# > **25 minutes.** *You need:* PyTorch, and a training loop that you have written yourself. Nothing about
-# > distributed training.
+# > **25 minutes.** *You need:* PyTorch, and a training loop that you have written yourself. You need to know
+# > nothing about distributed training.
 # >
 # > *Afterwards you can* start several processes from a notebook, send a tensor from one to another, read the
 # > report of a hang, and say why averaging gradients needs communication.
@@ -12,11 +12,11 @@
 # %% [markdown]
 # ## The question
 #
-# A model is too slow to train on one GPU, so you take four. What exactly are "four"? Four copies of one
-# program, started together, each with a number. That is all. Nothing is shared, and nobody is in charge:
-# whatever looks like teamwork later in this course is built from messages between these copies.
+# A model trains too slowly on one GPU, so you take four. What runs on the four GPUs? Four copies of one
+# program, started together, each with a number. The copies share nothing, and none of them is in charge.
+# Whatever they do together in this course, they do by sending messages to each other.
 #
-# Everything below runs for real, on your CPU: each rank is a process of its own.
+# Everything below really runs, on your CPU: each rank is a process of its own.
 
 # %%
 import torch
@@ -29,11 +29,11 @@ from zerolab.course.lessons.ranks import check_average, figures, quiz
 # %% [markdown]
 # ## One function, four processes
 #
-# `zerolab.launch(fn, world_size)` starts `world_size` processes, calls `fn` in each, and returns the results
-# in a list. Inside, two numbers tell a process who it is:
+# `zerolab.launch(fn, world_size)` starts `world_size` processes, calls `fn` in each of them, and returns the
+# results in a list. Inside `fn`, two numbers tell a process who it is:
 #
-# - **rank**: its own number, from 0;
-# - **world size**: how many there are.
+# - **rank**: its own number, counted from 0;
+# - **world size**: the number of processes.
 
 
 # %%
@@ -45,9 +45,9 @@ def who_am_i():
 zerolab.launch(who_am_i, 4)
 
 # %% [markdown]
-# The same function ran four times, and the list holds what each rank returned: entry 2 is rank 2's.
-# Programs of this kind are called *SPMD*, single program, multiple data: one text, and `rank` makes the
-# difference.
+# The same function ran four times. The list holds what each rank returned: entry 2 comes from rank 2.
+# Programs of this kind are called *SPMD*: single program, multiple data. All ranks run the same code, and the
+# code looks at `rank` where ranks should do different things.
 #
 # ## What is shared?
 #
@@ -70,24 +70,24 @@ print("each rank saw", inside)
 predict(my_guess, x.sum().item(), quiz.SUM_OF_X)
 
 # %% [markdown]
-# Each rank got a *copy* of `x` and changed the copy. The notebook's `x` never heard of it.
+# Each rank got a *copy* of `x` and changed the copy. The `x` of the notebook did not change.
 
 # %%
 show(figures.separate_memories, height=1.7)
 
 # %% [markdown]
-# This is the fact that the whole of ZeRO rests on. Because nothing is shared, plain data parallelism
-# keeps the model, its gradients and its optimizer state **once per rank**: four ranks, four copies of
-# everything. Lesson 01 counts what that costs.
+# Ranks share no memory. This matters for training. In *data parallelism* each rank holds a copy of the model
+# and computes gradients from its own part of the batch. So four ranks hold four copies of the model, of its
+# gradients, and of the *optimizer state* (the numbers that an optimizer such as Adam keeps for each
+# parameter). Lesson 01 counts what these copies cost. ZeRO, the subject of this course, removes them.
 #
 # ## Send and receive
 #
-# One message takes two: `dist.send(tensor, dst)` on one rank, `dist.recv(tensor, src)` on the other.
-# The receiver brings an empty tensor of the right shape, and the message is written into it.
+# One message takes two calls: `dist.send(tensor, dst)` on one rank and `dist.recv(tensor, src)` on the other.
+# The receiver provides an empty tensor of the right shape, and the message is written into it.
 #
-# Here a token goes from rank to rank. Every rank waits for it, doubles it, adds its own number, and
-# passes it on.
-# **The token starts as 1 on rank 0. What does rank 3 hold at the end?**
+# Below, a token goes from rank to rank. Each rank but the first waits for it, doubles it and adds its own
+# number. Then it sends the token on. **The token starts as 1 on rank 0. What does rank 3 hold at the end?**
 
 # %%
 my_guess = ...
@@ -110,15 +110,20 @@ print("token on each rank:", held)
 predict(my_guess, held[3], quiz.TOKEN)
 
 # %% [markdown]
-# Notice who waited. Rank 3's `recv` blocked until rank 2 had sent, which waited for rank 1, which waited for
-# rank 0: four processes, and never two of them busy at once. Lesson 02 arranges messages so that all
-# links are busy all the time.
+# Look at who waited. Rank 3's `recv` waited until rank 2 had sent. Rank 2 waited for rank 1, and rank 1 for
+# rank 0. Only one of the four processes was busy at any time. Lesson 02 orders the messages so that all links
+# are busy all the time.
 #
 # ## What hangs
 #
-# A receive that nobody answers waits for ever. So does a send. With real GPUs this is the most common
-# accident there is: the job stands still, no error, no output. Below, all ranks send first and receive
-# second. It reads well; and every one of them waits for a receive that comes one line later.
+# A receive waits for ever if nobody sends. A send waits for ever if nobody receives. With real GPUs this is
+# the most common accident: the job stands still, without an error and without output. Below, all ranks send
+# first and receive second. The code looks right, but every rank waits in its send for a receive that comes
+# one line later.
+#
+# `launch` stops the ranks after `timeout` seconds and reports what each of them was doing. One word in the
+# report needs an explanation. A *collective* is a call that all ranks must make together. The report uses the
+# word for every call that waits for other ranks, so for a `send` too.
 
 
 # %%
@@ -135,11 +140,12 @@ except zerolab.LaunchTimeout as error:
     print(str(error).splitlines()[0])
 
 # %% [markdown]
-# `timeout` is the wall time, in seconds, after which `launch` stops the ranks and says who was where;
-# `str(error)` goes on with each rank's stack. Nothing is left running.
+# Each rank was waiting for another one. `str(error)` also holds the stack of each rank. No process is left
+# running.
 #
-# A second kind of hang: one rank never comes. Which rank is to blame, when everybody stands still? The one
-# that is *not* waiting.
+# There is a second kind of hang: one rank never arrives. Below, two ranks call `dist.barrier()`, a collective
+# that returns when all ranks have called it. Rank 2 never does. The rank to blame is the one that is *not*
+# waiting.
 
 
 # %%
@@ -157,8 +163,9 @@ except zerolab.LaunchTimeout as error:
     print("to blame:", error.ranks)
 
 # %% [markdown]
-# And a rank that raises takes the others with it: they lose a peer, and complain. `launch` reports the
-# first cause, with the rank's number, not its victims' complaints.
+# There is a third case: one rank raises an error. The other ranks then lose their connection to it and fail,
+# too. `launch` reports the first error, with the number of its rank, and not the errors that followed from
+# it.
 
 
 # %%
@@ -176,8 +183,8 @@ except zerolab.WorkerError as error:
 # %% [markdown]
 # ## Why averaging gradients needs communication
 #
-# Now train. Two ranks start from the same weights and fit the same line, `y = 3a - 2b`, each on **its own**
-# batch. Nothing is sent yet: after every step each rank keeps a copy of its weights.
+# Now we train. Two ranks start from the same weights and fit the same line, `y = 3a - 2b`, each on **its
+# own** batch. Nothing is sent yet. After every step each rank notes its weights.
 
 
 # %%
@@ -211,16 +218,16 @@ on_their_own = zerolab.launch(train, 2, alone)
 print("same weights at the end:", torch.equal(on_their_own[0][-1], on_their_own[1][-1]))
 
 # %% [markdown]
-# Two batches, two gradients, two models. The remedy is not to average the *weights* at the end, but the
-# *gradients* at every step: then all ranks take the same step from the same place, and stay one model.
+# Two batches gave two gradients, and two gradients gave two models. The remedy is to average the *gradients*
+# at every step. Then all ranks take the same step from the same weights, and their models stay equal.
 #
-# A rank cannot do that by itself, because its neighbour's gradient is in another process. It takes messages.
+# A rank cannot do this alone, because the other rank's gradient is in another process. It needs messages.
 #
 # ## Exercise: the average
 #
-# > **Difficulty 2 of 5 · 10 minutes.** Write `average(own)`: it gets this rank's gradient and returns
-# > the mean over all ranks, on every rank, for any world size. Use `dist.send` and `dist.recv` only.
-# > One way: all send to rank 0, rank 0 adds up, divides, and sends the result back.
+# > **Difficulty 2 of 5 · 10 minutes.** Write `average(own)`. It gets this rank's gradient and returns the
+# > mean over all ranks. It must do so on every rank, for any world size. Use `dist.send` and `dist.recv`
+# > only. One way: all ranks send to rank 0; rank 0 adds up, divides, and sends the result back.
 
 
 # %%
@@ -252,12 +259,12 @@ check_average(average)
 #     return total / world_size
 # ```
 #
-# Adding in the order of the ranks is deliberate. Floating-point sums depend on their order, and this course
-# will compare results bit by bit.
+# Rank 0 adds in the order of the ranks, and that is deliberate. A floating-point sum depends on the order of
+# its terms, and this course compares results bit by bit.
 # </details>
 #
-# torch has this built in: `dist.all_reduce(tensor)` leaves the sum over all ranks on every rank, in
-# place. With it, the same training run again:
+# torch has a collective for this: `dist.all_reduce(tensor)` adds the tensors of all ranks and leaves the sum
+# on every rank, in place. The same training again, with it:
 
 
 # %%
@@ -274,9 +281,9 @@ distances = [(first - second).norm(dim=1).tolist() for first, second in (on_thei
 show(figures.drift, height=2.6, alone=distances[0], averaged=distances[1])
 
 # %% [markdown]
-# The two ranks are now one model. Which one? The one that a *single* process gets from both batches
-# together. The mean of two batches' mean gradients is the mean gradient of the joint batch, as long as the
-# batches are of equal size.
+# The two ranks now hold one model. It is the model that a *single* process gets from both batches together.
+# The mean of two mean gradients is the mean gradient of the joint batch, if the two batches have the same
+# size.
 
 # %%
 weights = torch.zeros(2)
@@ -287,13 +294,13 @@ for step in range(12):
 print("close to one process with both batches:", torch.allclose(weights, in_step[0][-1]))
 
 # %% [markdown]
-# Close, not equal: sixteen numbers added in one go round differently from twice eight. Later,
-# `zerolab.verify` will sum in the same order on both sides, and ask for *the same bits*.
+# Close, but not equal: a sum of sixteen numbers is rounded differently from two sums of eight. In later
+# lessons both sides add in the same order, and then we ask for *the same bits*.
 #
 # ## What it costs
 #
-# In the solution above, rank 0 talks to everyone. **With 8 ranks and a gradient of 100 MB, how many MB
-# does rank 0 send and receive, in all, for one average?**
+# In the solution above, rank 0 exchanges messages with every other rank. **With 8 ranks and a gradient of 100
+# MB, how many MB does rank 0 send and receive in total for one average?**
 
 # %%
 my_guess = ...
@@ -305,8 +312,9 @@ sent = (ranks - 1) * gradient_mb  # one mean to each of the others
 predict(my_guess, received + sent, quiz.MB_THROUGH_RANK_0)
 
 # %% [markdown]
-# And the more ranks, the worse: rank 0's cable carries everything while the others' are idle. Lesson 02
-# does the same job with less than 200 MB each way per rank, whatever the number of ranks.
+# This grows with the number of ranks, and rank 0's network link carries everything while the other links are
+# idle. Lesson 02 does the same job with less than 200 MB sent and 200 MB received by each rank, for any
+# number of ranks.
 #
 # ## Quiz
 #
@@ -323,11 +331,11 @@ answer(my_answer, quiz.SAME_RUN)
 # %% [markdown]
 # ## Summary
 #
-# - A rank is a process with a number; ranks share nothing, so plain data parallelism holds everything N
-#   times.
-# - A message takes a send *and* a receive. When one of them is missing, ranks hang: the one to blame is
-#   the one that is not waiting.
-# - Averaging gradients at every step keeps N copies one model. It needs communication, and doing it through
-#   rank 0 loads one cable with everything.
+# - A rank is a process with a number. Ranks share no memory, so data parallelism holds everything once per
+#   rank.
+# - A message takes a send *and* a receive. If one of them is missing, ranks hang. The rank to blame is the
+#   one that is not waiting.
+# - Averaging gradients at every step keeps the N copies of the model equal. This needs communication. If all
+#   messages go through rank 0, its link carries everything.
 #
 # **Next:** [01 · Where the memory goes](01_memory_accounting.ipynb)

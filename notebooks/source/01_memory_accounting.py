@@ -1,20 +1,20 @@
 # %% [markdown]
 # # 01 · Where the memory goes
 #
-# > **30 minutes.** *You need:* PyTorch, Adam, and lesson 00's word "rank".
+# > **30 minutes.** *You need:* PyTorch, Adam, and from lesson 00 the words "rank" and "data parallelism".
 # >
-# > *Afterwards you can* say from memory why a 1.5B-parameter model does not fit in 32 GB, compute the
-# > bytes per GPU at each ZeRO stage, and spot the three usual mistakes in such a number.
+# > *Afterwards you can* say from memory why a 1.5B-parameter model does not fit in 32 GB, compute the bytes
+# > per GPU at each ZeRO stage, and find the three usual mistakes in such a number.
 # >
 # > *Paper:* ZeRO, §3 and §5, Figure 1 and Table 1, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
 
 # %% [markdown]
 # ## The question
 #
-# GPT-2 has 1.5 billion parameters. In 16-bit precision its weights take 3 GB. Yet training it on a GPU of
-# 32 GB runs out of memory. Where do the other 29 GB go?
+# GPT-2 has 1.5 billion parameters. With 16 bits for each of them, its weights take 3 GB. Yet training it on a
+# GPU of 32 GB runs out of memory. Where do the other 29 GB go?
 #
-# We shall not look it up. We shall take a small model, train it for one step, and weigh every tensor.
+# We take a small model, train it for one step, and count the bytes of every tensor.
 
 # %%
 import torch
@@ -26,18 +26,18 @@ from zerolab.course.lessons.memory_accounting import check_bytes_per_gpu, figure
 from zerolab.measure import storage_bytes
 
 # %% [markdown]
-# ## Weigh a model
+# ## Count the bytes of a model
 #
-# A tensor is a view of a *storage*, a run of bytes. Two tensors may share one, so bytes are counted by
-# distinct storage. `storage_bytes` does that, and nothing else:
+# The bytes of a tensor lie in a *storage*. Two tensors can share one storage, so bytes are counted once for
+# each storage. `storage_bytes` does only that:
 
 # %%
 show_source(storage_bytes)
 
 # %% [markdown]
-# A small GPT, in plain fp32, and one step of Adam. How large are its parameters, its gradients and
-# Adam's memory,
-# **in bytes per parameter, all three together?**
+# Below, a small GPT takes one step of Adam. All numbers are in *fp32*, PyTorch's default: 32 bits, so 4
+# bytes. The variable `psi` is the number of parameters; the paper writes Ψ for it. How large are the
+# parameters, the gradients, and the tensors that Adam keeps, **in bytes per parameter, all three together?**
 
 # %%
 my_guess = ...
@@ -72,20 +72,21 @@ for name, size in weights.items():
 predict(my_guess, sum(weights.values()) / psi, quiz.BYTES_IN_FP32)
 
 # %% [markdown]
-# 4 + 4 + 8: the parameter, its gradient, and Adam's two moving averages, *m* (of the gradient) and *v*
-# (of its square). The step counters, one small number for each *tensor*, weigh nothing beside them.
+# 4 + 4 + 8: the parameter, its gradient, and Adam's two moving averages, *m* (of the gradient) and *v* (of
+# its square). The step counters are one small number for each *tensor* and do not matter here.
 #
-# These three, **parameters, gradients, optimizer state**, are what the paper calls *model states*. They
-# depend on the model alone, whatever the batch.
+# The paper calls these three, **parameters, gradients and optimizer state**, the *model states*. Their size
+# depends on the model alone. It does not depend on the batch.
 #
-# ## Weigh it in mixed precision
+# ## The same in mixed precision
 #
-# Nobody trains large models in pure fp32: 16-bit matrix products run several times faster. So the
-# weights that the forward and backward passes use become bf16, 2 bytes each. But a bf16 number has
-# about 3 decimal digits, and an update is often smaller than the last of them. So the optimizer keeps
-# its own fp32 copy, the **master weights**, updates *that*, and copies the result back.
+# Large models are rarely trained in pure fp32, because 16-bit matrix products run several times faster. In
+# *mixed precision* the forward and backward passes use weights in *bf16*, a 16-bit format: 2 bytes each. But
+# a bf16 number has about 3 decimal digits, and an update is often too small to change the last of them. So
+# the optimizer keeps a copy of the weights in fp32, the **master weights**. It updates the master weights and
+# rounds the result to bf16.
 #
-# **Bytes per parameter, now?**
+# **How many bytes per parameter are that?**
 
 # %%
 my_guess = ...
@@ -111,15 +112,15 @@ for name, size in weights.items():
 predict(my_guess, sum(weights.values()) / psi, quiz.BYTES_IN_MIXED_PRECISION)
 
 # %% [markdown]
-# 16 again! Halving the precision of weights and gradients saved 4 bytes, and the master weights cost 4.
-# (Mixed precision is for speed, and for activations, to which we come below.)
+# 16 again. Weights and gradients in 16 bits save 4 bytes, and the master weights cost 4 bytes. (Mixed
+# precision saves time. It also saves activations, which come below.)
 
 # %%
 show(figures.sixteen_bytes, height=1.7)
 
 # %% [markdown]
-# The paper writes Ψ for the number of parameters and **K = 12** for the optimizer's bytes per
-# parameter. Model states take 2Ψ + 2Ψ + 12Ψ = **16Ψ bytes**. For GPT-2:
+# The paper writes **K = 12** for the optimizer's bytes per parameter. Then the model states take 2Ψ + 2Ψ +
+# 12Ψ = **16Ψ bytes**. For GPT-2:
 
 # %%
 states = memory.model_states(1.5e9, world_size=1, stage=0)
@@ -128,13 +129,14 @@ print("model states:  ", memory.format_bytes(states.total_bytes))
 print("the same in GiB:", memory.format_bytes(states.total_bytes, "GiB"))
 
 # %% [markdown]
-# 24 of the 32 GB are gone before the first sample. (1 GB is 10⁹ bytes, 1 GiB is 2³⁰. `nvidia-smi` prints MiB;
-# papers mostly count GB. In this course each is called by its name.)
+# 24 of the 32 GB are used before the first sample. (1 GB is 10⁹ bytes and 1 GiB is 2³⁰ bytes. `nvidia-smi`
+# prints MiB, papers mostly count in GB. This course always writes which one it means.)
 #
 # ## 16 is a convention
 #
-# Other stacks count otherwise. Gradients that are accumulated in fp32 take 4 bytes and make it 18. SGD with
-# momentum keeps one number, not two. When you read "x GB", ask which. The package makes you choose:
+# Other programs count differently. If gradients are kept in fp32, they take 4 bytes and the sum is 18. SGD
+# with momentum keeps one number per parameter where Adam keeps two. So when you read "x GB", ask what was
+# counted. In this package you choose by name:
 
 # %%
 for name, precision in memory.PRECISIONS.items():
@@ -144,19 +146,19 @@ for name, precision in memory.PRECISIONS.items():
 # %% [markdown]
 # ## Four GPUs do not help
 #
-# Lesson 00: ranks share nothing. In plain data parallelism each of N ranks holds all 16Ψ bytes. They
-# hold *the same* 16Ψ bytes: after averaging, N identical copies of everything.
+# In data parallelism each of N ranks holds all 16Ψ bytes. The ranks average their gradients, so they all hold
+# *the same* 16Ψ bytes: N identical copies of everything.
 #
-# That redundancy is ZeRO's whole subject, the *Zero Redundancy Optimizer*. If N ranks hold the same tensor,
-# each can keep 1/N of it, its **shard**, and get the rest from the others when it needs it. What is sharded
-# defines the stage:
+# ZeRO, the *Zero Redundancy Optimizer*, removes these copies. If N ranks hold the same tensor, each of them
+# can keep 1/N of it, its **shard**, and get the rest from the other ranks when it needs it. A stage of ZeRO
+# is defined by what is sharded:
 #
 # | | sharded over N ranks | bytes on each GPU |
 # |---|---|---|
-# | plain | nothing | 16Ψ |
+# | data parallel | nothing | 16Ψ |
 # | stage 1 | optimizer state | 4Ψ + 12Ψ/N |
-# | stage 2 | and gradients | 2Ψ + 14Ψ/N |
-# | stage 3 | and parameters | 16Ψ/N |
+# | stage 2 | optimizer state and gradients | 2Ψ + 14Ψ/N |
+# | stage 3 | optimizer state, gradients and parameters | 16Ψ/N |
 #
 # ## Exercise: 7 billion parameters on 8 GPUs
 #
@@ -170,11 +172,11 @@ held = memory.model_states(7e9, world_size=8, stage=1).total_bytes
 predict(my_guess, held / 1e9, quiz.STAGE_1)
 
 # %% [markdown]
-# 58.7 is in many tutorials. It is two mistakes in one number: 4 + 4 + 8/8 bytes instead of 4 + 12/8, and GiB
-# called GB.
+# Many tutorials print 58.7. Two mistakes lead to it: 4 + 4 + 8/8 bytes per parameter instead of 4 + 12/8, and
+# GiB called GB.
 #
-# > **Difficulty 1 of 5 · 5 minutes.** Now for any stage: return the *bytes* of model states on each GPU
-# > under mixed precision.
+# > **Difficulty 1 of 5 · 5 minutes.** Now for any stage: return the *bytes* of model states on each GPU under
+# > mixed precision.
 
 
 # %%
@@ -198,7 +200,7 @@ check_bytes_per_gpu(bytes_per_gpu)
 # ```
 # </details>
 #
-# The package's own says the same, with conventions as arguments:
+# The package has the same function, with the conventions as arguments:
 
 # %%
 show_source(memory.model_states, docstring=False)
@@ -206,14 +208,15 @@ show_source(memory.model_states, docstring=False)
 # %% [markdown]
 # ## The paper's Figure 1 and Table 1
 #
-# 7.5B parameters on 64 GPUs, as in the paper's first figure: 120, 31.4, 16.6 and 1.9 GB.
+# The paper's first figure has 7.5B parameters on 64 GPUs: 120, 31.4, 16.6 and 1.9 GB.
 
 # %%
 show(figures.stage_bars, height=2.8, model=7.5e9, gpus=64)
 
 # %% [markdown]
-# And its Table 1: GB per GPU at stages 1, 2 and 3, for three sizes of model. Hold it against the paper's.
-# (There the 7.5B columns are rounded, and the decimals of the larger ones cut off: 513.5 is printed as 513.)
+# Its Table 1 has the GB per GPU at stages 1, 2 and 3, for three sizes of model. Compare ours with the
+# paper's. (The paper rounds the 7.5B columns and cuts off the decimals of the larger ones: it prints 513.5 as
+# 513.)
 
 # %%
 sizes = {"7.5B": 7.5e9, "128B": 128e9, "1T": 1e12}
@@ -226,8 +229,8 @@ for gpus in (1, 4, 16, 64, 256, 1024):
     print(f"{gpus:>4}" + "".join(f"{cell:>9,.5g}" for cell in cells))
 
 # %% [markdown]
-# Read one column from top to bottom. With more GPUs stage 1 shrinks, and then stops: its 4Ψ are on every GPU
-# whatever N. Stage 3 alone has nothing that stays.
+# Read one column from top to bottom. With more GPUs stage 1 shrinks, and then it stops shrinking: its 4Ψ are
+# on every GPU for any N. Only stage 3 keeps shrinking.
 
 # %%
 show(figures.per_gpu_curves, height=3.0, model=7.5e9)
@@ -235,9 +238,11 @@ show(figures.per_gpu_curves, height=3.0, model=7.5e9)
 # %% [markdown]
 # ## Try it
 #
-# Find out: from how many GPUs on does a 7.5B model take less than 32 GB at stage 1? What is the
-# smallest stage that gets 128B down to 32 GB on 64 GPUs? What do fp32 gradients (`mixed_fp32_grads`)
-# cost there at stage 1, and what at stage 2?
+# Find out with the sliders:
+#
+# - How many GPUs does a 7.5B model need to take less than 32 GB at stage 1?
+# - Which is the smallest stage at which a 128B model takes 32 GB or less on 64 GPUs?
+# - What do fp32 gradients (`mixed_fp32_grads`) cost the 128B model at stage 1, and what at stage 2?
 
 # %%
 explore(
@@ -252,18 +257,23 @@ explore(
 # %% [markdown]
 # <details><summary>Answers</summary>
 #
-# At stage 1, 30 GB stay on every GPU, and the rest falls below 2 GB beyond 45 GPUs: 64 on the slider.
-# For 128B only stage 3 does it, with 32 GB to the byte, so that nothing is left for anything else. fp32
-# gradients cost two more bytes each: 256 GB more on every GPU at stage 1, and a 64th of that, 4 GB, at
-# stage 2, which shards them.
+# - At stage 1 every GPU holds 30 GB for any N. The rest falls below 2 GB beyond 45 GPUs: choose 64 on the
+#   slider.
+# - Only stage 3. It takes exactly 32 GB, so nothing is left for anything else.
+# - fp32 gradients cost two more bytes per parameter: 256 GB more on every GPU at stage 1, and a 64th of that,
+#   4 GB, at stage 2, which shards them.
 # </details>
 #
 # ## What else fills a GPU
 #
-# GPT-2's model states are 24 GB. It still does not train in 32. The rest are **activations**: what the
-# forward pass keeps for the backward pass. They grow with the batch, and no stage of ZeRO shards them.
-# A GPT layer keeps about 12 tensors of batch × sequence × hidden. **At batch 32 and 1024 tokens, with
-# 48 layers of width 1600 in 16 bits: how many GB?**
+# The model states of GPT-2 are 24 GB, and it still does not train in 32. The rest are **activations**: the
+# tensors that the forward pass keeps for the backward pass. They grow with the batch, and no stage of ZeRO
+# shards them.
+#
+# The *hidden size* of a GPT is the width of the vectors that go from layer to layer. The paper estimates that
+# a GPT layer keeps about 12 tensors of batch × sequence × hidden size: queries, keys and values, the inner
+# activations of the MLP, and others. **With batch 32, 1024 tokens, 48 layers of hidden size 1600, and 16 bits
+# per number: how many GB are that?**
 
 # %%
 my_guess = ...
@@ -273,8 +283,9 @@ kept = memory.activations(layers=48, hidden=1600, batch=32, seq=1024)
 predict(my_guess, kept / 1e9, quiz.ACTIVATIONS)
 
 # %% [markdown]
-# **Checkpointing** keeps one tensor per block of layers, and computes the others again in the backward pass,
-# for about a third more compute. Move the sliders: at which batch does GPT-2 fit, without and with it?
+# With **activation checkpointing** the forward pass keeps one tensor for each layer or group of layers. The
+# backward pass computes the others again, which costs about a third more compute. Move the sliders: at which
+# batch does GPT-2 fit without it, and at which with it?
 
 # %%
 explore(
@@ -287,17 +298,17 @@ explore(
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The model states leave 8 GB. Without checkpointing that is batch 4; with it, batch 16.
+# The model states leave 8 GB. That is batch 4 without checkpointing and batch 16 with it.
 # </details>
 #
-# So activations have a remedy of their own, and after it *model states* are what is left: 24 of 32 GB,
-# the part that ZeRO-DP takes on. (Temporary buffers come on top: one flat fp32 copy of all gradients is
-# 6 GB here. Working in buckets avoids that; lesson 03.)
+# Checkpointing makes the activations small. Then the *model states* are the largest part, 24 of 32 GB, and
+# ZeRO is about them. (Temporary buffers are added to that. One flat fp32 copy of all gradients is 6 GB here.
+# Lesson 03 avoids it by handling the gradients in parts.)
 #
 # ## Quiz
 #
-# A colleague plans 13B parameters on 16 GPUs of 32 GB at stage 2, and computes 2Ψ + 14Ψ/16 = 37.4 GB.
-# "It will fit with SGD and momentum instead of Adam." Will it?
+# A colleague plans to train 13B parameters on 16 GPUs of 32 GB at stage 2, and computes 2Ψ + 14Ψ/16 = 37.4
+# GB. "It will fit with SGD and momentum instead of Adam." Will it?
 #
 # - **a)** yes: K drops from 12 to 8
 # - **b)** no: what stage 2 leaves whole is the problem
@@ -310,11 +321,12 @@ answer(my_answer, quiz.MOMENTUM_INSTEAD)
 # %% [markdown]
 # ## Summary
 #
-# - Model states are 16 bytes for each parameter: 2 + 2 + 12 in mixed precision, 4 + 4 + 8 in fp32. You
-#   weighed both.
-# - The fp32 master weights are optimizer state. Forgetting them is the commonest mistake in this arithmetic.
-# - Plain data parallelism holds all 16Ψ on every rank. Stages 1, 2, 3 shard optimizer state, gradients,
-#   parameters.
-# - GB is 10⁹ bytes, GiB is 2³⁰, and a convention is part of every number.
+# - Model states are 16 bytes per parameter: 2 + 2 + 12 in mixed precision, 4 + 4 + 8 in fp32. You measured
+#   both.
+# - The fp32 master weights are optimizer state. Forgetting them is the most common mistake in this
+#   arithmetic.
+# - Data parallelism holds all 16Ψ on every rank. Stage 1 shards the optimizer state, stage 2 also the
+#   gradients, stage 3 also the parameters.
+# - GB is 10⁹ bytes, GiB is 2³⁰, and every such number follows a convention.
 #
-# **Next:** [02 · Collectives](02_collectives.ipynb): how shards get to where they are needed.
+# **Next:** [02 · Collectives](02_collectives.ipynb): how the shards get to the ranks that need them.

@@ -1,10 +1,9 @@
 # %% [markdown]
 # # 02 · Collectives: four ways to move a tensor
 #
-# > **35 minutes.** *You need:* lesson 00 (rank, send, receive) and a quarter of an hour's patience with
-# > indices.
+# > **35 minutes.** *You need:* lesson 00 (rank, send, receive), and some patience with indices.
 # >
-# > *Afterwards you can* say what broadcast, reduce-scatter, all-gather and all-reduce do, build the ring that
+# > *Afterwards you can* say what broadcast, reduce-scatter, all-gather and all-reduce do, build a ring that
 # > carries them, and compute the bytes each rank sends.
 # >
 # > *Paper:* ZeRO, §7.1, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
@@ -12,12 +11,12 @@
 # %% [markdown]
 # ## The question
 #
-# In lesson 00 rank 0 averaged everyone's gradients, and its cable carried everything. With 8 ranks and
-# 100 MB that was 700 MB in and 700 MB out, for rank 0; the others sent 100 MB each. **Can the work be
-# spread so that no rank sends more than 200 MB, for any number of ranks?**
+# In lesson 00 rank 0 averaged the gradients of all ranks, and its link carried everything. With 8 ranks and
+# 100 MB rank 0 received 700 MB and sent 700 MB, while the others sent 100 MB each. **Can the ranks share the
+# work so that none of them sends more than 200 MB, for any number of ranks?**
 #
-# A *collective* is a message pattern that all ranks take part in. ZeRO needs three of them, and once you see
-# how they fit together, its stages are short stories.
+# A *collective* is a call that all ranks make together to move or combine tensors. This lesson has four of
+# them. The stages of ZeRO are built from three.
 
 # %%
 from functools import partial
@@ -33,8 +32,8 @@ from zerolab.course.lessons.collectives import check_reduce_scatter, figures, qu
 # %% [markdown]
 # ## Four collectives on four ranks
 #
-# Rank r brings the tensor `[r1, r2, r3, r4]`, so you can see who contributed what: 23 is rank 2's third
-# element.
+# Rank r has the tensor `[r1, r2, r3, r4]`. So each number tells where it comes from: 23 is the third element
+# of rank 2.
 
 
 # %%
@@ -51,12 +50,13 @@ def broadcast():
 zerolab.launch(broadcast, 4)
 
 # %% [markdown]
-# **Broadcast**: everyone gets rank 2's tensor. It is how a model's first weights reach all ranks.
+# **Broadcast**: every rank gets the tensor of rank 2. A broadcast is the usual way to give all ranks the same
+# first weights.
 #
-# The other three come from the package's own `zerolab.ring`, whose source you will read below.
+# The other three collectives come from the package's own `zerolab.ring`. You will read its source below.
 #
-# **Reduce-scatter**: add up all tensors, and leave each rank *its chunk* of the sum, one Nth of it.
-# Rank 0 gets the first. **What is rank 3's one element?**
+# **Reduce-scatter**: add the tensors of all ranks, and leave each rank *its chunk* of the sum, which is 1/N
+# of it. Rank 0 gets the first chunk. **What is the one element of rank 3?**
 
 # %%
 my_guess = ...
@@ -72,10 +72,11 @@ print(own_chunks)
 predict(my_guess, own_chunks[3][0], quiz.CHUNK_OF_RANK_3)
 
 # %% [markdown]
-# 4 + 14 + 24 + 34 = 76. Each rank came with four numbers and left with one, which is complete.
+# 4 + 14 + 24 + 34 = 76. Each rank started with four numbers of its own. It ends with one number, which is
+# complete.
 #
-# **All-gather** is the way back: each rank has one chunk, and at the end everyone has all of them.
-# Nothing is added.
+# **All-gather** is the reverse: each rank starts with one chunk, and every rank ends with all chunks. Nothing
+# is added.
 
 
 # %%
@@ -90,8 +91,8 @@ zerolab.launch(all_gather, 4)
 
 
 # %% [markdown]
-# **All-reduce**: everyone gets the whole sum. Now put the pieces together: what would you get from a
-# reduce-scatter, followed by an all-gather of what it left?
+# **All-reduce**: every rank gets the whole sum. Now combine: what do you get from a reduce-scatter, followed
+# by an all-gather of the chunks?
 
 
 # %%
@@ -108,18 +109,19 @@ zerolab.launch(both_ways, 4)
 # %% [markdown]
 # > **All-reduce = reduce-scatter + all-gather.**
 #
-# Keep this equation: ZeRO lives in its plus sign. Between the two halves each rank holds *one complete
-# chunk* of the summed gradient, which is all that it needs to update *one chunk* of the parameters.
-# Stage 1 does just that, and then gathers parameters in place of gradients.
+# Remember this equation. Between the two halves each rank holds *one complete chunk* of the summed gradient.
+# With that chunk a rank can update *one chunk* of the parameters. Stage 1 of ZeRO does this update between
+# the halves, and its all-gather then carries parameters instead of gradients.
 #
 # ## The ring
 #
-# How does a reduce-scatter work inside? Stand the ranks in a ring. Each sends only to the next rank and
-# receives only from the one before. Cut the tensor into N chunks. In every round each rank passes one
-# chunk on, and *adds* what arrives to its own copy. After N-1 rounds, every chunk has visited everyone.
+# How does a reduce-scatter work inside? Arrange the ranks in a ring. Each rank sends only to the next rank
+# and receives only from the one before. Cut the tensor into N chunks. In every round each rank sends one
+# chunk, and *adds* the chunk that arrives to its own copy. After N-1 rounds every chunk has visited all
+# ranks.
 #
-# Here is a real run. `on_step` is called after each round with what went where; the picture is drawn
-# from that record.
+# Below is a real run. The ring calls `on_step` after each round and reports which chunk was sent and which
+# was received. The figure is drawn from that record.
 
 
 # %%
@@ -135,28 +137,29 @@ for step, sent, received, sent_bytes in recorded[4][0][:3]:
     print(f"round {step}: rank 0 sent chunk {sent} ({sent_bytes} bytes) and received chunk {received}")
 
 # %% [markdown]
-# Each box is a chunk on a rank; the digits in it say whose contributions it holds. A thick frame means
-# the sum is complete. Step through it: first N-1 rounds of reduce-scatter, then N-1 of all-gather.
-# (Step 0 is the start.)
+# Each box is a chunk on a rank. The digits in it are the ranks whose contributions have been added. A thick
+# frame means that the sum is complete. Step 0 is the start. Then come N-1 rounds of reduce-scatter and N-1
+# rounds of all-gather.
 
 # %%
 draw = partial(figures.ring_step, recorded=recorded)
 explore(draw, height=3.6, ranks=choice([2, 3, 4, 5], 4), step=slider(0, 8, 2))
 
 # %% [markdown]
-# Things to look for:
+# Look at these three things:
 #
-# - In every round all ranks send at once, and every link carries exactly one chunk. Nobody waits, and
-#   no cable is busier than another.
-# - A chunk's sum grows by one contribution per round. Chunk 0 starts its way at rank 1 and comes home
-#   to rank 0 last.
-# - After round N-1 of the reduce-scatter, exactly one chunk per rank is complete: its own.
+# - In every round all ranks send at the same time, and every link carries exactly one chunk. No rank waits,
+#   and no link is busier than another.
+# - The sum in a chunk grows by one contribution per round. Chunk 0 starts at rank 1 and arrives at rank 0
+#   last.
+# - After round N-1 of the reduce-scatter exactly one chunk per rank is complete: its own.
 #
 # ## Count the bytes
 #
-# Each rank sends N-1 chunks of 1/N of the tensor in a reduce-scatter: **(N-1)/N of the payload**, less
-# than one tensor, whatever N is. An all-reduce is twice that. **For a tensor of 240 bytes on 4 ranks,
-# how many bytes does each rank send in an all-reduce?**
+# The *payload* of a collective is the tensor that it works on. In a reduce-scatter each rank sends N-1
+# chunks, each 1/N of the tensor: **(N-1)/N of the payload**. That is less than one tensor for any N. An
+# all-reduce is twice that. **For a tensor of 240 bytes on 4 ranks, how many bytes does each rank send in an
+# all-reduce?**
 
 # %%
 my_guess = ...
@@ -168,22 +171,23 @@ print("bytes sent by each rank:", sent)
 predict(my_guess, sent[0], quiz.BYTES_OF_AN_ALL_REDUCE)
 
 # %%
-print("ranks   measured   (N-1)/N formula   naive rank 0")
+print("ranks   measured   (N-1)/N formula   rank 0 in lesson 00")
 for ranks, rounds in recorded.items():
     measured = sum(sent_bytes for *_, sent_bytes in rounds[0])
     formula = cost.wire_bytes(payload, ranks, "all_reduce")
     print(f"{ranks:>5}   {measured:>8}   {formula:>15g}   {(ranks - 1) * payload:>12}")
 
 # %% [markdown]
-# The ring stays below two tensors; the naive rank 0 grows with N. That answers the question we began with.
+# On the ring every rank sends less than two tensors. In lesson 00's solution rank 0 sends N-1 tensors. So the
+# answer to the first question is yes.
 #
-# The paper counts *elements* and leaves (N-1)/N out: an all-reduce of Ψ gradients is 2Ψ, each of its
-# halves Ψ. We shall say which of the two we mean: *logical* volume is the paper's, *wire* bytes are
-# what the ring sends.
+# The paper counts *elements* and leaves the factor (N-1)/N out: an all-reduce of Ψ gradients is 2Ψ, and each
+# of its halves is Ψ. This course names both: *logical* bytes follow the paper's count, and *wire* bytes are
+# what a ring really sends.
 #
 # ## The source
 #
-# This is the code that ran. Find the one line that adds, and the two indices of a round.
+# This is the code that ran. Find the line that adds, and the two indices of a round.
 
 # %%
 show_source(ring.reduce_scatter, docstring=False)
@@ -192,19 +196,28 @@ show_source(ring.reduce_scatter, docstring=False)
 show_source(ring.chunks, docstring=False)
 
 # %% [markdown]
-# `chunks` cuts any length: 11 elements on 4 ranks are 3 + 3 + 3 + 2. Cutting into `11 // 4 = 2` each
-# would lose three elements, silently, and in training that means three parameters that are never updated.
+# `chunks` cuts any length: 11 elements on 4 ranks are 3 + 3 + 3 + 2. If each chunk had `11 // 4 = 2`
+# elements, three elements would be lost without an error. In training these would be three parameters that
+# are never updated.
 #
 # ## Exercise: write the ring
 #
 # > **Difficulty 4 of 5 · 15 minutes · the most useful exercise in this course.** Write
-# > `my_reduce_scatter(tensor)` without looking up: it returns this rank's chunk of the sum. Use
-# > `ring.chunks` for the cuts, and for each round
-# > `dist.batch_isend_irecv` of one `dist.P2POp(dist.isend, chunk, peer)` and one
-# > `dist.P2POp(dist.irecv, buffer, peer)`; call `.wait()` on all it returns.
+# > `my_reduce_scatter(tensor)` without looking at the source: it returns this rank's chunk of the sum. Use
+# > `ring.chunks` for the cuts.
 #
-# Why batched? Lesson 00's hang: if all ranks send first, all of them wait. The check runs your function
-# on 1 to 4 ranks, names the mistake it finds, and grades bytes and neighbours, not only values.
+# All ranks must send and receive at the same time. If all of them call `dist.send` first, all of them wait,
+# as in lesson 00. PyTorch has an *asynchronous* pair for this: `dist.isend` and `dist.irecv` start a message
+# and return at once, and you wait for its end later. `dist.batch_isend_irecv` starts several messages
+# together. It takes a list of `dist.P2POp`, each of which describes one message between two ranks ("P2P"
+# means point to point):
+#
+# - `dist.P2POp(dist.isend, chunk, peer)` sends `chunk` to rank `peer`;
+# - `dist.P2POp(dist.irecv, buffer, peer)` receives from rank `peer` into `buffer`.
+#
+# It returns a list of handles. Call `.wait()` on each of them: then the messages have been sent and received.
+# The check runs your function on 1 to 4 ranks and names the mistake it finds. It looks at values, at bytes,
+# and at which ranks talk to each other.
 
 
 # %%
@@ -219,9 +232,9 @@ check_reduce_scatter(my_reduce_scatter)
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# Rank r ends with chunk r, so in the last round it must receive chunk r, and in the round before chunk
-# r-1. Count backwards from there: in round s (from 0) it receives chunk r-s-2 and sends chunk r-s-1,
-# both modulo N.
+# Rank r ends with chunk r, so it must receive chunk r in the last round, and chunk r-1 in the round before.
+# Count backwards from there: in round s (from 0) rank r receives chunk r-s-2 and sends chunk r-s-1, both
+# modulo N.
 # </details>
 #
 # <details><summary>A solution</summary>
@@ -247,8 +260,8 @@ check_reduce_scatter(my_reduce_scatter)
 #
 # ## Quiz
 #
-# A library offers `reduce_scatter`, and inside it does an all-reduce and keeps its own slice. The
-# values are right. What does that cost?
+# A library has a function `reduce_scatter`. Inside, it does an all-reduce and keeps its own slice of the
+# result. The values are right. What does that cost?
 #
 # - **a)** nothing, as the result is the same
 # - **b)** the same bytes, but more memory
@@ -261,10 +274,10 @@ answer(my_answer, quiz.ALL_REDUCE_INSIDE)
 # %% [markdown]
 # ## Summary
 #
-# - Reduce-scatter adds and leaves everyone one chunk; all-gather hands the chunks round. Together:
-#   all-reduce.
-# - On a ring each half sends (N-1)/N of the tensor per rank, however many ranks there are.
-# - Between the halves every rank owns one complete chunk. That is where ZeRO begins.
+# - A reduce-scatter adds and leaves each rank one chunk. An all-gather gives every rank all chunks. Together
+#   they are an all-reduce.
+# - On a ring each half sends (N-1)/N of the tensor per rank, for any number of ranks.
+# - Between the halves every rank has one complete chunk. ZeRO starts from that.
 #
-# **Next:** [03 · Data parallel](03_data_parallel.ipynb): gradients in buckets, while the backward pass
-# still runs.
+# **Next:** [03 · Data parallel](03_data_parallel.ipynb): gradients are sent in buckets while the backward
+# pass still runs.

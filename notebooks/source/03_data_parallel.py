@@ -1,21 +1,20 @@
 # %% [markdown]
 # # 03 · Data parallelism: the mean of the gradients
 #
-# > **45 minutes.** *You need:* a PyTorch training loop, ranks and messages (lesson 00), and the two halves
-# > of an all-reduce (lesson 02).
+# > **45 minutes.** *You need:* a PyTorch training loop, ranks and messages (lesson 00), and the two halves of
+# > an all-reduce (lesson 02).
 # >
-# > *Afterwards you can* say what exactly data parallelism averages and when that average is wrong, why
-# > gradients travel in buckets and while the backward pass still runs, and what all ranks hold N times
-# > over.
+# > *Afterwards you can* say what data parallelism averages and when that average is wrong, why gradients are
+# > sent in buckets and during the backward pass, and what all ranks hold N times.
 # >
 # > *Paper:* ZeRO, §3.1 and §7.1, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
 
 # %% [markdown]
 # ## The question
 #
-# Every rank has the same model and its own micro-batch. After the step all ranks must have the same model
-# again, and it should be the one that a single process with all the data would have. What has to travel,
-# and when?
+# Every rank has the same model, a *replica* of it, and its own *micro-batch*: the part of the batch that it
+# processes at once. After the step all ranks must again have the same model. It should be the model that a
+# single process gets from all the data. What must be sent, and when?
 
 # %%
 import time
@@ -32,17 +31,16 @@ from zerolab.course.figures import held_by_rank
 from zerolab.course.lessons.data_parallel import check_average_gradients, figures, quiz
 from zerolab.launcher import threads_per_rank
 from zerolab.stages.stage0 import Stage0
-from zerolab.unit import FlatUnit
 
 # %% [markdown]
 # ## A gradient is not a weight update
 #
-# The *gradient* is what `backward()` computes. The *update* is what the optimizer makes of it. One could
-# average either: the gradients before `step()`, or the weights after it. Plain SGD can't tell the
-# difference. Adam can.
+# The *gradient* is what `backward()` computes. The *update* is what the optimizer makes of it. The ranks
+# could average the gradients before `step()`, or the weights after it. With plain SGD both give the same
+# weights. With Adam they do not.
 #
-# One weight, and Adam with `lr=0.1`, first step. Rank 0's gradient is 6, rank 1's is −2. **Average the
-# gradients, then step: how far does the weight move?**
+# Take one weight and the first step of Adam with `lr=0.1`. The gradient of rank 0 is 6, that of rank 1 is −2.
+# **The ranks average the gradients, then step: how far does the weight move?**
 
 # %%
 my_guess = ...
@@ -73,17 +71,18 @@ print("step, then average the weights:  ", zerolab.launch(step_once, 2, False))
 predict(my_guess, moved[0], quiz.FIRST_STEP)
 
 # %% [markdown]
-# Adam divides by the size of the gradient, so its first step is `lr` long whatever the gradient. Averaged
-# first, the ranks agree on a direction and go. Averaged last, two confident steps in opposite directions
-# cancel, and the fact that rank 0's gradient was three times as large is lost.
+# Adam divides by the size of the gradient, so its first step has the length `lr` for any gradient. If the
+# gradients are averaged first, both ranks step in the direction of the mean. If the weights are averaged
+# last, two steps of equal length in opposite directions cancel. It is lost that the gradient of rank 0 was
+# three times as large.
 #
-# Data parallelism averages **gradients**. Then all ranks feed the same numbers into the same optimizer, and
-# get the same weights.
+# Data parallelism averages **gradients**. Then all ranks give the same numbers to the same optimizer and get
+# the same weights.
 #
-# ## Each rank its own micro-batch
+# ## Each rank has its own micro-batch
 #
-# Below, four ranks each take the gradient of *their* eight windows of text and average it. Beside them, one
-# process takes the gradient of all 32 windows at once.
+# Below, each of four ranks computes the gradient of *its* eight windows of text, and they average the
+# gradients. For comparison, one process computes the gradient of all 32 windows at once.
 
 # %%
 text = data.NextByte(data.text(), context=32, batch_size=8)
@@ -122,17 +121,17 @@ gradients = [parameter.grad for parameter in whole.parameters()]
 print("each rank has it, up to rounding:", all(close(grads, gradients) for grads in by_rank))
 
 # %% [markdown]
-# The mean of the gradients is the gradient of the mean, because differentiation is linear:
+# The gradient of a mean is the mean of the gradients, because differentiation is linear:
 #
 # $$\nabla\, \frac1N \sum_r L_r \;=\; \frac1N \sum_r \nabla L_r$$
 #
-# The left side is what you want; the right side is what the ranks can compute. Only: *which* mean is $L_r$?
+# You want the left side, and the ranks can compute the right side. But *which* mean is $L_r$?
 #
 # ## When the mean of means is wrong
 #
-# A loss is usually a mean itself, over the tokens of the rank's batch. Let rank 0 have 30 tokens and a mean
-# loss of 2, and rank 1, where most of the batch is padding, 10 tokens and a mean loss of 6. **What is the
-# mean loss over all 40 tokens?**
+# A loss is usually a mean, too: over the tokens of the rank's micro-batch. Suppose that rank 0 has 30 tokens
+# and a mean loss of 2. Most of rank 1's micro-batch is padding: it has 10 tokens and a mean loss of 6. **What
+# is the mean loss over all 40 tokens?**
 
 # %%
 my_guess = ...
@@ -143,9 +142,9 @@ over_all = sum(count * loss for count, loss in zip(counts, losses, strict=True))
 predict(my_guess, over_all, quiz.MEAN_LOSS)
 
 # %% [markdown]
-# The same on real ranks. Rank 1 keeps only the first 8 of its 32 targets in each window (`-100` is
-# PyTorch's "do not count this one"). The remedy is to weigh each rank's loss by its share of the tokens
-# *before* the backward pass. The factor N is there because the averaging will divide by N.
+# The same on real ranks. Rank 1 keeps only the first 8 of its 32 targets in each window. (PyTorch's
+# cross-entropy ignores a target of `-100`.) The remedy is to multiply each rank's loss by its share of the
+# tokens *before* the backward pass. The factor N is needed because the averaging divides by N.
 
 
 # %%
@@ -177,17 +176,19 @@ for weigh in (False, True):
     print(f"weighed by tokens: {weigh!s:<6} gradient of the mean over all tokens: {right}")
 
 # %% [markdown]
-# Nothing warns you: the unweighed run trains, only on a slightly different loss. No engine can fix this for
-# you, neither PyTorch's nor this one, because only you know what you counted.
+# There is no warning. The run without weights trains, but on a slightly different loss. No engine can see how
+# many tokens you counted, so you have to tell it. In zerolab you pass the *sum* of the losses and the count:
+# `optimizer.mean_loss(loss_sum, count).backward()` computes the gradient of the mean over the tokens of all
+# ranks.
 #
 # ## One message per parameter
 #
-# `average_each` sends one all-reduce per parameter. Is that a problem? A message costs a fixed time α
-# however small it is (*latency*), and a time β for each byte (*1 / bandwidth*). On a ring of N ranks an
-# all-reduce is 2(N−1) messages in a row.
+# `average_each` makes one all-reduce per parameter. Is that a problem? A message costs a fixed time α for any
+# size (*latency*), and a time β for each byte (*1 / bandwidth*). On a ring of N ranks an all-reduce is a
+# sequence of 2(N−1) messages.
 #
-# GPT-2 1.5B has 580 parameter tensors. Take 64 GPUs and α = 10 µs. **How many milliseconds of pure latency
-# does one step pay, if each tensor travels by itself?**
+# GPT-2 1.5B has 580 parameter tensors. Take 64 GPUs and α = 10 µs. **If each tensor is sent by itself, how
+# many milliseconds of latency does one step have?**
 
 # %%
 my_guess = ...
@@ -200,8 +201,8 @@ together = cost.collective_seconds(3e9, 64, "all_reduce", **link)
 print(f"all 3 GB of gradients in one all-reduce: {together * 1e3:.0f} ms")
 
 # %% [markdown]
-# Three times as long for latency alone as for all the bytes. So pack first: lay the gradients end to end in
-# one *flat* tensor, reduce that, and copy the pieces back.
+# The latency alone takes three times as long as all the bytes. So put the gradients into one *flat* tensor,
+# one after the other, reduce that tensor, and copy the results back.
 
 
 # %%
@@ -215,8 +216,8 @@ def average_flat(parameters):
 
 
 # %% [markdown]
-# `attempt` runs a function on real ranks and notes every call that it makes on the process group. Same
-# gradients, same bytes; count the messages:
+# `attempt` runs a function on real ranks and records every call to torch.distributed that sends something.
+# The gradients and the bytes are the same as before. Compare the number of messages:
 
 
 # %%
@@ -232,14 +233,15 @@ for average_them in (average_each, average_flat):
     print(f"{average_them.__name__:<13} {len(sent):>3} all-reduces, {bytes_sent:,} bytes of gradients")
 
 # %% [markdown]
-# ## Buckets: neither one nor all
+# ## Buckets
 #
-# One message for everything has the least latency, and a flaw: it can't leave before the *last* gradient is
-# there. Gradients appear one by one, from the last layer to the first. A *bucket* leaves as soon as its own
-# gradients are complete, and travels while the backward pass goes on.
+# One message for all gradients has the least latency. But it can only be sent when the *last* gradient is
+# there. Gradients are computed one after the other, from the last layer to the first. A *bucket* is a group
+# of gradients that are sent together. A bucket is sent as soon as all its gradients are there, while the
+# backward pass continues.
 #
-# Below is a model of it, not a measurement: 3 GB of gradients appear evenly during 0.4 s of backward;
-# messages go over a ring with α = 10 µs and 25 GB/s. **Where is the best bucket size for 64 GPUs? And for
+# The figure below shows a model, not a measurement. 3 GB of gradients appear evenly during 0.4 s of backward.
+# The messages go over a ring with α = 10 µs and 25 GB/s. **What is the best bucket size for 64 GPUs? And for
 # 8?**
 
 # %%
@@ -247,24 +249,35 @@ sizes, gpus = choice(figures.BUCKET_MB, 3000), choice((2, 8, 64, 256), 64)
 explore(figures.buckets, height=4.4, bucket_MB=sizes, gpus=gpus)
 
 # %% [markdown]
-# Too small, and you pay α for each bucket. Too large, and the last one has the wire to itself while
-# everybody waits. More GPUs mean more latency per bucket, so the best size grows with N. PyTorch's DDP
-# starts from 25 MB.
+# If buckets are too small, each of them costs α. If they are too large, all ranks wait for the last one after
+# the backward pass. With more GPUs a bucket has more latency, so the best size grows with N. PyTorch's own
+# data parallelism, `DistributedDataParallel` or *DDP*, starts with 25 MB.
 #
-# zerolab's buckets are its *units*: one for each block of the model. A unit goes one step further than
-# `average_flat`: its parameters *live* in the flat buffer, as views, so that whole blocks move without
-# being packed first.
+# In zerolab a bucket is called a *unit*: there is one for each block of the model. A unit does more than
+# `average_flat`. Its parameters are *views* of its flat buffer all the time, so nothing has to be copied
+# before a message or after it:
+
 
 # %%
-show_source(FlatUnit._adopt)
+def look_into_a_unit():
+    model = build()
+    optimizer = zerolab.ZeroOptimizer(model, torch.optim.Adam, stage=0)
+    (unit,) = [unit for unit in optimizer.units if unit.name == "blocks.0"]
+    unit.flat.zero_()  # written to the buffer, seen in the model
+    parameters = list(model.blocks[0].parameters())
+    zero = not any(parameter.any() for parameter in parameters)
+    return f"{len(parameters)} tensors in one buffer of {unit.flat.numel():,} numbers, now all zero: {zero}"
+
+
+print(zerolab.launch(look_into_a_unit, 2)[0])
 
 # %% [markdown]
-# ## Overlap, seen in a real step
+# ## Communication during backward, in a real step
 #
-# Four linear layers, two ranks, stage 0. Each parameter's hook notes the moment its gradient is ready; the
-# optimizer's trace has the moments at which each all-reduce started and at which its result was there.
-# `reduces_in_flight` says how many may be under way when the next unit's gradients arrive: with 0 each
-# is waited for on the spot.
+# Below are four linear layers on two ranks at *stage 0*, which is zerolab's data parallelism. A hook on each
+# parameter notes when its gradient is ready. The optimizer's *trace* records when each all-reduce started and
+# when its result was there. `reduces_in_flight` is the number of all-reduces that may be running when the
+# gradients of the next unit arrive. With 0 the engine waits for each of them at once.
 
 
 # %%
@@ -287,22 +300,23 @@ runs = {f"reduces_in_flight={n}": zerolab.launch(watch_backward, 2, n)[0] for n 
 show(figures.timeline, height=3.6, runs=runs)
 
 # %% [markdown]
-# Read the columns from left to right; the figure shows their order, not their length in time. Above, each
-# layer's all-reduce ends before the next gradient is computed: the wire and the processor take turns.
-# Below, layer 3's bytes travel while layer 2's gradient is computed. Only the all-reduce of layer 0 has
-# nothing to hide behind.
+# Read the columns from left to right. The figure shows the order of the events and not how long they took. In
+# the upper run each all-reduce ends before the next gradient is computed: the network and the processor take
+# turns. In the lower run the next gradients can be computed while an all-reduce is still running. Only the
+# all-reduce of layer 0 has no computation beside it. This is called *overlap* of communication and
+# computation.
 #
-# The numbers that come out are the same, bit for bit. Overlap changes when, never what.
+# The results are the same, bit for bit. Overlap changes when messages are sent, and nothing else.
 #
 # ## The hook that fails silently
 #
-# To start a message during the backward pass, you hang a hook on each parameter. PyTorch has two, and they
-# are not alike:
+# To start a message during the backward pass, you register a hook on each parameter. PyTorch has two kinds:
 #
 # - `register_hook(f)` calls `f(gradient)` *before* the gradient is added to `.grad`;
 # - `register_post_accumulate_grad_hook(f)` calls `f(parameter)` *after* that.
 #
-# One averaging function for each. `average`, from above, wants the gradient. This one wants the parameter:
+# So there is one averaging function for each. `average`, from above, takes the gradient. The next one takes
+# the parameter:
 
 
 # %%
@@ -312,8 +326,8 @@ def average_grad_of(parameter):
 
 
 # %% [markdown]
-# Now all four pairings. Two ranks take three steps each on their own batches. **Which pairings keep the two
-# replicas equal, and which of the others raise an error?**
+# Now all four combinations. Two ranks make three steps each on their own batches. **Which combinations keep
+# the two replicas equal? Which of the others raise an error?**
 
 
 # %%
@@ -336,24 +350,35 @@ for hook in ("register_hook", "register_post_accumulate_grad_hook"):
         print(f"{hook:<35} {function.__name__:<15} replicas equal: {torch.equal(first, second)}")
 
 # %% [markdown]
-# Two are right, two are wrong, and none complains. `register_hook` gave `average_grad_of` a gradient, whose
-# own `.grad` is `None`: skipped, with the `if` that was meant for unused parameters. The other hook gave
-# `average` the *weights*, so the weights were averaged, a step late, and the gradients never. The losses
-# fall nicely in all four runs; only a comparison of ranks tells.
+# Two combinations are right, two are wrong, and none raises an error. `register_hook` passed a gradient to
+# `average_grad_of`. A gradient has no `.grad` of its own, so the `if` that was meant for unused parameters
+# skipped it. The other hook passed the *weights* to `average`: the weights were averaged, one step late, and
+# the gradients never. The loss falls in all four runs. Only a comparison of the ranks shows the mistake.
 #
-# zerolab uses the second hook: it comes with the parameter, when its gradient is complete, so the gradient
-# can move into the flat buffer at once.
+# zerolab uses the second hook. It is called when the gradient is complete, so the gradient can be moved into
+# the flat buffer at once.
 #
 # ## Stage 0
 #
-# Everything above in one class is *stage 0*, data parallelism before ZeRO removes anything from it. Of the
-# six verbs of a stage it needs three: own everything, all-reduce, update everything.
+# All of this in one class is *stage 0*: data parallelism, before ZeRO shards anything. Every stage of zerolab
+# is a class with the same six methods:
+#
+# - `setup` chooses which part of a unit this rank owns;
+# - `unshard` and `reshard` gather a unit's parameters before they are used and free them afterwards;
+# - `reduce_grads` starts the collective that sums a unit's gradients, and returns a `Work`, the handle to
+#   wait for;
+# - `after_reduce` keeps what this rank needs of the sum;
+# - `update` steps the optimizer and shares the result.
+#
+# At stage 0 each rank owns everything, so `unshard` and `reshard` do nothing, and an empty `Work()` is a
+# collective that is already done.
 
 # %%
 show_source(Stage0)
 
 # %% [markdown]
-# The loop is your own; only the optimizer's class is new.
+# The training loop is still yours. Only the class of the optimizer is new. `optimizer.memory()` is a
+# *census*: it asks every storage for its size and adds up the bytes by category.
 
 # %%
 RANKS, STEPS = 4, 5
@@ -372,9 +397,10 @@ def train_stage_0():
 
 
 # %% [markdown]
-# And a single process, with no ranks and no package. It adds up the four micro-batches' gradients *in the
-# order of the ranks*, and divides once: floating-point sums depend on their order, so to ask for the same
-# bits, ask for the same order. (The number of threads changes the order too, inside a matrix product.)
+# For comparison, a single process, without ranks and without this package. It adds up the gradients of the
+# four micro-batches *in the order of the ranks* and divides once. A floating-point sum depends on its order,
+# so equal bits need an equal order. (The number of threads changes the order inside a matrix product, so it
+# is set, too.)
 
 # %%
 torch.set_num_threads(threads_per_rank(RANKS))
@@ -398,10 +424,11 @@ same = [
 print(f"{len(same)} tensors on {RANKS} ranks against one process: bit-identical: {all(same)}")
 
 # %% [markdown]
-# Not close: the same bits, on every rank, after five steps. Each lesson from here on ends with this line.
+# The results are not only close. They have the same bits, on every rank, after five steps. Each lesson from
+# here on ends with this comparison.
 #
-# And PyTorch's own `DistributedDataParallel`? On two ranks there is only one order to add in, so it can be
-# held to the bit as well:
+# Is PyTorch's own DDP equal, too? On two ranks there is only one order in which to add, so it can be compared
+# bit by bit:
 
 
 # %%
@@ -424,9 +451,9 @@ print("stage 0 beside DDP, on each of 2 ranks: same weights:", zerolab.launch(tr
 # %% [markdown]
 # ## What it costs
 #
-# Bytes first. An all-reduce is a reduce-scatter and an all-gather, so the paper counts 2Ψ elements per rank
-# per step, here 4 bytes each. `logical_bytes` is that; `wire_bytes` is what a rank really handed to the
-# network, (N−1)/N of it.
+# First the bytes. An all-reduce is a reduce-scatter and an all-gather, so the paper counts 2Ψ elements per
+# rank and step. Here each element has 4 bytes. `logical_bytes` follows the paper's count. `wire_bytes` is
+# what a rank really sends, (N−1)/N of that.
 
 # %%
 psi = sum(parameter.numel() for parameter in single.parameters())
@@ -438,8 +465,8 @@ print(f"on the wire   {traffic.wire_bytes:>9,} bytes, {traffic.wire_bytes / traf
 print("by operation ", list(traffic.by_op))
 
 # %% [markdown]
-# Now memory. **A model of 7.5B parameters trains on 64 GPUs in mixed precision, 16 bytes per parameter. How
-# many GB of model states do the 64 GPUs hold, all together?**
+# Now the memory. **A model of 7.5B parameters trains on 64 GPUs in mixed precision, 16 bytes per parameter.
+# How many GB of model states do the 64 GPUs hold together?**
 
 # %%
 my_guess = ...
@@ -450,9 +477,9 @@ predict(my_guess, 64 * each / 1e9, quiz.HELD_BY_64_GPUS)
 show(held_by_rank, height=2.8, memories=[held for _, held, _ in results], psi=psi)
 
 # %% [markdown]
-# This is a census of real storages on our four ranks (in fp32, where 4 + 4 + 8 also makes 16). All four
-# rows are the same, and so are the numbers in them. One row would be enough to know everything; the others
-# are copies. 64 GPUs hold 7,680 GB, of which 120 GB are information.
+# The figure shows the census of our four ranks. (They train in fp32, where 4 + 4 + 8 also makes 16.) All four
+# rows are equal, and the numbers in the tensors are equal, too. One row holds all the information, and the
+# others are copies. Of the 7,680 GB on 64 GPUs only 120 GB are different.
 #
 # ## Quiz
 #
@@ -470,16 +497,16 @@ answer(my_answer, quiz.IDENTICAL_WORK)
 # %% [markdown]
 # ## Exercise: average the gradients
 #
-# > **Difficulty 3 of 5 · 15 minutes.** Write `average_gradients(parameters, count)`, to be called after
-# > `backward()`. This rank's loss was the mean over `count` tokens. When it returns, every `parameter.grad`
-# > holds, on every rank, the gradient of the mean over **all ranks' tokens**.
+# > **Difficulty 3 of 5 · 15 minutes.** Write `average_gradients(parameters, count)`. It is called after
+# > `backward()`, where this rank's loss was the mean over `count` tokens. When it returns, every
+# > `parameter.grad` must hold, on every rank, the gradient of the mean over the tokens of **all ranks**.
 # >
 # > - Ranks may have different counts.
-# > - A parameter that this rank did not use has `grad = None`; others may have used it. For this rank,
-# >   that's zero.
-# > - A gradient may be laid out in memory like a transposed tensor. (`all_reduce` adds storages, not
-# >   elements: try to see what that means if only one rank's is.)
-# > - One message in all. The count can travel with the gradients.
+# > - A parameter that this rank did not use has `grad = None`. Other ranks may have used it. Count it as zero
+# >   on this rank.
+# > - A gradient may be stored like a transposed tensor. (`all_reduce` adds storages, not elements. Find out
+# >   what goes wrong if the gradient is transposed on one rank only.)
+# > - Send one message in all. The count can be sent with the gradients.
 
 
 # %%
@@ -505,17 +532,17 @@ check_average_gradients(average_gradients)
 #         parameter.grad.copy_((summed / total).view_as(parameter))
 # ```
 #
-# `flatten()` follows the elements and `copy_` puts them back into whatever layout the gradient has.
+# `flatten()` goes by elements, and `copy_` writes them back into whatever layout the gradient has.
 # </details>
 #
 # ## Summary
 #
-# - Data parallelism averages gradients, not updates and not weights; then every rank makes the same step.
-# - The mean of the ranks' means is right only if all count the same number of tokens. Otherwise weigh the
-#   loss.
-# - Small messages pay latency, one large message can't overlap: buckets, sent from the last layer to the
-#   first while the backward pass goes on.
-# - Stage 0 moves 2Ψ per step, and is single-process training to the bit.
-# - Every rank holds 16Ψ bytes, and each of them is a copy. Worse, every rank computes the same update.
+# - Data parallelism averages gradients, not updates and not weights. Then every rank makes the same step.
+# - The mean of the ranks' means is right only if all ranks have the same number of tokens. Otherwise weigh
+#   the loss, or use `optimizer.mean_loss`.
+# - Many small messages cost latency, and one large message cannot overlap. So gradients are sent in buckets,
+#   from the last layer to the first, during the backward pass.
+# - Stage 0 moves 2Ψ per step and has the bits of single-process training.
+# - Every rank holds the same 16Ψ bytes, and every rank computes the same update.
 #
-# **Next:** [04 · ZeRO stage 1](04_zero_stage_1.ipynb), which makes each rank update only its own share.
+# **Next:** [04 · ZeRO stage 1](04_zero_stage_1.ipynb), where each rank updates only its own part.

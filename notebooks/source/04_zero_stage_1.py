@@ -1,20 +1,19 @@
 # %% [markdown]
-# # 04 · ZeRO stage 1: update your share, and only that
+# # 04 · ZeRO stage 1: each rank updates its own shard
 #
-# > **40 minutes.** *You need:* the two halves of an all-reduce (lesson 02) and data parallelism (lesson
-# > 03).
+# > **40 minutes.** *You need:* the two halves of an all-reduce (lesson 02) and data parallelism (lesson 03).
 # >
-# > *Afterwards you can* shard an optimizer's state over ranks without a parameter lost or a byte more on
-# > the wire, say what that saves and what it never will, and read the trace of a sharded step.
+# > *Afterwards you can* shard an optimizer's state over ranks without losing a parameter or sending a byte
+# > more, say what that saves and what it never saves, and read the trace of a sharded step.
 # >
 # > *Paper:* ZeRO, §5.1 and §7.2.1, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
 
 # %% [markdown]
 # ## The question
 #
-# Lesson 03 ended with an odd picture: after the all-reduce, every rank computes the same update, from the
-# same gradients, with the same m and v. N times the work, on N copies of the largest thing in memory. Can
-# the ranks divide that work among them?
+# Lesson 03 ended with this: after the all-reduce every rank computes the same update, from the same
+# gradients, with the same m and v. That is N times the same work, on N copies of the largest model state. Can
+# the ranks divide this work among them?
 
 # %%
 from functools import partial
@@ -32,8 +31,8 @@ from zerolab.launcher import threads_per_rank
 from zerolab.stages import stage0, stage1
 
 # %% [markdown]
-# First, is it really the same work? Four ranks take three steps at stage 0, each on its own text, and hand
-# in their Adam's m and v.
+# First, is it really the same work? Four ranks take three steps at stage 0, each on its own text, and return
+# the m and v of their Adam.
 
 # %%
 text = data.NextByte(data.text(), context=32, batch_size=8)
@@ -60,14 +59,14 @@ same = all(torch.equal(a, b) for others in by_rank[1:] for a, b in zip(by_rank[0
 print(f"{len(by_rank[0])} tensors of m and v, the same bits on all 4 ranks: {same}")
 
 # %% [markdown]
-# Four different streams of text went in; one and the same state came out, four times over.
+# The four ranks read different text, and they have the same optimizer state, four times.
 #
 # ## Predict: what would sharding it save?
 #
-# If each of N ranks updates 1/N of the parameters, it needs 1/N of the optimizer's state; parameters and
+# If each of N ranks updates 1/N of the parameters, it needs 1/N of the optimizer state. Parameters and
 # gradients stay whole. A model of 7B parameters trains on 8 GPUs in mixed precision: 2 bytes for a bf16
-# parameter, 2 for its gradient, K = 12 for the optimizer. **How many GB of model states does each GPU hold
-# at stage 1?**
+# parameter, 2 for its gradient, K = 12 for the optimizer. **How many GB of model states does each GPU hold at
+# stage 1?**
 
 # %%
 my_guess = ...
@@ -79,15 +78,15 @@ for category in ("params", "grads", "optimizer"):
     print(f"{category:<10} {getattr(states, category + '_bytes') / 1e9:5.1f} GB")
 
 # %% [markdown]
-# The *master weights* are what the optimizer really updates in mixed precision: an fp32 copy of the
-# parameters, because an update is often too small to change a bf16 number. They are 4 of the 12 bytes,
-# nobody but the optimizer ever reads them, and they are easy to forget.
+# In mixed precision the optimizer updates the *master weights*, an fp32 copy of the parameters, because an
+# update is often too small to change a bf16 number. They are 4 of the 12 bytes. Only the optimizer reads
+# them, so they are easy to forget.
 #
 # ## A sharded optimizer that is wrong
 #
-# Here is a sketch of the idea as one may find it. Each rank takes an equal part of the parameter *list* and
-# gives it to its own Adam. It runs, the loss falls, memory is saved. **It has three bugs. Find them before
-# you go on.**
+# Below is a first attempt as one often sees it. Each rank takes an equal part of the parameter *list* and
+# gives it to its own Adam. The code runs, the loss falls, and memory is saved. **It has three bugs. Find them
+# before you continue.**
 
 
 # %%
@@ -111,20 +110,21 @@ def a_sketch():
 moved, cleared = zip(*zerolab.launch(a_sketch, 4), strict=True)
 names = [name for name, _ in build().named_parameters()]
 for rank in range(4):
-    print(f"rank {rank}: {sum(moved[rank])} of 29 tensors moved, {sum(cleared[rank])} gradients cleared")
+    print(f"rank {rank}: {sum(moved[rank])} of 29 tensors updated, {sum(cleared[rank])} gradients cleared")
 nobody = [name for place, name in enumerate(names) if not any(row[place] for row in moved)]
 lost = sum(build().get_parameter(name).numel() for name in nobody)
-print(f"moved by nobody: {', '.join(nobody)}, {lost:,} parameters")
+print(f"updated by no rank: {', '.join(nobody)}, {lost:,} parameters")
 
 # %% [markdown]
-# - **The remainder.** `len(parameters) // world_size` rounds down. 29 tensors make four shares of 7, and
-#   the last tensor, the whole output head, is never trained.
-# - **No communication.** Each rank moves its own 7 tensors and never hears of the other 22. These are four
-#   different models now, and none of them is right.
-# - **`zero_grad()` clears only what its own Adam knows.** All other gradients pile up, step after step.
+# - **The remainder.** `len(parameters) // world_size` rounds down. 29 tensors make four parts of 7, and the
+#   last tensor, the whole output head, is never trained.
+# - **No communication.** Each rank updates its own 7 tensors and never gets the other 22. So there are four
+#   different models, and none of them is right.
+# - **`zero_grad()` clears only the gradients that its own Adam knows.** All other gradients are added up,
+#   step after step.
 #
-# And one weakness: 7 tensors can be large or small, so the shares are unequal in bytes. Then the largest
-# share decides whether the job fits.
+# It also has a weakness: 7 tensors can be large or small, so the parts differ in bytes. The rank with the
+# largest part decides whether the job fits.
 
 # %%
 sizes = [parameter.numel() for parameter in build().parameters()]
@@ -134,10 +134,10 @@ print("an even share:      ", sum(sizes) / 4)
 # %% [markdown]
 # ## Cut the buffer, not the list
 #
-# So do not divide the list. Lay all parameters of a unit end to end in one flat buffer and cut *that* into
-# N equal shards, through the middle of a tensor if need be. A little padding makes the shards equal. Here
-# is a real `FlatUnit` of two small layers. **Move the slider: which rank count splits the first weight over
-# most ranks? Does any element ever have two owners, or none?**
+# The remedy is not to divide the list. Put all parameters of a unit into one flat buffer, one after the
+# other, and cut *the buffer* into N equal shards. A cut may go through the middle of a tensor. A little
+# padding makes the shards equal. The figure shows a real unit of two small layers. **Move the slider: with
+# how many ranks is the first weight on the most ranks? Does any element ever have two owners, or none?**
 
 # %%
 layer = nn.Sequential(nn.Linear(6, 20), nn.Linear(20, 4))
@@ -147,23 +147,24 @@ explore(partial(figures.partition_map, layer=layer), height=3.4, ranks=ranks)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Eight ranks: the first weight's 120 numbers then lie on four of them, 32 + 32 + 32 + 24. At every setting
-# each number of each parameter has exactly one owner. At 5 and 7 ranks the last rank owns nothing but
-# padding, because shards are equal, and this model is tiny.
+# Eight ranks: then the 120 numbers of the first weight are on four of them, 32 + 32 + 32 + 24. At every
+# setting each number of each parameter has exactly one owner. At 5 and 7 ranks the last rank owns only
+# padding, because all shards have the same size and this model is tiny.
 # </details>
 #
-# The padding inside starts each parameter on a 64-byte boundary, as PyTorch's own allocations do, and the
-# padding at the end makes the shards equal. In a model of real size both are negligible.
+# There is padding inside the buffer, too. zerolab starts each parameter at a multiple of 64 bytes, as PyTorch
+# does with tensors of its own. At other addresses some CPU matrix products add in another order, and the last
+# bits differ. In a model of real size all this padding is negligible.
 #
-# Cutting through a tensor is allowed because Adam's update is *elementwise*: each parameter's new value
-# depends on its own gradient, m and v, and on nothing else. (An optimizer that looks at a whole matrix,
-# such as Muon, can't be cut like this; zerolab refuses it.)
+# Adam allows a cut through a tensor because its update is *elementwise*: the new value of each parameter
+# depends on its own gradient, m and v alone. (Some optimizers use a whole matrix for each update, such as
+# Muon. They cannot be cut like this, and zerolab refuses them.)
 #
-# ## How much has to travel?
+# ## How much must be sent?
 #
-# Before its update, a rank needs the summed gradient of *its own* shard. After it, it needs everybody's
-# updated parameters. The all-reduce of stage 0 moves 2Ψ elements per rank and step, in the paper's
-# counting. **How many Ψ does stage 1 move?**
+# Before its update a rank needs the summed gradient of *its own* shard. After the update it needs the updated
+# parameters of all ranks. The all-reduce of stage 0 moves 2Ψ elements per rank and step, in the paper's
+# count. **How many Ψ does stage 1 move?**
 
 # %%
 my_guess = ...
@@ -173,29 +174,30 @@ predict(my_guess, cost.communication_volume(1, stage=1), quiz.TRAFFIC)
 show(figures.seam, height=2.4)
 
 # %% [markdown]
-# You know the trick from lesson 02, where an all-reduce turned out to be two halves:
+# In lesson 02 an all-reduce was made of two halves:
 
 # %%
 show_source(ring.all_reduce, docstring=False)
 
 # %% [markdown]
-# After the first half, each rank has the complete sum of its own shard, which is all that its update needs.
-# So update there, *between the halves*, and let the second half carry new parameters instead of gradients.
-# The same two passes; one of them just has better freight.
+# After the first half each rank has the complete sum of its own shard. Its update needs no more than that. So
+# stage 1 updates *between the halves*, and the second half carries new parameters instead of gradients. Both
+# stages move the same amount.
 #
-# And that is the whole difference between the two stages:
+# That is the whole difference between the two stages. (P_os is the paper's name for stage 1: partitioned
+# optimizer states.)
 
 # %%
 show_diff(stage0, stage1)
 
 # %% [markdown]
-# Three verbs changed. `setup`: own your shard, not everything. `reduce_grads`: the first half. `update`:
-# step, then the second half. Everything else in the package is shared by all stages.
+# Three of the six methods changed. `setup` owns a shard instead of everything. `reduce_grads` is the first
+# half. `update` steps and then does the second half. All stages share the rest of the package.
 #
 # ## Measure it
 #
-# One training step at each stage, on four ranks, in mixed precision so that the master weights are there to
-# be counted. `optimizer.memory()` is a census of real storages; the formula knows only Ψ, N and the stage.
+# One training step at each stage, on four ranks, in mixed precision, so that there are master weights to
+# count. `optimizer.memory()` counts real storages. The formula knows only Ψ, N and the stage.
 
 
 # %%
@@ -213,8 +215,8 @@ psi = sum(sizes)
 show(held_by_rank, height=2.8, memories=[held for held, _ in measured[1]], psi=psi)
 
 # %% [markdown]
-# Each rank holds a quarter of the green, and each a different one; the grey field is as wide as stage 0.
-# Category by category:
+# Each rank holds a quarter of the optimizer state (green), and each a different quarter. The grey area is as
+# wide as stage 0. By category:
 
 # %%
 for stage in (0, 1):
@@ -225,8 +227,8 @@ for stage in (0, 1):
         print(f"stage {stage}  {name:<16} {got:>11,.0f}   equals the formula: {got == want}")
 
 # %% [markdown]
-# And on the wire? `logical_bytes` counts as the paper does, `wire_bytes` is what the rank really sent:
-# (N−1)/N of it, and of a little padding. In mixed precision an element has 2 bytes.
+# And what is sent? `logical_bytes` follows the paper's count. `wire_bytes` is what the rank really sends:
+# (N−1)/N of the buffer, and the buffer includes a little padding. In mixed precision an element has 2 bytes.
 
 # %%
 for stage in (0, 1):
@@ -237,15 +239,17 @@ for stage in (0, 1):
         print(f"         {op:<15}{part.logical_bytes:>8,}, really sent {part.wire_bytes:>8,}")
 
 # %% [markdown]
-# The same bytes. Stage 1 is free: a quarter of the state, and not a byte more on the wire.
+# Both stages move the same number of bytes. Stage 1 keeps a quarter of the optimizer state and sends nothing
+# more.
 #
 # ## One step, line by line
 #
-# Now follow one step with the smallest model there is: softmax regression, a `weight` of 10 × 784 numbers
-# and a `bias` of 10, on two ranks, with SGD and momentum. Every rank keeps a *trace* of what it sends and
-# updates. We leave out its events of the phase `control`: there the ranks agree, in some bytes, that all took
-# the same path and which parameters anyone used, so that one that strayed is named instead of waited for.
-# Nothing of the model travels with them.
+# Now follow one step of the smallest model: softmax regression, with a `weight` of 10 × 784 numbers and a
+# `bias` of 10, on two ranks, with SGD and momentum. Every rank keeps a *trace* of what it sends and updates.
+#
+# We leave out the events of the phase `control`. These are messages of a few bytes in which the ranks compare
+# what they are doing. If one rank does something else than the others, the error can then name it, and the
+# others do not wait for it without end. These messages carry no parameters and no gradients.
 
 
 # %%
@@ -267,30 +271,31 @@ for rank, events in enumerate(zerolab.launch(one_step, 2)):
         print(f"  {'':<9}{', '.join(event.slices)}")
 
 # %% [markdown]
-# - **backward, reduce-scatter.** Each rank gives away half of its gradient, 3,936 numbers of 4 bytes, and
-#   is left with the sum of the slices named here. This is the first half of the all-reduce.
-# - **step, update.** Here the ranks part. Rank 0 updates weights 0–3935. Rank 1 updates the rest of the
-#   weights and all of the bias. Their momentum buffers are of these slices, and that is the memory saved.
+# - **backward, reduce-scatter.** Each rank sends half of its gradient, 3,936 numbers of 4 bytes. It keeps the
+#   sum of the slices listed here. This is the first half of the all-reduce.
+# - **step, update.** Here the ranks differ. Rank 0 updates weights 0–3935. Rank 1 updates the rest of the
+#   weights and the whole bias. Each has momentum buffers for its own slices only: this is the memory saved.
 # - **step, all-gather.** The second half: each rank sends its updated half, and both have the whole model
 #   again.
 #
-# `print(optimizer.trace.text())` shows the same with line numbers and times. So does, from a terminal in the
-# clone, `./zero train --model logistic --stage 1 --world-size 2 --trace trace.txt`. (`./zero COMMAND` is
-# short for `.venv/bin/python -m zerolab COMMAND`; on Colab, where there is no `./zero`, write `!python -m
-# zerolab COMMAND` in a cell.)
+# `print(optimizer.trace.text())` prints the same with line numbers and times. In a terminal you get it from
+# `./zero train --model logistic --stage 1 --world-size 2 --trace trace.txt`. (`./zero COMMAND` is short for
+# `.venv/bin/python -m zerolab COMMAND`. On Colab there is no `./zero`: write `!python -m zerolab COMMAND` in
+# a cell.)
 #
 # ## Exercise: your own stage 1
 #
 # > **Difficulty 3 of 5 · 15 minutes.** Write `MyZero1` for a model that is already one flat tensor.
 # >
-# > - `flat` holds all parameters, the same on every rank; its length need not divide by N.
-# > - `step(gradient)` gets this rank's own gradient, of the same length. When it returns, `flat` holds the
-# >   parameters of a process that stepped on the **mean** gradient, on every rank.
-# > - Each rank keeps 1/N of the optimizer's state and sends no more than 2Ψ.
+# > - `flat` holds all parameters, the same on every rank. N need not divide its length.
+# > - `step(gradient)` gets this rank's own gradient, of the same length. When it returns, `flat` must hold on
+# >   every rank the parameters of a process that stepped on the **mean** gradient.
+# > - Each rank keeps 1/N of the optimizer state and sends no more than 2Ψ.
 # >
-# > `zerolab.ring` has `chunks(numel, world_size)`, `reduce_scatter(tensor)`, which returns your chunk of
-# > the sum, and `all_gather(tensor)`, in place. The check looks at values, at your optimizer's state, and
-# > at every byte you send. Plain AdamW on everything, with an all-reduce, gets the values right and fails.
+# > From `zerolab.ring` use `chunks(numel, world_size)`, `reduce_scatter(tensor)`, which returns your chunk of
+# > the sum, and `all_gather(tensor)`, which works in place. The check looks at values, at the state of your
+# > optimizer, and at every byte you send. Plain AdamW on the whole model with an all-reduce gets the values
+# > right and does not pass.
 
 
 # %%
@@ -313,7 +318,7 @@ check_zero1(MyZero1)
 #     def __init__(self, flat, optimizer_class, lr):
 #         self.flat, self.world_size = flat, dist.get_world_size()
 #         mine = ring.chunks(flat.numel(), self.world_size)[dist.get_rank()]
-#         self.shard = flat[mine]  # a view: what is updated here is updated in flat
+#         self.shard = flat[mine]  # a view: an update of the shard is an update of flat
 #         self.optimizer = optimizer_class([self.shard], lr=lr)
 #
 #     def step(self, gradient):
@@ -325,8 +330,8 @@ check_zero1(MyZero1)
 #
 # ## What stage 1 cannot save
 #
-# Back to the paper's model: 7.5B parameters in mixed precision, 120 GB on each GPU at stage 0 and 31.4 GB
-# at stage 1 on 64 GPUs. **How many GB remain on each GPU at stage 1, however many GPUs you add?**
+# Back to the paper's model: 7.5B parameters in mixed precision. On 64 GPUs each GPU holds 120 GB at stage 0
+# and 31.4 GB at stage 1. **How many GB does each GPU hold at stage 1, however many GPUs you add?**
 
 # %%
 my_guess = ...
@@ -340,8 +345,7 @@ for gpus in (1, 4, 64, 1024):
 # %% [markdown]
 # ## The same bits
 #
-# Last, the promise that each stage of this package has to keep. Thirty steps of Adam at stage 1, on four
-# ranks:
+# Every stage of this package must pass this test. Four ranks train for thirty steps of Adam at stage 1:
 
 # %%
 RANKS, STEPS = 4, 30
@@ -361,8 +365,8 @@ def train():
 
 
 # %% [markdown]
-# And one process with plain Adam, which adds up the ranks' gradients in the order of the ranks and divides
-# once:
+# For comparison, one process trains with plain Adam. It adds up the gradients of the ranks in rank order and
+# divides once:
 
 # %%
 torch.set_num_threads(threads_per_rank(RANKS))
@@ -388,18 +392,21 @@ sharded_losses = [sum(losses) / RANKS for losses in zip(*by_rank, strict=True)]
 show(both_losses, height=2.6, sharded=sharded_losses, single=single_losses, stage=1)
 
 # %% [markdown]
-# `bit-identical` compares every parameter on *every* rank with the single process. Rank 0 alone wouldn't
-# do: with a forgotten all-gather, each rank has a part of the model right.
+# `bit-identical` compares every parameter on *every* rank with the single process. Rank 0 alone would not be
+# enough: without the all-gather each rank has only its own part right. (The loss is the cross-entropy for
+# each byte of text, in *nats*: with the natural logarithm.)
 #
 # ## Summary
 #
-# - After the all-reduce, all ranks compute the same update on the same state. Stage 1 divides that work:
-#   each rank updates, and remembers, 1/N.
-# - Cut the flat buffer, not the parameter list: equal shards, no remainder, one owner for every element.
-# - The update goes between the halves of the all-reduce. 2Ψ as before; 3Ψ is a mistake.
-# - The optimizer's state is K = 12 bytes per parameter in mixed precision, *master weights included*: 4Ψ +
-#   12Ψ/N.
-# - What remains is 4Ψ on every rank, half of it gradients. After the reduce-scatter, most of those are dead
-#   weight.
+# - After the all-reduce all ranks compute the same update on the same state. Stage 1 divides this work: each
+#   rank updates 1/N of the parameters and keeps 1/N of the optimizer state.
+# - Cut the flat buffer, not the parameter list. Then shards are equal, nothing is left over, and every
+#   element has one owner.
+# - The update goes between the halves of the all-reduce. That is 2Ψ as before. An implementation that moves
+#   3Ψ is wrong.
+# - The optimizer state is K = 12 bytes per parameter in mixed precision, *master weights included*. So stage
+#   1 takes 4Ψ + 12Ψ/N.
+# - 4Ψ stay on every rank. Half of that is gradients, and after the reduce-scatter a rank needs only 1/N of
+#   them.
 #
-# **Next:** [05 · ZeRO stage 2](05_zero_stage_2.ipynb), which lets the gradients go.
+# **Next:** [05 · ZeRO stage 2](05_zero_stage_2.ipynb), which frees these gradients.

@@ -1,11 +1,11 @@
 # %% [markdown]
-# # 05 · ZeRO stage 2: a gradient lives until it is reduced
+# # 05 · ZeRO stage 2: a gradient is freed once it is reduced
 #
-# > **35 minutes.** *You need:* lesson 04, where each rank updates its own 1/N of the parameters and
-# > a reduce-scatter brings it the gradients for that.
+# > **35 minutes.** *You need:* lesson 04, where each rank updates its own 1/N of the parameters and a
+# > reduce-scatter brings it the gradients for that.
 # >
-# > *Afterwards you can* say which bytes of a gradient are dead and when, read a unit's life off a
-# > trace, price gradient accumulation in memory and in traffic, and clip gradients that no rank
+# > *Afterwards you can* say which bytes of a gradient are no longer needed and when, follow a unit through a
+# > trace, compute what gradient accumulation costs in memory and in traffic, and clip gradients that no rank
 # > holds whole.
 # >
 # > *Paper:* ZeRO, §5.2 and §7.2.1, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
@@ -13,12 +13,12 @@
 # %% [markdown]
 # ## The question
 #
-# At stage 1 a rank updates 1/N of the parameters. For that it needs the *summed* gradient of this
-# 1/N, and the reduce-scatter delivers exactly that. Yet when the step begins, its memory still
-# holds a gradient for every parameter of the model. What are the other (N−1)/N good for?
+# At stage 1 a rank updates 1/N of the parameters. For that it needs the *summed* gradient of this 1/N, and
+# the reduce-scatter gives it exactly that. Yet when the step begins, the rank still holds a gradient for
+# every parameter of the model. What are the other (N−1)/N good for?
 #
-# For nothing. They were this rank's contribution to sums that now live on other ranks. Stage 2 lets
-# them go.
+# They are good for nothing. They were this rank's contribution to sums that are now on other ranks. Stage 2
+# frees them.
 
 # %%
 from contextlib import nullcontext
@@ -37,11 +37,11 @@ from zerolab.models import GPT
 from zerolab.stages import stage1, stage2
 
 # %% [markdown]
-# ## Predict: what does it buy?
+# ## Predict: what does it save?
 #
-# A model of 7.5 billion parameters on 64 GPUs, in the paper's mixed precision: 2 bytes for a
-# parameter, 2 for its gradient, 12 for the optimizer. Stage 1 needs 31.4 GB on each GPU.
-# **How many GB does stage 2 need?**
+# A model of 7.5 billion parameters trains on 64 GPUs, in the paper's mixed precision: 2 bytes for a
+# parameter, 2 for its gradient, 12 for the optimizer. Stage 1 needs 31.4 GB on each GPU. **How many GB does
+# stage 2 need?**
 
 # %%
 my_guess = ...
@@ -53,7 +53,7 @@ predict(my_guess, total, quiz.STAGE_2)
 # %% [markdown]
 # ## Run it
 #
-# The model for today: a GPT over bytes, eight blocks, small enough that every run below takes
+# This lesson's model is a GPT over bytes with eight blocks. It is small, so that every run below takes only
 # moments. `batch` gives each rank its own piece of text.
 
 # %%
@@ -65,9 +65,9 @@ def fresh_model():
     return GPT(width=48, depth=8, heads=4, context=32)
 
 
-def build(stage, **knobs):
+def build(stage, **options):
     model = fresh_model()
-    return model, zerolab.ZeroOptimizer(model, torch.optim.Adam, stage=stage, lr=1e-3, **knobs)
+    return model, zerolab.ZeroOptimizer(model, torch.optim.Adam, stage=stage, lr=1e-3, **options)
 
 
 def batch(step):
@@ -75,10 +75,9 @@ def batch(step):
 
 
 # %% [markdown]
-# Four ranks take one step at each stage and then count: `optimizer.memory()` asks every storage for
-# its size and sorts the bytes by category. The formula knows only Ψ, N and the stage. (We train in
-# fp32: 4 + 4 + 8 bytes for a parameter, its gradient, and Adam's two moments.)
-
+# Four ranks take one step at each stage and then count. `optimizer.memory()` asks every storage for its size
+# and adds up the bytes by category. The formula knows only Ψ, N and the stage. (This lesson trains in fp32,
+# so a parameter, its gradient and Adam's m and v take 4 + 4 + 8 bytes.)
 
 # %%
 def bytes_held(stage):
@@ -96,19 +95,19 @@ for stage in (1, 2):
         print(f"stage {stage}  {category:<16} {held:>11,.0f}   as the formula says: {held == expected}")
 
 # %% [markdown]
-# One line differs. Now see how little code it takes.
+# One line differs. Now look at the code for it. (P_os+g is the paper's name for stage 2: partitioned
+# optimizer states and gradients.)
 
 # %%
 show_diff(stage1, stage2)
 
 # %% [markdown]
-# Outside the docstrings, one verb changed: `after_reduce`. The collectives are the same, so the
-# traffic is the same 2Ψ. What changed is a *lifetime*: stage 1 keeps a slice of the gradient
-# buffer, stage 2 copies the slice and drops the buffer.
+# Outside the docstrings one method changed: `after_reduce`. The collectives are the same, so stage 2 moves
+# the same 2Ψ. What changed is a *lifetime*: stage 1 keeps a slice of the gradient buffer, stage 2 copies the
+# slice and frees the buffer.
 #
-# Why copy? The slice is right there.
-# **Keep only `flat[:250_000]` of a gradient buffer of a million fp32 numbers, and drop the name
-# `flat`. How many bytes stay in memory?**
+# Why does it copy the slice? **Keep only `flat[:250_000]` of a gradient buffer of a million fp32 numbers, and
+# delete the name `flat`. How many bytes stay in memory?**
 
 # %%
 my_guess = ...
@@ -121,27 +120,27 @@ print(f"behind the copy: {copy.untyped_storage().nbytes():,} bytes")
 predict(my_guess, view.untyped_storage().nbytes(), quiz.BEHIND_A_VIEW)
 
 # %% [markdown]
-# A view keeps its whole storage alive. Sharding that forgets this looks right in every shape that
-# you print, and saves nothing.
+# A view keeps its whole storage alive. An implementation that keeps views has the right shapes and saves no
+# memory.
 #
-# ## When is a gradient done?
+# ## When is a gradient complete?
 #
-# The buffer can be dropped only after the reduction, and waiting until the end of backward would be
-# too late: by then *all* the buffers are full. So reductions have to happen *during* backward, unit
-# by unit. (A **unit** is a group of parameters that travel in one message: here one for each block,
-# and `root` for the rest, that is embeddings, last norm and output head.)
+# The buffer can be freed only after the reduction. If the reductions came after backward, *all* buffers would
+# be full by then. So each unit is reduced *during* backward. (A **unit** is a group of parameters that are
+# sent in one message. Here there is one for each block, and `root` for the rest: embeddings, last norm and
+# output head.)
 #
-# PyTorch tells us when. `parameter.register_post_accumulate_grad_hook(f)` calls `f(parameter)` each
-# time autograd has finished a parameter's `.grad`. (Its sibling `register_hook` hands over the
-# *gradient*, and comes before it is accumulated. Swap the two and nothing complains.) The engine
-# counts such calls; with the last parameter of a unit, the unit is ready.
+# PyTorch tells the engine when a gradient is complete. `parameter.register_post_accumulate_grad_hook(f)`
+# calls `f(parameter)` each time autograd has finished a parameter's `.grad`. (Lesson 03 showed what happens
+# with `register_hook` in its place.) The engine counts these calls. When the last parameter of a unit has its
+# gradient, the unit is ready.
 #
-# We can hang hooks of our own beside the engine's, and take a census at each.
+# We register hooks of our own in addition to the engine's, and count the bytes at each call.
 
 
 # %%
-def watch_backward(stage, **knobs):
-    model, optimizer = build(stage, **knobs)
+def watch_backward(stage, **options):
+    model, optimizer = build(stage, **options)
     held = []
 
     def look(name):
@@ -156,10 +155,12 @@ def watch_backward(stage, **knobs):
 
 
 # %% [markdown]
-# **The gradients of the whole model take 4Ψ bytes, 1.0 MB. What is the most that a rank of four
-# holds at any moment of backward at stage 2, in MB?** Block 7's gradients come first and block 0's
-# last. `root` owns the output head *and* the embeddings: its first gradient is the very first, its
-# last the very last.
+# The gradients of the whole model take 4Ψ bytes, 1.0 MB. Each of the eight blocks has 113,088 bytes of that,
+# and `root` has 104,832. Backward computes the gradients of block 7 first and those of block 0 last. `root`
+# takes part at both ends: it has the output head, whose gradient comes first of all, and the embeddings,
+# whose gradients come last of all. While one unit's gradients are computed, the reduction of the unit before
+# is still running. **What is the most that one of four ranks holds at any moment of backward at stage 2, in
+# MB?**
 
 # %%
 my_guess = ...
@@ -170,9 +171,9 @@ peak = max(grads_bytes for _, grads_bytes in held)
 predict(my_guess, peak / 1e6, quiz.gradient_peak(unit_bytes))
 
 # %% [markdown]
-# The worst moment is the end of block 0: it is whole, and so is `root`, which waits for its
-# embeddings, and so is block 1, whose reduction is still under way. The six blocks above have
-# shrunk to a quarter.
+# Memory is fullest at the end of block 0. Block 0 is whole. `root` is whole, because it waits for the
+# gradients of its embeddings. Block 1 is whole, because its reduction is still running. Of the other six
+# blocks a quarter is left.
 
 # %%
 block, root = unit_bytes["blocks.0"], unit_bytes["root"]
@@ -182,46 +183,46 @@ for op, unit, logical_bytes in events:
     print(f"  {op}  {unit:<9} {logical_bytes:>8,} bytes")
 
 # %% [markdown]
-# That list is the trace: nine reductions, issued in **one fixed order on every rank**. The order
-# matters more than it seems. Where messages carry no name, as in most backends, let rank 0 reduce
-# block 3 while rank 1 reduces block 4: buffers of equal size are summed, no error is raised, and
-# two blocks train on each other's gradients. So a unit that is ready early waits for its turn.
+# The list is the trace: nine reductions, started in **the same order on every rank**. The order matters.
+# Messages carry no name in most *backends* (the library that sends the messages, such as gloo on CPUs and
+# NCCL on GPUs). Suppose that rank 0 reduces block 3 while rank 1 reduces block 4. The buffers have the same
+# size, so they are summed without an error, and two blocks train on each other's gradients. So a unit that is
+# ready early waits for its turn.
 #
 # ## Gradients over time
 #
-# Here is the census, event by event. The control is the engine's own knob `reduces_in_flight`: how
-# many reductions may be under way while backward goes on. 0 waits for each where it is issued. More
-# of them hide the network behind the computation, and each holds one more unit whole.
+# The next figure shows the bytes after every event. The slider sets `reduces_in_flight`, an option of the
+# engine: how many reductions may run while backward continues. With 0 the engine waits for each reduction at
+# once. With more, communication overlaps with computation, and for each of them one more unit is whole.
 
 # %%
 stage_1, _, _ = zerolab.launch(watch_backward, 4, 1)[0]
-knobs = (0, 1, 2, 4, 8)
-stage_2 = {k: zerolab.launch(watch_backward, 4, 2, reduces_in_flight=k)[0][0] for k in knobs}
+limits = (0, 1, 2, 4, 8)
+stage_2 = {n: zerolab.launch(watch_backward, 4, 2, reduces_in_flight=n)[0][0] for n in limits}
 
 
 def draw(sketch, reduces_in_flight):
     return figures.gradients_over_time(sketch, stage_1, stage_2, reduces_in_flight)
 
 
-explore(draw, height=3.4, reduces_in_flight=choice(knobs, 1))
+explore(draw, height=3.4, reduces_in_flight=choice(limits, 1))
 
 # %% [markdown]
-# Read it from the left. Stage 1 is a staircase: each unit's buffer arrives and stays. Stage 2 is a
-# saw: a buffer arrives whole, and three quarters of it leave when its sum is there. The teeth rise,
-# because each leaves its quarter behind. With more ranks they rise less, and what remains is the
-# tooth: **the peak is set by the size of a unit, not of the model.** At 8 in flight nothing has to
-# be waited for, and stage 2 has become stage 1.
+# Read it from left to right. At stage 1 the bytes only grow: each unit's buffer is filled and stays. At stage
+# 2 they grow and fall with every unit: a buffer is filled, and three quarters of it are freed when its sum is
+# there. The low points rise, because each unit leaves its quarter behind. With more ranks they rise less. So
+# **the peak depends on the size of a unit, not on the size of the model.** With 8 in flight the engine waits
+# for nothing, and stage 2 holds as much as stage 1.
 #
-# ## Accumulation: the price appears
+# ## Gradient accumulation: what it costs
 #
-# You want a batch that does not fit, so you run M micro-batches and add up their gradients before
-# one update. At stage 1 that is free: the gradients are whole, so let them add up locally and
-# reduce once, after the last.
+# Suppose the batch you want does not fit into memory. Then you run M micro-batches and add up their gradients
+# before one update. At stage 1 this costs no traffic: the gradients are whole, so each rank adds them up
+# locally and reduces once, after the last micro-batch.
 #
-# At stage 2 there is nothing whole to add to. Each micro-batch's gradients are reduced as they
-# come, and the *shards* add up.
-# **How many Ψ does a rank move in a step of M = 4 micro-batches at stage 2?** (At M = 1 it is 2Ψ:
-# reduce-scatter the gradients, all-gather the parameters.)
+# At stage 2 there are no whole gradients to add to. The gradients of each micro-batch are reduced at once,
+# and the *shards* are added up. **How many Ψ does a rank move in a step of M = 4 micro-batches at stage 2?**
+# (With M = 1 it is 2Ψ: the reduce-scatter of the gradients and the all-gather of the parameters.)
 
 # %%
 my_guess = ...
@@ -230,9 +231,9 @@ my_guess = ...
 predict(my_guess, zerolab.cost.communication_volume(1, stage=2, micro_batches=4), quiz.TRAFFIC)
 
 # %% [markdown]
-# There is a way out that every framework offers: `no_sync()`. Backward passes inside it collect
-# whole gradients locally, and the first one outside reduces the total. It brings 2Ψ back. Let us
-# measure what it costs.
+# There is a way to move less, and every framework has it: `no_sync()`. Backward passes inside it collect
+# whole gradients locally, and the first backward pass outside reduces the total. So it moves 2Ψ again. The
+# next cells measure what that costs in memory.
 
 
 # %%
@@ -266,7 +267,7 @@ for m in (1, 2, 4, 8):
     print(f"M = {m}:  " + "   ".join(f"{way} {volume:g}Ψ" for way, volume in moved.items()))
 
 # %% [markdown]
-# Stage 2 moves (M+1)Ψ, to the byte. Now both prices side by side; drag M.
+# Stage 2 moves (M+1)Ψ, to the byte. The figure shows traffic and memory side by side. Move M.
 
 # %%
 explore(
@@ -278,7 +279,7 @@ explore(
 # %% [markdown]
 # ## Quiz
 #
-# **"Stage 2 never costs more than stage 1."** You will read this often. Is it so?
+# **"Stage 2 never costs more than stage 1."** You will often read this. Is it true?
 #
 # - **a)** True: both move 2Ψ, and stage 2 holds less
 # - **b)** True for one micro-batch only
@@ -291,8 +292,8 @@ answer(my_answer, quiz.NEVER_COSTS_MORE)
 # %% [markdown]
 # ## A mistake: `zero_grad` that clears only its part
 #
-# "A rank owns half of the gradients, so its `zero_grad` clears that half." It sounds like sharding.
-# Below, two ranks bring a gradient of ones in every step. The sum must be 2, step after step.
+# "A rank owns half of the gradients, so its `zero_grad` clears that half." That sounds right, and it is
+# wrong. Below, each of two ranks adds a gradient of ones in every step. The sum must be 2 in every step.
 
 
 # %%
@@ -310,16 +311,14 @@ print("clears everything:", zerolab.launch(own_sums, 2, True)[0])
 print("clears its part:  ", zerolab.launch(own_sums, 2, False)[0])
 
 # %% [markdown]
-# The half that a rank does not own is not its to keep, but it *is* its to clear: it is this rank's
-# contribution to the other's sum. Uncleared, it is sent again, in every step, for ever. Stage 2
-# cannot make this mistake (the buffer is gone), which is one more reason to like it. With
-# `zerolab`, `optimizer.zero_grad()` and `model.zero_grad()` both clear everything.
+# Each rank must clear the half that it does not own, too. That half is its contribution to the other rank's
+# sum. If it is not cleared, it is sent again in every later step. Stage 2 cannot make this mistake, because
+# its buffer is freed. With `zerolab`, `optimizer.zero_grad()` and `model.zero_grad()` both clear everything.
 #
 # ## A mistake: the norm of a shard taken for the norm
 #
-# Gradient clipping scales all gradients by `max_norm / norm` where the norm is too large. But no
-# rank sees the whole gradient any more. **Two ranks hold shards of norm 3 and 4. What is the norm
-# of the whole gradient?**
+# Gradient clipping multiplies all gradients by `max_norm / norm` if the norm is too large. But now no rank
+# has the whole gradient. **Two ranks hold shards of norm 3 and 4. What is the norm of the whole gradient?**
 
 # %%
 my_guess = ...
@@ -329,10 +328,10 @@ shards = [torch.tensor([1.0, 2.0, 2.0]), torch.tensor([4.0, 0.0, 0.0])]
 predict(my_guess, torch.cat(shards).norm().item(), quiz.NORM)
 
 # %% [markdown]
-# Squares add up, so the ranks exchange one number each and take the root once:
-# `optimizer.clip_grad_norm_`. PyTorch's own function, which walks over `parameter.grad`, cannot
-# know. It would find nothing there and return 0, silently; so what stands in `parameter.grad` after
-# a reduction is a marker that answers.
+# Squares can be added. So each rank sends one number, the square of its norm, and takes the root of the sum.
+# That is `optimizer.clip_grad_norm_`. PyTorch's own function looks at `parameter.grad` on one rank. It would
+# find nothing there and return 0 without an error. So zerolab puts an object into `parameter.grad` that
+# raises an error:
 
 
 # %%
@@ -353,13 +352,13 @@ print(refused)
 print(f"the norm was above 0.1: {too_large}; the whole gradient's is now {after:.3f}")
 
 # %% [markdown]
-# Clipped by the norm of one shard, the whole gradient would have kept a norm above 0.1, and by each
-# rank's own it would have changed its direction too.
+# With the norm of one shard in its place, the whole gradient would still have a norm above 0.1. If each rank
+# used its own norm, the direction of the gradient would change, too.
 #
-# ## Exercise: the heart of stage 2
+# ## Exercise: the core of stage 2
 #
-# > **Difficulty 2 of 5 · 10 minutes.** Write `reduce_and_keep`, which every rank calls once for
-# > each micro-batch of a step:
+# > **Difficulty 2 of 5 · 10 minutes.** Write `reduce_and_keep`. Every rank calls it once for each micro-batch
+# > of a step:
 # >
 # > ```python
 # > kept = None
@@ -367,11 +366,12 @@ print(f"the norm was above 0.1: {too_large}; the whole gradient's is now {after:
 # >     kept = reduce_and_keep(flat, kept)
 # > ```
 # >
-# > - `flat` is this rank's gradient, one whole flat buffer, yours to spoil.
-# > - Return this rank's shard of the sum over all ranks *and* all micro-batches so far.
-# > - Nothing of `flat` may stay in memory, and a micro-batch may send (N−1)/N of it, no more.
-# > - From lesson 02: `ring.reduce_scatter(flat)`, which sums in place and returns this rank's
-# >   chunk, a view of `flat`.
+# > - `flat` is this rank's gradient, one whole flat buffer. You may overwrite it.
+# > - Return this rank's shard of the sum over all ranks *and* over all micro-batches so far.
+# > - Nothing of `flat` may stay in memory. For each micro-batch a rank may send (N−1)/N of `flat` and no
+# >   more.
+# > - From lesson 02: `ring.reduce_scatter(flat)` sums in place and returns this rank's chunk, which is a view
+# >   of `flat`.
 
 
 # %%
@@ -390,16 +390,14 @@ check_reduce_and_keep(reduce_and_keep)
 #     return mine if kept is None else kept + mine
 # ```
 #
-# The `.clone()` is what stage 2 adds to stage 1. Compare with the verbs of
-# `zerolab/stages/stage2.py`.
+# Stage 2 adds this `.clone()` to stage 1. Compare with `zerolab/stages/stage2.py`.
 #
 # </details>
 #
 # ## The proof: the same training, sharded
 #
-# Two ranks train at stage 2 for 20 steps of two micro-batches each. Beside them one process, which
-# never heard of ZeRO, trains with plain Adam on the same micro-batches. If sharding is only
-# bookkeeping, the parameters agree
+# Two ranks train at stage 2 for 20 steps of two micro-batches each. For comparison, one process trains with
+# plain Adam on the same micro-batches, without ZeRO. If sharding only moves numbers, the parameters agree
 # **to the last bit**.
 
 # %%
@@ -421,9 +419,9 @@ def train(stage):
 
 
 # %% [markdown]
-# The single process does what the ranks do, one after the other. Floating-point addition depends on
-# its order, so the order is part of the specification: for each micro-batch, add up the ranks'
-# gradients from rank 0 on; then add up the micro-batches; divide once.
+# The single process does what the ranks do, one rank after the other. A floating-point sum depends on its
+# order, so the order is part of the specification: for each micro-batch add up the gradients of the ranks
+# from rank 0 on, then add up the micro-batches, then divide once.
 
 
 # %%
@@ -445,8 +443,8 @@ def train_alone():
 
 
 # %% [markdown]
-# One more thing decides the last bits: how many threads share a matrix product. So the single
-# process takes as many as a rank had.
+# The last bits also depend on the number of threads that share a matrix product. So the single process takes
+# as many threads as a rank had.
 
 # %%
 ranks = zerolab.launch(train, RANKS, 2)
@@ -472,14 +470,13 @@ show(both_losses, sharded=sharded, single=alone, stage=2, per="micro-batch")
 # %% [markdown]
 # ## Summary
 #
-# - At stage 2 a gradient is whole from its birth in backward until its unit is reduced; then 1/N of
-#   it stays. In the code that is one verb: copy the slice, free the buffer. A view would have kept
-#   it all.
-# - Units are reduced during backward, when their last gradient comes, in one order on every rank.
-#   The peak is set by the units in flight; `reduces_in_flight` buys overlap with memory.
-# - One micro-batch: 2Ψ, as at stage 1. M micro-batches: (M+1)Ψ, or 2Ψ under `no_sync` with whole
+# - At stage 2 a gradient is whole from the backward pass until its unit is reduced. Then 1/N of it stays. In
+#   the code this is one method: it copies the slice and frees the buffer. A view would keep the whole buffer.
+# - A unit is reduced during backward, when its last gradient is there, in the same order on every rank. The
+#   units in flight decide the peak. A larger `reduces_in_flight` gives more overlap and takes more memory.
+# - One micro-batch moves 2Ψ, as at stage 1. M micro-batches move (M+1)Ψ, or 2Ψ under `no_sync` with whole
 #   gradients.
-# - Everything that looks at gradients must know that they are sharded: clearing, clipping, reading.
+# - Everything that uses gradients must know that they are sharded: clearing, clipping, reading.
 #
-# What is still whole is the parameters themselves: 2Ψ bytes that no number of GPUs makes smaller.
-# Next: [06 · ZeRO stage 3](06_zero_stage_3.ipynb).
+# The parameters are still whole: 2Ψ bytes on every GPU, for any number of GPUs. Next: [06 · ZeRO stage
+# 3](06_zero_stage_3.ipynb).

@@ -1,10 +1,10 @@
 # %% [markdown]
 # # 06 · ZeRO stage 3: a parameter is whole only while its unit computes
 #
-# > **40 minutes.** *You need:* lesson 05, where a gradient lives until it is reduced.
+# > **40 minutes.** *You need:* lesson 05, where a gradient is freed once it is reduced.
 # >
-# > *Afterwards you can* follow one parameter through a step, free and refill its storage, predict
-# > traffic unit by unit and the peak from `prefetch`, and say what a sharded parameter refuses and
+# > *Afterwards you can* follow one parameter through a step, free a storage and fill it again, compute
+# > traffic unit by unit and the peak for a given `prefetch`, and say what a sharded parameter refuses and
 # > why.
 # >
 # > *Paper:* ZeRO, §5.3 and §7.2.2, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
@@ -12,12 +12,11 @@
 # %% [markdown]
 # ## The question
 #
-# Stages 1 and 2 made the optimizer's state and the gradients 1/N. What is left is 2Ψ bytes of
-# parameters on every GPU, and no number of GPUs makes them less: for a model of 10¹² parameters,
-# 2,000 GB each.
+# Stages 1 and 2 reduced the optimizer state and the gradients to 1/N. There are still 2Ψ bytes of parameters
+# on every GPU, for any number of GPUs. For a model of 10¹² parameters that is 2,000 GB each.
 #
-# But which parameters does a GPU *use* at any one moment? Those of the layer that it computes.
-# Stage 3 keeps 1/N of every layer, collects the rest just in time, and lets go of it right after.
+# But which parameters does a GPU *use* at one moment? Those of the layer that it computes. Stage 3 keeps 1/N
+# of every layer. It gathers the rest of a layer just before it is needed and frees it afterwards.
 
 # %%
 import copy
@@ -29,7 +28,7 @@ from torch.distributed import get_rank
 
 import zerolab
 from zerolab import memory, ring
-from zerolab.course import explore, predict, show, show_diff, show_source, slider
+from zerolab.course import explore, predict, show, show_diff, slider
 from zerolab.course.figures import both_losses
 from zerolab.course.lessons.zero_stage_3 import check_sharded_pass, figures, quiz
 from zerolab.data import NextByte, text
@@ -39,8 +38,8 @@ from zerolab.stages import stage2, stage3
 # %% [markdown]
 # ## Predict: a trillion parameters
 #
-# Ψ = 10¹² on 1,024 GPUs, mixed precision: 2 bytes for a parameter, 2 for its gradient, 12 for the
-# optimizer. Everything is sharded now. **How many GB of model states does each GPU hold?**
+# Ψ = 10¹² on 1,024 GPUs, in mixed precision: 2 bytes for a parameter, 2 for its gradient, 12 for the
+# optimizer. Now everything is sharded. **How many GB of model states does each GPU hold?**
 
 # %%
 my_guess = ...
@@ -52,8 +51,8 @@ predict(my_guess, total, quiz.TRILLION)
 # %% [markdown]
 # ## Run it
 #
-# A GPT of six blocks on four ranks, in fp32 (4 + 4 + 8 bytes). Bytes are counted from storages,
-# after a step.
+# A GPT of six blocks on four ranks, in fp32 (4 + 4 + 8 bytes). The bytes are counted from storages, after a
+# step.
 
 # %%
 DATA = NextByte(text(), context=32, batch_size=4)
@@ -64,9 +63,9 @@ def fresh_model():
     return GPT(width=64, depth=6, heads=4, context=32)
 
 
-def build(stage=3, **knobs):
+def build(stage=3, **options):
     model = fresh_model()
-    return model, zerolab.ZeroOptimizer(model, torch.optim.Adam, stage=stage, lr=1e-3, **knobs)
+    return model, zerolab.ZeroOptimizer(model, torch.optim.Adam, stage=stage, lr=1e-3, **options)
 
 
 # %%
@@ -86,23 +85,25 @@ for stage in (2, 3):
         print(f"stage {stage}  {category:<16} {held:>11,.0f}   as the formula says: {held == expected}")
 
 # %% [markdown]
-# The parameters went to a quarter, and so everything is 1/N now: 16Ψ/N. Here is what it took.
+# The parameters take a quarter, too. So everything is 1/N now: 16Ψ/N. Here is the code for it. (P_os+g+p is
+# the paper's name for stage 3.)
 
 # %%
 show_diff(stage2, stage3)
 
 # %% [markdown]
-# Four verbs changed, and one of them got shorter:
+# Four methods changed, and one of them is shorter than before:
 #
-# - `setup`: copy the own shard out, then free the flat buffer around it.
-# - `unshard` and `reshard`, idle until now: bring the storage back, all-gather, *reveal*; and free.
-# - `update` does **not** all-gather any more. Nobody needs whole parameters at the end of a step;
-#   whoever needs a unit next gathers it then.
+# - `setup` copies this rank's shard out of the flat buffer and frees the buffer.
+# - `unshard` did nothing until now. It brings the buffer's storage back, all-gathers the shards into it, and
+#   lets the model use the parameters again. `reshard` frees the buffer.
+# - `update` does **not** all-gather any more. No rank needs whole parameters at the end of a step. Each unit
+#   is gathered when it is needed next.
 #
 # ## The life of a parameter
 #
-# Let us watch a single weight, in the middle of three layers, through one step. `unit.whole` says
-# whether its unit is there; a few hooks tell us the time.
+# Let us watch one weight, in the middle of three layers, through one step. `unit.whole` says whether the
+# unit's parameters are there. Hooks look at it in every layer, forward and backward.
 
 
 # %%
@@ -125,19 +126,19 @@ def life():
 
 # %%
 for when, whole, nbytes in zerolab.launch(life, 2)[0]:
-    print(f"{when:<17} layer 1's weight is {'whole' if whole else 'away'}, {nbytes} bytes")
+    print(f"{when:<17} layer 1's weight is {'whole' if whole else 'freed'}, {nbytes} bytes")
 
 # %% [markdown]
-# Whole twice, away otherwise. (72 numbers take 288 bytes; the rest of the 384 is padding, because
-# every shard begins at a multiple of 64 bytes.) The weight is gathered for forward, let go, and
-# gathered **again** for backward: the gradient of the layer's input is the output's gradient times
-# the *weight*. Forgetting this second gather is the classic mistake of a first stage 3; you can
-# make it in the exercise below.
+# The weight is whole twice and freed at all other times. (72 numbers take 288 bytes. The rest of the 384
+# bytes is padding, because every shard begins at a multiple of 64 bytes.) It is gathered for forward, freed,
+# and gathered **again** for backward: the gradient of the layer's input is the gradient of its output times
+# the *weight*. A first stage 3 often forgets this second gather. You can make that mistake in the exercise
+# below.
 #
-# ## How does one free a parameter?
+# ## How is a parameter freed?
 #
-# Autograd remembers the weight between forward and backward. That is why the obvious way, to put
-# something small in `parameter.data`, frees nothing:
+# Between forward and backward autograd holds the weight. So it does not help to put a small tensor into
+# `parameter.data`:
 
 # %%
 linear = nn.Linear(1000, 1000, bias=False)
@@ -148,33 +149,30 @@ print(f"the parameter shows {linear.weight.numel()} elements")
 print(f"and autograd still holds {remembered.untyped_storage().nbytes():,} bytes")
 
 # %% [markdown]
-# So the tensor must stay, and its *storage* has to shrink underneath it, for all views at once:
-# `storage.resize_(0)`. Grow it again, fill it, and every view, autograd's included, sees the values
-# at their old place.
+# So the tensor must stay, and its *storage* must be freed for all views at once: `storage.resize_(0)`. Later
+# the storage gets its size back and is filled. Then every view, autograd's included, has its values again.
 
 # %%
 flat = torch.arange(4.0)
 weight = flat.view(2, 2)  # what the model sees
 flat.untyped_storage().resize_(0)
-print("away:", tuple(weight.shape), "and", flat.untyped_storage().nbytes(), "bytes behind it")
+print("freed:", tuple(weight.shape), "and", flat.untyped_storage().nbytes(), "bytes behind it")
 flat.untyped_storage().resize_(4 * flat.numel())
 flat.copy_(torch.arange(4.0))
-print("back:", weight.tolist())
+print("back: ", weight.tolist())
 
 # %% [markdown]
-# The engine does just this. These are the three methods that `unshard` and `reshard` call:
-
-# %%
-for method in (zerolab.unit.FlatUnit.free, zerolab.unit.FlatUnit.refill, zerolab.unit.FlatUnit.reveal):
-    show_source(method, docstring=False)
+# The engine does the same. In the diff above, `reshard` calls `resize_(0)` on the storage of the unit's flat
+# buffer. `unshard` gives the storage its full size, copies this rank's shard to its place, and all-gathers
+# the rest. The code is in `zerolab/unit/unit.py`.
 
 # %% [markdown]
-# ## `Sharded`: a parameter that says what it is
+# ## `Sharded`: the class of a freed parameter
 #
-# Between `free` and `refill` a parameter is a trap. PyTorch does not know that the storage is gone:
-# `weight.sum()` reads freed memory and ends the process, `torch.save` writes garbage without a
-# word. So `free` does one more thing: it changes the parameter's class to `Sharded`, which answers
-# what can be answered and refuses the rest.
+# A parameter whose storage is freed is dangerous. PyTorch does not know that the storage is gone:
+# `weight.sum()` reads freed memory and ends the process, and `torch.save` writes garbage without an error. So
+# the engine also changes the class of the parameter to `Sharded`. This class answers what can be answered
+# without values, such as the shape, and raises an error for everything else.
 
 
 # %%
@@ -195,12 +193,11 @@ def ask():
 print(*zerolab.launch(ask, 2)[0], sep="\n\n")
 
 # %% [markdown]
-# `optimizer.full_params()` gathers everything for as long as it is open: to evaluate with code of
-# your own, to export, to change weights by hand. It takes the memory that stage 3 saves, and every
-# rank has to enter.
+# Inside `with optimizer.full_params():` all parameters are whole: to evaluate with code of your own, to
+# export, or to change weights by hand. It takes the memory that stage 3 saves, and every rank must enter it.
 #
-# Gradients speak up too. `torch.nn.utils.clip_grad_norm_` on this model would have found no
-# gradients and returned a norm of 0, silently. Now:
+# Gradients are protected, too. On this model `torch.nn.utils.clip_grad_norm_` would find no gradients and
+# return a norm of 0 without an error. Now it raises one:
 
 
 # %%
@@ -221,14 +218,12 @@ print("optimizer.clip_grad_norm_ finds a norm:", found)
 # %% [markdown]
 # ## Traffic, unit by unit
 #
-# The paper's count for stage 3 is 3Ψ: gather for forward, gather for backward, reduce-scatter the
-# gradients. No gather after the update.
+# The paper counts 3Ψ for stage 3: an all-gather for forward, an all-gather for backward, and a reduce-scatter
+# of the gradients. There is no all-gather after the update.
 #
-# Our GPT has six blocks and a `root` unit with what lies around them: embeddings, last norm, output
-# head. The head is the last thing forward uses and the first thing backward wants, so `root` stays
-# whole in between.
-# **Blocks have 49,984 parameters each, root 34,944. How many bytes does one step move, in fp32, in
-# MB?**
+# Our GPT has six blocks and a `root` unit for the rest: embeddings, last norm and output head. Forward uses
+# the head last, and backward uses it first. So `root` stays whole in between. **Each block has 49,984
+# parameters, and root has 34,944. How many MB does one step move, in fp32?**
 
 # %%
 my_guess = ...
@@ -249,7 +244,7 @@ events, traffic = zerolab.launch(one_step, 4)[0]
 predict(my_guess, traffic.logical_bytes / 1e6, quiz.traffic(numels))
 
 # %% [markdown]
-# The trace says it unit by unit. Predicted: 3 times its size for a block, 2 times for the root.
+# The trace shows it unit by unit. Predicted: 3 times its size for a block, 2 times for the root.
 
 # %%
 for name, numel in numels.items():
@@ -260,12 +255,12 @@ for name, numel in numels.items():
     print(f"{name}: {predicted:,} bytes predicted, measured the same: {right}\n    {ops}")
 
 # %% [markdown]
-# ## How many layers are there at once?
+# ## How many layers are whole at once?
 #
-# If block 3 is gathered only when block 3 wants to compute, the GPU waits for the network at every
-# block. So the engine starts on the next block while this one computes: `prefetch=1`. With a larger
-# `prefetch` more is under way, and more is in memory. We look at each unit's storage whenever a
-# block computes, forward and backward.
+# If block 3 is gathered only when it is needed, the GPU waits for the network at every block. So the engine
+# gathers the next block while this one computes: `prefetch=1`. With a larger `prefetch` more blocks are
+# gathered ahead, and more memory is used. Below we look at the storage of every unit whenever a block
+# computes, forward and backward.
 
 
 # %%
@@ -287,7 +282,7 @@ def watch_units(prefetch):
 
 
 # %% [markdown]
-# **With `prefetch=1`, how many blocks are whole or on their way at the worst moment?**
+# **With `prefetch=1`, how many blocks are whole or being gathered at the worst moment?**
 
 # %%
 my_guess = ...
@@ -298,8 +293,8 @@ blocks = [sum(state > 0 for state in moment.states[:-1]) for moment in moments[1
 predict(my_guess, max(blocks), quiz.BLOCKS_AT_ONCE)
 
 # %% [markdown]
-# Now drag `prefetch` from 0, the synchronous textbook, to 5, where all six blocks are there, and
-# stage 3 has become stage 2 with more traffic.
+# Now move `prefetch` from 0 to 5. With 0 the engine gathers a unit only when it is needed. With 5 all six
+# blocks are there, and stage 3 holds what stage 2 holds and moves more.
 
 # %%
 names = ["root" if name == "root" else name.replace("blocks.", "block ") for name in numels]
@@ -312,9 +307,10 @@ def draw(sketch, prefetch):
 explore(draw, height=4.4, prefetch=slider(0, 5, 1))
 
 # %% [markdown]
-# The dark cells walk down the diagonal and back up: one block at work. The pale ones run ahead of
-# it by `prefetch`, in the order that the engine learned in the first step. `root` is dark
-# throughout. So the peak is `root + (prefetch + 1) blocks`, beside the shards:
+# Each column is a moment. The dark cell is the block that computes: first from block 0 to block 5, then back.
+# The pale cells are the blocks that are gathered ahead, `prefetch` of them, in the order that the engine
+# learned in the first step. `root` is dark all the time. So the peak is `root + (prefetch + 1) blocks`, in
+# addition to the shards:
 
 # %%
 for prefetch, run in moments.items():
@@ -323,34 +319,35 @@ for prefetch, run in moments.items():
     print(f"prefetch={prefetch}: at most {peak:>9,} bytes whole, formula {expected:>9,}")
 
 # %% [markdown]
-# The numbers computed are the same at every setting; what changes is when messages travel, and how
-# much is held.
+# The results are the same at every setting. What changes is when messages are sent and how much memory is
+# used.
 #
-# ## Exercise: be the engine
+# ## Exercise: write stage 3 yourself
 #
-# > **Difficulty 3 of 5 · 15 minutes.** You are given four layers `y = x @ weight` whose weights are
-# > away, and one micro-batch `x` on each rank. Run forward, then backward from a gradient of ones,
-# > and leave in every `layer.grad_shard` this rank's shard of the gradient summed over the ranks.
+# > **Difficulty 3 of 5 · 15 minutes.** You get four layers `y = x @ weight` whose weights are freed, and one
+# > micro-batch `x` on each rank. Run forward, then backward from a gradient of ones. Leave in every
+# > `layer.grad_shard` this rank's shard of the gradient, summed over the ranks.
 # >
-# > - `layer.flat` is the weight, P numbers in float64 with 0 bytes behind them now; `layer.owned`
-# >   is your range of it, `layer.shard` that range's values.
-# > - `layer.forward(x)` returns the output. `layer.backward(grad)` returns the input's gradient and
-# >   leaves the weight's in `layer.grad`, P numbers. Both need the whole weight, and say so.
-# > - From lesson 02: `ring.all_gather(flat)`, in place, and `ring.reduce_scatter(flat)`, which
-# >   returns this rank's chunk as a view.
+# > - `layer.flat` is the weight, P numbers in float64. Its storage has 0 bytes now. `layer.owned` is your
+# >   range of it, and `layer.shard` holds the values of that range.
+# > - `layer.forward(x)` returns the output. `layer.backward(grad)` returns the gradient of the input and
+# >   leaves the gradient of the weight in `layer.grad`, P numbers. Both need the whole weight and raise an
+# >   error without it.
+# > - From lesson 02: `ring.all_gather(flat)` works in place. `ring.reduce_scatter(flat)` returns this rank's
+# >   chunk as a view.
 # >
-# > The check looks at the gradients, at how many weights are whole at once (one), at what stays
-# > behind (nothing), and at the bytes that you send.
+# > The check looks at the gradients, at how many weights are whole at once (one), at what is left at the end
+# > (nothing), and at the bytes that you send.
 
 
 # %%
 # Exercise
 def unshard(layer):
-    ...  # the storage back, and the own shard in its place
+    ...  # bring the storage back and put this rank's shard into its place
     ring.all_gather(layer.flat)
 
 
-def reshard(layer): ...  # the storage away
+def reshard(layer): ...  # free the storage
 
 
 def forward_backward(layers, x): ...  # through the layers, and back from torch.ones_like(output)
@@ -386,15 +383,14 @@ check_sharded_pass(forward_backward)
 #         layer.grad = None
 # ```
 #
-# Take out one line at a time and run the check: each has its own complaint.
+# Take out one line at a time and run the check. It says something else for each line.
 #
 # </details>
 #
 # ## The proof: the same training, sharded
 #
-# Two ranks train at stage 3 for 30 steps, no block ever whole for longer than it computes. Beside
-# them one process trains the same model with plain Adam: it adds up the two ranks' gradients in
-# rank order and divides once.
+# Two ranks train at stage 3 for 30 steps. For comparison, one process trains the same model with plain Adam:
+# it adds up the gradients of the two ranks in rank order and divides once.
 
 # %%
 STEPS, RANKS = 30, 2
@@ -450,15 +446,13 @@ print(f"traffic a step   {traffic.logical_bytes:>9,}   formula {4 * (3 * psi - n
 show(both_losses, sharded=sharded, single=alone, stage=3)
 
 # %% [markdown]
-# ## The trillion, run
+# ## A trillion parameters, run
 #
-# The prediction at the top was a sum on paper. You have neither 1,024 GPUs nor a trillion
-# parameters, but the engine can be run without them. `rehearse` builds the model on torch's meta
-# device, where tensors have shapes and no contents, and joins a make-believe group of 1,024 ranks
-# of which this process is number 0. Then the same hooks, the same stage and the same Adam take two
-# steps. What rank 0 holds and sends is counted from its storages and messages; no formula is
-# asked.
-
+# The first prediction of this lesson was arithmetic. You do not have 1,024 GPUs or memory for a trillion
+# parameters, but the engine runs without them. `rehearse` builds the model on torch's meta device, where
+# tensors have shapes and no values. It joins a simulated group of 1,024 ranks as rank 0. Then the same hooks,
+# the same stage and the same Adam take two steps. What rank 0 holds and sends is counted from its storages
+# and messages, not computed by a formula. (The next two cells take a minute or so.)
 
 # %%
 def trillion():
@@ -472,33 +466,34 @@ for stage, run in rehearsed.items():
     print(f"stage {stage}: {states / 1e9:7,.1f} GB of model states, {peak / 1e9:7,.1f} GB at the peak")
 
 # %% [markdown]
-# The model states are what you predicted: 16 GB. But **look at the peak**: more than five times
-# that, too much for a GPU of 80 GB. Each of the 127 blocks has 7.9 billion parameters, 15.7 GB in
-# 16 bits. At the worst moment of the backward pass two blocks are whole, the gradients of two are on
-# their way, and the embeddings, which the root holds, are whole with their gradient.
+# The model states are what you predicted: 16 GB. But **look at the peak**. It is more than five times that,
+# too much for a GPU of 80 GB. Each of the 127 blocks has 7.9 billion parameters, 15.7 GB in 16 bits. At the
+# worst moment of the backward pass two blocks are whole, the gradients of two blocks are being reduced, and
+# the root is whole with its gradient: it has the embeddings.
 #
-# The knobs of this lesson are the way out. What does it cost, in GB, to wait for every
-# collective?
+# This lesson's options help. How many GB does the peak fall to if the engine waits for every collective?
 
 # %%
 patient = zerolab.rehearse(trillion, world_size=1024, stage=3, prefetch=0, reduces_in_flight=0)
 print(f"prefetch 0, nothing in flight: {max(patient.peak_by_phase.values()) / 1e9:.1f} GB at the peak")
 
 # %% [markdown]
-# Smaller units would do it without waiting: `units=` names the modules to gather as one, so a model
-# that keeps attention and MLP in modules of their own can be cut there. What fits is a question of
-# the largest unit as much as of the number of ranks.
+# Smaller units would help without waiting. `units=` takes a list of modules, and each of them is gathered as
+# one unit. So a model that has attention and MLP in modules of their own can be cut there. Whether a model
+# fits depends on its largest unit as much as on the number of ranks.
 #
 # ## Summary
 #
-# - At stage 3 a rank holds 16Ψ/N bytes, and the units at work: a unit is whole while it computes,
-#   in forward and once more in backward.
-# - Freeing means `storage.resize_(0)` under a tensor that stays: autograd's views of it come back
-#   with the storage. While it is away, the parameter is `Sharded` and says so; `full_params()`
-#   makes everything whole.
-# - Traffic is 3Ψ − Ψ_root, 1.5 times stage 2's at most. The gather after the update is gone, two
-#   others came.
-# - The peak is `root + (prefetch + 1)` units. `prefetch` buys time with memory and changes no bit.
+# - At stage 3 a rank holds 16Ψ/N bytes and the units that compute. A unit is whole while it computes, once in
+#   forward and once more in backward.
+# - A parameter is freed by `storage.resize_(0)` under a tensor that stays. When the storage comes back,
+#   autograd's views of it have their values again. A freed parameter is a `Sharded` and raises an error when
+#   its values are used. `full_params()` makes all parameters whole.
+# - A micro-batch moves 3Ψ − Ψ_root. With one micro-batch that is at most 1.5 times the 2Ψ of stage 2. With M
+#   micro-batches stage 3 moves up to 3MΨ and stage 2 moves (M+1)Ψ: for M = 4 that is 12Ψ and 5Ψ, 2.4 times as
+#   much.
+# - The peak is `root + (prefetch + 1)` units. A larger `prefetch` saves time, takes memory, and changes no
+#   bit.
 #
-# Everything that a model *is* can now be divided by N. What is left in memory is what a batch
-# *does*: activations, buffers, fragments. That is lesson 07's subject.
+# Now all model states are divided by N. The rest of the memory depends on the batch: activations, buffers,
+# fragmentation. That is the subject of lesson 07.

@@ -95,7 +95,7 @@ MISTAKES = {
     "view of a transposed gradient": (viewed, "use flatten() or reshape(-1)"),
     "many messages": (lambda p, c: one_by_one(p, c, layout="follow"), "made 4 calls where 1 is enough"),
     "all-gather": (gathers_everything, "42 elements where 20 gradients and 1 count"),
-    "weights averaged": (weights_instead, "the parameters themselves were changed"),
+    "weights averaged": (weights_instead, "the parameters were changed"),
 }
 
 

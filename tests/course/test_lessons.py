@@ -78,6 +78,13 @@ def test_every_question_is_asked_once_and_every_letter_has_its_reason(name):
             assert quiz.right in quiz.reasons
 
 
+def test_a_check_needs_no_front_end():
+    """Checks are imported in worker processes, which start slowly enough without IPython and widgets."""
+    rooms = ", ".join(f"zerolab.course.lessons.{name}" for name in NAMES)
+    said = python(ROOT, "-c", f"import sys, {rooms}; print({{'IPython', 'ipywidgets'}} & set(sys.modules))")
+    assert said == "set()\n"
+
+
 # ---- a new lesson: one folder, one source, one row
 
 ROOM = {

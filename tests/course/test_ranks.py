@@ -66,4 +66,4 @@ def test_the_check_names_the_mistake(solution, diagnosis):
 def test_the_drawings_say_what_they_show():
     assert spoken(figures.separate_memories).startswith("4 separate boxes")
     alt = spoken(figures.drift, alone=[0.1, 0.4, 0.2], averaged=[0.0, 0.0, 0.0])
-    assert alt.endswith("with averaged gradients the distance stays 0.")
+    assert alt.endswith("With averaged gradients the distance stays 0.")

@@ -84,7 +84,7 @@ def a_number(flat, kept):
         (kept_whole, "stage 1's memory"),
         (not_reduced, "own gradient only"),
         (averaged, "mean"),
-        (reduced_again, "into a sum again"),
+        (reduced_again, "reduced again"),
         (neighbours, "another rank's shard"),
         (none_at_first, "NoneType"),
         (a_number, "returned float"),

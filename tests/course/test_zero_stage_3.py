@@ -7,7 +7,7 @@ from support.lessons import solutions_travel_by_value, spoken
 
 from zerolab import ring
 from zerolab.course.lessons.zero_stage_3 import check_sharded_pass
-from zerolab.course.lessons.zero_stage_3.figures import ARRIVING, AWAY, WHOLE, Moment, residency
+from zerolab.course.lessons.zero_stage_3.figures import ARRIVING, FREED, WHOLE, Moment, residency
 
 solutions_travel_by_value(__name__)
 
@@ -113,11 +113,11 @@ def first_only(layer):
     [
         ({"unshard": nothing}, "unshard(layer) comes before"),
         ({"regather": nothing}, "gather it a second time"),
-        ({"reshard": nothing, "regather": nothing}, "never let go"),
+        ({"reshard": nothing, "regather": nothing}, "never freed"),
         ({"unshard": without_own_shard}, "not the values"),
         ({"unshard": refill}, "not the values"),
         ({"regather": refill}, "not the values"),
-        ({"unshard": into_freed_storage}, "storage is away"),
+        ({"unshard": into_freed_storage}, "storage is freed"),
         ({"unshard": whole_tensors, "regather": whole_tensors}, "sends whole tensors"),
         ({"reduce": nothing}, "no grad_shard"),
         ({"reduce": first_only}, "not one for all"),
@@ -140,7 +140,7 @@ def test_gathering_everything_at_once_is_stage_2():
 def test_the_drawing_says_in_words_what_it_shows():
     run = [
         Moment("forward 0", [WHOLE, ARRIVING, WHOLE], [500_000, 500_000, 250_000]),
-        Moment("backward 0", [WHOLE, AWAY, WHOLE], [500_000, 0, 250_000]),
+        Moment("backward 0", [WHOLE, FREED, WHOLE], [500_000, 0, 250_000]),
     ]
     alt = spoken(residency, measured={1: run}, names=["block 0", "block 1", "root"])
-    assert "prefetch=1. At most 2 of the blocks" in alt and "1.25 MB" in alt
+    assert "prefetch=1. Besides the root at most 2 of the blocks" in alt and "1.25 MB" in alt

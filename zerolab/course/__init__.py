@@ -20,18 +20,17 @@ prints what is true everywhere ("bit-identical: True", bytes, shapes), never a t
 What a lesson uses
 ------------------
 ``predict(my_guess, answer, quiz.NAME)`` and ``answer(my_answer, quiz.NAME)``
-    Compare the reader's number or letter with the right one, and name the mistake that a known wrong one
-    comes from. The lesson's ``quiz.py`` holds the mistakes. In the committed notebook both are ``...``.
+    Compare the reader's number or letter with the right one, and name the mistake behind a known wrong one.
+    The lesson's ``quiz.py`` holds the mistakes. In the committed notebook the reader's answers are ``...``.
 ``show(draw, height=3, **values)`` and ``explore(draw, height=3, **controls)``
-    ``draw(sketch, **values)`` draws on an empty ``Sketch`` and returns its alt text. ``show`` displays it
-    once; ``explore`` adds controls (``slider(low, high, value)`` or ``choice(options, value)``), shows their
-    defaults as a plain image and redraws it in place. ``figures`` and ``look`` hold what lessons share.
+    Display a drawing, a function ``draw(sketch, **values)`` that returns its alt text, with sliders
+    (``slider``, ``choice``) or without. ``figures`` and ``look`` hold what lessons share.
 ``show_source(function)`` and ``show_diff(module_a, module_b)``
     The live source of the package, never a copy in the notebook.
 ``check_THING(solution)``
-    Made by ``@graded`` of a function that runs the solution on real ranks (``attempt``) and returns the
-    sentence that names its mistake. The exercise's cell begins with ``# Exercise`` and ends with the call of
-    the check; the solution is the ```` ```python ```` block of a ``<details>`` in the next markdown cell.
+    Made by ``@graded`` of a function that runs the solution on ranks (``attempt``) and names its mistake.
+    The exercise's cell begins with ``# Exercise`` and ends with the call of the check; the solution is the
+    ```` ```python ```` block of a ``<details>`` in the next markdown cell.
 """
 
 import importlib

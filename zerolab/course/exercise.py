@@ -1,7 +1,7 @@
-"""Run a reader's function on real ranks, and watch every message that it sends.
+"""Run a reader's function on real ranks, and record every message that it sends.
 
-A grader that looks at results alone passes a function that sends everything to everyone. This one also
-records what went over the process group, so a check can grade bytes and neighbours too.
+A grader that looks at results alone passes a function that sends everything to every rank. With the messages
+a check can also grade bytes, and which ranks talk to each other.
 """
 
 import functools
@@ -12,16 +12,17 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import zerolab
 
 Diagnose = Callable[[Callable], str | None]
 Check = Callable[[Callable], None]
-_SENDS, _RECEIVES = {"send"}, {"recv_", "recv_any_source_"}
+_RECEIVES = {"recv_", "recv_any_source_"}
 
 
 class Message(NamedTuple):
-    """One call on the process group: operation, the peer of a send (None for a collective), size."""
+    """One call on the process group: operation, the receiver of a send (None for a collective), size."""
 
     op: str
     peer: int | None
@@ -30,10 +31,10 @@ class Message(NamedTuple):
 
 
 class Wire(TorchDispatchMode):
-    """Records what the code inside it sends: torch.distributed's calls are operators, which this mode sees.
+    """Record what the code inside it sends: torch.distributed's calls are operators, and this mode sees them.
 
     It sees send and isend, batched or not, and every collective, under whatever name they were imported.
-    Receives are left out: each is somebody's send.
+    Receives are left out, because each of them is a send of another rank.
     """
 
     def __init__(self):
@@ -42,10 +43,8 @@ class Wire(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func.namespace == "c10d" and func._opname not in _RECEIVES:
-            peer = args[2] if func._opname in _SENDS else None
-            tensors = [
-                leaf for leaf in torch.utils._pytree.tree_leaves(args[0]) if isinstance(leaf, torch.Tensor)
-            ]
+            peer = args[2] if func._opname == "send" else None
+            tensors = [leaf for leaf in tree_leaves(args[0]) if isinstance(leaf, torch.Tensor)]
             numel, nbytes = sum(t.numel() for t in tensors), sum(t.nbytes for t in tensors)
             self.messages.append(Message(func._opname, peer, numel, nbytes))
         return func(*args, **(kwargs or {}))
@@ -60,31 +59,36 @@ class Attempt:
     failure: str | None = None
 
     @property
-    def silent(self) -> bool:
-        """Nothing was sent and nothing was returned: the stub, as it stands in the notebook."""
-        return not any(self.messages) and all(value is None for value in self.values)
-
-    @property
     def collectives(self) -> list[str]:
-        """Names of the ready-made collectives that were called."""
-        return sorted({m.op.strip("_") for sent in self.messages for m in sent if m.op not in _SENDS})
+        """The names of torch's own collectives that were called."""
+        return sorted({m.op.strip("_") for sent in self.messages for m in sent if m.op != "send"})
 
     def bytes_sent(self, rank: int) -> int:
         return sum(message.nbytes for message in self.messages[rank])
 
+    def unusable(self, instead: str) -> str | None:
+        """Why there is nothing to grade: a failure, a stub, or torch's collective in place of `instead`."""
+        if self.failure:
+            return self.failure
+        if not any(self.messages) and all(value is None for value in self.values):
+            return "not written yet: nothing was sent and None was returned"
+        return f"that calls torch's own {self.collectives[0]}: use {instead}" if self.collectives else None
+
 
 def attempt(fn: Callable, inputs: Sequence[tuple], timeout: float = 8.0) -> Attempt:
-    """Call fn(*inputs[rank]) on one process per entry of `inputs`, and say what became of it.
+    """Call fn(*inputs[rank]) on one process for each entry of `inputs` and return what came back.
 
-    A function that raises, or that never returns, is an answer too: `failure` then says so in a sentence
-    made for the person who wrote it.
+    A function that raises or never returns has a result, too: `failure` describes it to the person who wrote
+    the function.
     """
     try:
         results = zerolab.launch(_observe, len(inputs), fn, list(inputs), timeout=timeout)
     except zerolab.LaunchTimeout as error:
         return Attempt(failure=_stuck(error.ranks, len(inputs), timeout))
     except zerolab.WorkerError as error:
-        return Attempt(failure=_describe(error))
+        cause = error.__cause__
+        what = f"{type(cause).__name__}: {cause}" if cause is not None else str(error).splitlines()[0]
+        return Attempt(failure=f"rank {error.rank} stopped with {what}")
     return Attempt([value for value, _ in results], [messages for _, messages in results])
 
 
@@ -92,25 +96,19 @@ def _stuck(busy: Sequence[int], world_size: int, timeout: float) -> str:
     if busy:
         return f"after {timeout:g} s rank {busy[0]} was still computing, not waiting: an endless loop?"
     return (
-        f"deadlock: after {timeout:g} s all {world_size} ranks wait for each other. A send needs a receive "
-        "that is posted at the same time; if all send first and receive second, all wait. Batch the two "
-        "with dist.batch_isend_irecv, and wait for what it returns"
+        f"deadlock: after {timeout:g} s all {world_size} ranks wait for each other. If all of them send "
+        "first and receive second, all wait. Start both with dist.batch_isend_irecv, and wait for what it "
+        "returns"
     )
 
 
 def _observe(fn: Callable, inputs: list[tuple]) -> tuple[Any, list[Message]]:
-    """In the worker: run fn on this rank's input, under the eye of a Wire."""
+    """In the worker: run fn on this rank's input and record its messages."""
     with Wire() as wire:
         value = fn(*inputs[dist.get_rank()])
     if isinstance(value, torch.Tensor):
-        value = value.detach().clone()  # a view would bring its whole storage home
-    return value, [Message(*message) for message in wire.messages]
-
-
-def _describe(error: Exception) -> str:
-    cause = error.__cause__
-    what = f"{type(cause).__name__}: {cause}" if cause is not None else str(error).splitlines()[0]
-    return f"rank {error.rank} stopped with {what}"
+        value = value.detach().clone()  # a view would be sent with its whole storage
+    return value, wire.messages
 
 
 def graded(passed: str) -> Callable[[Diagnose], Check]:

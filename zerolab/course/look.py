@@ -8,17 +8,16 @@ from IPython.display import display
 
 from zerolab.course.sketch import INK, Sketch
 
-# Okabe and Ito's colours stay apart for colour-blind readers; every figure also writes the name beside the
-# colour.
+# Colour-blind readers can tell Okabe and Ito's colours apart; every figure also writes the names.
 CATEGORY_COLOURS = {
     "params": "#0072B2",
     "grads": "#E69F00",
     "optimizer": "#009E73",
     "activations": "#CC79A7",
 }
-# Ranks are not categories: a second set of hues, so that "rank 1" is never mistaken for "gradients".
+# Ranks have other colours than categories, so that "rank 1" is not mistaken for "gradients".
 _RANK_COLOURS = ("#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377", "#BBBBBB", "#994F00")
-WIDTH_PIXELS = 684  # on the page, and less where that is narrower
+WIDTH_PIXELS = 684  # less on a narrower page
 
 Draw = Callable[..., str]
 
@@ -29,7 +28,7 @@ def rank_colour(rank: int) -> str:
 
 
 def ink_on(colour: str) -> str:
-    """Black or white, whichever is read more easily on a colour."""
+    """Black or white, whichever is easier to read on a colour."""
     red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
     return "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 140 else INK
 
@@ -57,15 +56,12 @@ def image_html(svg: str, alt: str) -> str:
 def bundle(svg: str, alt: str) -> dict[str, str]:
     """The picture in the forms that front ends read, each with the alt text.
 
-    A browser draws an ``<img>`` in a document of its own, where no rule of the page reaches it; a page that
-    strips HTML falls back on the SVG itself, and a terminal reads the alt text.
+    In an ``<img>`` no style of the page changes the picture. A page without HTML shows the SVG itself, and a
+    terminal prints the alt text.
     """
     return {"text/html": image_html(svg, alt), "image/svg+xml": svg, "text/plain": alt}
 
 
 def show(draw: Draw, *, height: float = 3.2, **values) -> None:
-    """Draw one figure and display it with its alt text.
-
-    `draw(sketch, **values)` draws on an empty sketch and returns the alt text.
-    """
+    """Display one figure: `draw(sketch, **values)` draws on an empty sketch and returns its alt text."""
     display(bundle(*paint(draw, height, values)), raw=True)

@@ -1,8 +1,7 @@
 """Drawings as SVG: rectangles, lines and words, placed by a plot's own coordinates.
 
-A slider has 100 ms to answer, the way to the kernel and back included. A plotting library spends half of
-that, on an idle machine, on one drawing of the course; text for the browser to draw takes a millisecond,
-is sharp at every size, and is a tenth of the bytes.
+A figure with sliders is drawn again for every move. Text that the browser draws takes a millisecond, is
+small, and is sharp at every size.
 """
 
 import html
@@ -32,7 +31,7 @@ Ticks = Iterable[float] | Mapping[float, str]
 
 
 class Panel:
-    """A part of the page with coordinates of its own, such as GB by stage; `y` may run downwards.
+    """A part of the page with coordinates of its own, such as GB by stage; `y` may grow downwards.
 
     `x` and `y` are the values at left and right, and at bottom and top. Lengths of ink (line widths, font
     sizes, shifts) are in points everywhere.
@@ -69,7 +68,7 @@ class Panel:
     ) -> None:
         """A box from the corner (x, y) to the one that is `width` and `height` away."""
         (x0, y0), (x1, y1) = self.at(x, y), self.at(x + width, y + height)
-        # Neighbours without anti-aliasing, so that no light seam shows between them.
+        # Neighbours are drawn without anti-aliasing, so that no light line shows between them.
         crisp = "" if radius or edge != "none" else ' shape-rendering="crispEdges"'
         self.elements.append(
             f'<rect x="{min(x0, x1):.2f}" y="{min(y0, y1):.2f}" width="{abs(x1 - x0):.2f}" '
@@ -96,7 +95,7 @@ class Panel:
         )
 
     def arrow(self, points: Sequence[Point], *, colour: str = INK, width: float = 1.4) -> None:
-        """A line whose end is a pointed head."""
+        """A line that ends in an arrowhead."""
         self.line(points, colour=colour, width=width)
         (x0, y0), (x1, y1) = self.at(*points[-2]), self.at(*points[-1])
         angle = math.degrees(math.atan2(y1 - y0, x1 - x0))
@@ -108,7 +107,7 @@ class Panel:
     def marks(
         self, points: Iterable[Point], colour: str, shape: str = "circle", *, size: float = 1.0
     ) -> None:
-        """A small sign at each point: circle, square, triangle or cross."""
+        """A small mark at each point: circle, square, triangle or cross."""
         for x, y in (self.at(*point) for point in points):
             self.elements.append(
                 f'<path d="{_MARKS[shape]}" fill="{colour}" stroke="{colour}" '
@@ -130,9 +129,9 @@ class Panel:
         turn: float = 0,
         halo: bool = False,
     ) -> None:
-        """Words of one or more lines beside, over, under or around a point; a halo keeps a line out of them.
+        """Words in one or more lines beside, above, below or around a point; a halo hides lines behind them.
 
-        How wide a word comes out is up to the reader's fonts, so nothing may depend on it.
+        The width of a word depends on the reader's fonts, so nothing may depend on it.
         """
         lines = html.escape(words, quote=False).split("\n")
         block = (len(lines) - 1) * _LINE * size
@@ -151,7 +150,7 @@ class Panel:
         )
 
     def x_axis(self, ticks: Ticks, label: str = "", *, size: float = 10, marks: bool = True) -> None:
-        """The axis along the lower edge; `ticks` are values, or values with the words to write there."""
+        """The axis along the lower edge; `ticks` are values, or values with the words to write at them."""
         named, bottom, page = _named(ticks), self.top + self.height, self._page()
         page.line([(self.left, bottom), (self.left + self.width, bottom)], colour=FRAME)
         for value, words in named.items():
@@ -165,7 +164,7 @@ class Panel:
             page.text(self.left + self.width / 2, below, label, align="middle", vertical="top")
 
     def y_axis(self, ticks: Ticks, label: str = "", *, line: bool = True) -> None:
-        """The axis along the left edge; without its line, the words alone."""
+        """The axis along the left edge; without its line only the words."""
         named, page = _named(ticks), self._page()
         if line:
             page.line([(self.left, self.top), (self.left, self.top + self.height)], colour=FRAME)
@@ -180,7 +179,7 @@ class Panel:
             page.text(beside, self.top + self.height / 2, label, align="middle", turn=-90)
 
     def _page(self) -> "Panel":
-        """The same drawing in plain points, for what lies outside of the plot's own range."""
+        """The same drawing in plain points, for what is outside the plot's own range."""
         return Panel((0, 0, 1, 1), (0, 1), (1, 0), False, self.elements)
 
 
@@ -220,13 +219,13 @@ def nice(low: float, high: float, most: int = 8) -> list[float]:
 
 
 def powers_of_ten(low: float, high: float) -> dict[float, str]:
-    """The powers of ten from low to high, and their names, for the ticks of a logarithmic axis."""
+    """The powers of ten from low to high with their names, for the ticks of a logarithmic axis."""
     powers = range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)
     return {10.0**power: f"{10.0**power:,g}" for power in powers}
 
 
 def _named(ticks: Ticks) -> Mapping[float, str]:
-    """Values without names are written with as many decimals as the longest of them needs."""
+    """Ticks with names; values are written with as many decimals as the longest of them needs."""
     if isinstance(ticks, Mapping):
         return ticks
     values = list(ticks)

@@ -1,4 +1,4 @@
-"""The package's own source, live: what a notebook shows is the file that runs, never a copy of it."""
+"""Show the package's own source: the file that runs, never a copy of it in the notebook."""
 
 import difflib
 import html
@@ -16,7 +16,7 @@ from pygments.lexers import get_lexer_by_name
 import zerolab
 
 _PACKAGE = Path(zerolab.__file__).resolve().parent
-# Both colours are set, so that the code is legible on a dark page too.
+# Both colours are set, so that the code can be read on a dark page too.
 _PAPER = "background: #f7f7f7; color: #222222; padding: 0.4em 0.8em"
 _LETTERS = "font-family: monospace; line-height: 1.35; margin: 0; background: transparent; color: inherit"
 
@@ -24,7 +24,7 @@ _LETTERS = "font-family: monospace; line-height: 1.35; margin: 0; background: tr
 def show_source(thing, docstring: bool = True) -> None:
     """Show the source of a function, class or module of the package, highlighted, under its file's name.
 
-    `docstring=False` leaves the docstring out, where the lesson's own prose has just said it.
+    `docstring=False` leaves the docstring out, if the lesson has just said the same.
 
     Raises: TypeError for something that has no Python source.
     """
@@ -38,22 +38,22 @@ def show_source(thing, docstring: bool = True) -> None:
 def show_diff(before, after, context: int = 1) -> None:
     """Show what changes from one module (or function, or class) of the package to another, as a unified diff.
 
-    Docstrings and comments are part of the diff: they are where the files say why. `context` is the number of
-    unchanged lines kept around each change.
+    Docstrings and comments are part of the diff, because they say why. `context` is the number of unchanged
+    lines around each change.
     """
     texts = [inspect.getsource(thing).splitlines() for thing in (before, after)]
     names = [_path(thing) for thing in (before, after)]
     lines = list(difflib.unified_diff(*texts, *names, n=context, lineterm=""))
     added = sum(line.startswith("+") for line in lines[2:])
     removed = sum(line.startswith("-") for line in lines[2:])
-    # The line numbers in a hunk's header say nothing to a reader, and change with every edit further up.
+    # Without the line numbers of each header, which change with every edit further up.
     body = ["@@" if line.startswith("@@") else line for line in lines[2:]]
     title = f"`{names[0]}` → `{names[1]}`: {removed} lines go, {added} come"
     _display(title, "diff", "\n".join(body) or "(no difference)")
 
 
 def _path(thing) -> str:
-    path = Path(inspect.getsourcefile(inspect.unwrap(thing))).resolve()  # a decorator's own file says nothing
+    path = Path(inspect.getsourcefile(inspect.unwrap(thing))).resolve()  # not the decorator's file
     if not path.is_relative_to(_PACKAGE):
         return path.name
     return path.relative_to(_PACKAGE.parent).as_posix()
@@ -68,11 +68,8 @@ def _without_docstring(text: str, docstring: str | None) -> str:
 
 
 def _display(title: str, language: str, text: str) -> None:
-    """As HTML with its colours inline: nbconvert sets a Markdown output's code in a proportional font."""
+    """Display as HTML with inline colours: nbconvert shows Markdown code in a proportional font."""
     style = HtmlFormatter(noclasses=True, nobackground=True, cssstyles=_PAPER, prestyles=_LETTERS)
     code = highlight(text, get_lexer_by_name(language), style)
-    display({"text/html": f"<p>{_as_html(title)}</p>{code}", "text/plain": f"{title}\n\n{text}"}, raw=True)
-
-
-def _as_html(title: str) -> str:
-    return re.sub("`([^`]*)`", r"<code>\1</code>", html.escape(title))
+    heading = re.sub("`([^`]*)`", r"<code>\1</code>", html.escape(title))
+    display({"text/html": f"<p>{heading}</p>{code}", "text/plain": f"{title}\n\n{text}"}, raw=True)

@@ -1,9 +1,9 @@
-"""Lesson 02's drawings: the ring's chunks moving, drawn from what a real run reported."""
+"""Lesson 02's drawing: the chunks of a ring, drawn from what a real run reported."""
 
 from zerolab.course.look import ink_on, rank_colour
 from zerolab.course.sketch import INK, Panel, Sketch
 
-Sum = tuple[int, ...]  # the ranks whose contributions a chunk holds, in the order of arrival
+Sum = tuple[int, ...]  # the ranks whose contributions a chunk holds
 Rounds = list[list[tuple[int, int, int, int]]]  # by rank: (step, sent, received, bytes) of each round
 CELL = 0.84  # a chunk's width where the next one starts at 1
 
@@ -35,16 +35,19 @@ def ring_step(sketch: Sketch, recorded: dict[int, Rounds], ranks: int = 4, step:
         grid.text(rank + CELL / 2, -0.6, f"chunk {rank}", align="middle")
         for chunk, contributors in enumerate(held[rank]):
             _draw_chunk(grid, rank, chunk, contributors, ranks)
-    for rank in range(ranks if step else 0):
-        _draw_message(grid, rank, rounds[rank][step - 1][1], ranks)
+    sent = [rounds[rank][step - 1][1] for rank in range(ranks)] if step else []
+    for rank, chunk in enumerate(sent):
+        _draw_message(grid, rank, chunk, ranks)
     title = _title(step, ranks)
     sketch.text(0.01, 0.97, title, bold=True, vertical="top")
     complete = sum(len(chunk) == ranks for row in held for chunk in row)
-    return f"{title} {_moves(rounds, step)}{complete} of {ranks**2} chunks hold the sum of all {ranks} ranks."
+    moves = ", ".join(f"rank {rank} sent chunk {chunk}" for rank, chunk in enumerate(sent))
+    said = f"{title} In this round {moves}." if sent else title
+    return f"{said} {complete} of {ranks**2} chunks hold the sum of all {ranks} ranks."
 
 
 def _draw_chunk(grid: Panel, rank: int, chunk: int, contributors: Sum, ranks: int) -> None:
-    """A frame with a box for each rank whose numbers have been added; a broad frame when all have."""
+    """A frame with a box for each rank whose numbers have been added; a thick frame when all have."""
     width = CELL / ranks
     for place, contributor in enumerate(sorted(contributors)):
         left, colour = chunk + place * width, rank_colour(contributor)
@@ -55,7 +58,7 @@ def _draw_chunk(grid: Panel, rank: int, chunk: int, contributors: Sum, ranks: in
 
 
 def _draw_message(grid: Panel, rank: int, chunk: int, ranks: int) -> None:
-    """An arrow from the sender to the receiver below; the last rank's goes around, back to the first."""
+    """An arrow from the sender to the receiver below; the last rank's goes back to the first."""
     receiver, side = (rank + 1) % ranks, chunk + CELL
     if receiver > rank:
         grid.arrow([(chunk + CELL / 2, rank + 0.29), (chunk + CELL / 2, receiver - 0.31)])
@@ -67,15 +70,6 @@ def _title(step: int, ranks: int) -> str:
     rounds = ranks - 1
     if step == 0:
         return f"Before: each of {ranks} ranks holds only its own contribution to every chunk."
-    if step <= rounds:
-        done = " Each rank's own chunk is now complete." if step == rounds else ""
-        return f"Reduce-scatter, round {step} of {rounds}: what arrives is added.{done}"
-    done = " Everyone has everything." if step == 2 * rounds else ""
-    return f"All-gather, round {step - rounds} of {rounds}: what arrives replaces.{done}"
-
-
-def _moves(rounds: Rounds, step: int) -> str:
-    if not step:
-        return ""
-    sent = ", ".join(f"rank {rank} sent chunk {rounds[rank][step - 1][1]}" for rank in range(len(rounds)))
-    return f"In this round {sent}. "
+    done = {rounds: " Each rank's own chunk is now complete.", 2 * rounds: " All ranks have all chunks."}
+    name, what = ("Reduce-scatter", "is added") if step <= rounds else ("All-gather", "replaces")
+    return f"{name}, round {(step - 1) % rounds + 1} of {rounds}: what arrives {what}.{done.get(step, '')}"

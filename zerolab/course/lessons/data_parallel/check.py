@@ -38,16 +38,16 @@ def check_average_gradients(fn: Callable) -> str | None:
     """Run fn(parameters, count) on 1 to 3 ranks and print the mistake it makes, or that it makes none.
 
     fn leaves in every `parameter.grad` the gradient of the mean over all ranks' tokens, in one message. Wrong
-    values are named before needless messages.
+    values are named before superfluous messages.
     """
-    dear = None
+    too_much = None
     for case in CASES:
-        outcome = attempt(_graded, [(fn, case, rank) for rank in range(len(case.counts))])
+        outcome = attempt(_average, [(fn, case, rank) for rank in range(len(case.counts))])
         wrong = _not_written(outcome) or _stopped(outcome, case) or _wrong_value(outcome, case)
         if wrong:
             return f"{wrong} (seen with: {case.meaning})"
-        dear = dear or _wrong_road(outcome, case)
-    return dear
+        too_much = too_much or _too_much_sent(outcome, case)
+    return too_much
 
 
 def gradient(name: str, rank: int) -> torch.Tensor:
@@ -56,22 +56,17 @@ def gradient(name: str, rank: int) -> torch.Tensor:
     return torch.randn(SHAPES[name], generator=generator, dtype=torch.float64)
 
 
-def _graded(fn: Callable, case: Case, rank: int) -> list[torch.Tensor | None]:
-    """On a rank: what fn makes of the gradients of `case`."""
-    parameters = []
-    for name, shape in SHAPES.items():
-        parameter = torch.nn.Parameter(torch.ones(shape, dtype=torch.float64))
-        if not (name == "gate" and case.gap == rank):
-            parameter.grad = gradient(name, rank)
-        parameters.append(parameter)
+def _average(fn: Callable, case: Case, rank: int) -> list[torch.Tensor | None]:
+    """In the worker: the gradients of `case` after fn has averaged them."""
+    parameters = {name: torch.nn.Parameter(torch.ones(SHAPES[name], dtype=torch.float64)) for name in SHAPES}
+    for name, parameter in parameters.items():
+        parameter.grad = None if name == "gate" and case.gap == rank else gradient(name, rank)
     if case.transposed == rank:
-        parameters[0].grad = parameters[0].grad.t().contiguous().t()
-    fn(parameters, case.counts[rank])
-    if any(not torch.equal(p, torch.ones_like(p)) for p in parameters):
-        raise RuntimeError(
-            "the parameters themselves were changed: average parameter.grad, not the parameter"
-        )
-    return [None if p.grad is None else p.grad.clone() for p in parameters]
+        parameters["weight"].grad = gradient("weight", rank).t().contiguous().t()
+    fn(list(parameters.values()), case.counts[rank])
+    if any(not torch.equal(p, torch.ones_like(p)) for p in parameters.values()):
+        raise RuntimeError("the parameters were changed: average parameter.grad, not the parameter")
+    return [None if p.grad is None else p.grad.clone() for p in parameters.values()]
 
 
 def _not_written(outcome: Attempt) -> str | None:
@@ -81,19 +76,19 @@ def _not_written(outcome: Attempt) -> str | None:
 
 
 def _stopped(outcome: Attempt, case: Case) -> str | None:
-    """A crash or a hang. Where a gradient is missing on one rank only, that is nearly always why."""
+    """A crash or a hang. If a gradient is missing on one rank only, that is nearly always why."""
     if outcome.failure is None:
         return None
     if case.gap is not None:
         return (
-            f"a parameter without a gradient is not seen to: here rank {case.gap} has none, so it sends "
-            "less than the others, who wait, or read a message meant for something else. Send zeros for it "
+            f"rank {case.gap} has a parameter without a gradient here. So it sends less than the others, "
+            "and they wait for it or read a message meant for something else. Send zeros for it "
             f"({outcome.failure})"
         )
     if "view" in outcome.failure and case.transposed is not None:
         return (
             "a gradient need not be contiguous, and view(-1) refuses such a tensor: use flatten() or "
-            "reshape(-1), which copy where they must"
+            "reshape(-1), which copy if they must"
         )
     return outcome.failure
 
@@ -104,7 +99,7 @@ def _wrong_value(outcome: Attempt, case: Case) -> str | None:
         for name, got in zip(SHAPES, grads, strict=True):
             if got is None:
                 return (
-                    f"on rank {rank} the {name} still has no gradient, though another rank sent one: every "
+                    f"on rank {rank} the {name} still has no gradient, but another rank sent one: every "
                     "rank must make the same update, so put the average there"
                 )
             right = wanted["right"][name]
@@ -115,50 +110,42 @@ def _wrong_value(outcome: Attempt, case: Case) -> str | None:
 
 
 def _candidates(case: Case) -> dict[str, dict[str, torch.Tensor]]:
-    """The right answer, and the wrong ones that a known mistake leads to."""
-    counts, ranks = case.counts, range(len(case.counts))
-    zero = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in SHAPES.items()}
-    mine = [
-        {name: zero[name] if name == "gate" and case.gap == rank else gradient(name, rank) for name in SHAPES}
-        for rank in ranks
-    ]
-    total = {name: sum(mine[rank][name] for rank in ranks) for name in SHAPES}
-    weighted = {name: sum(counts[rank] * mine[rank][name] for rank in ranks) for name in SHAPES}
-    scale = lambda grads, factor: {name: grad * factor for name, grad in grads.items()}
-    return {
-        "right": scale(weighted, 1 / sum(counts)),
-        "sum": total,
-        "mean of means": scale(total, 1 / len(counts)),
-        "weighted sum": weighted,
-        "divided twice": scale(weighted, 1 / sum(counts) / len(counts)),
-    }
+    """For each parameter the right answer, and the wrong ones under the mistake that leads to them."""
+    counts, found = case.counts, {"right": {}, **{why: {} for why in WHY}}
+    for name in SHAPES:
+        missing = case.gap if name == "gate" else None
+        mine = [gradient(name, rank) * (rank != missing) for rank in range(len(counts))]
+        total, weighted = sum(mine), sum(count * grad for count, grad in zip(counts, mine, strict=True))
+        right = weighted / sum(counts)
+        values = (right, total, total / len(counts), weighted, right / len(counts))
+        for answers, value in zip(found.values(), values, strict=True):
+            answers[name] = value
+    return found
 
 
-_WHY = {
-    "sum": "that is the sum over the ranks, not the mean: with N ranks every step would be N times too long",
-    "mean of means": (
-        "that is the mean of the ranks' means, and the ranks hold different numbers of tokens: weigh each "
-        "gradient by its count, and divide by the sum of the counts"
-    ),
-    "weighted sum": "weighed by their counts, and then never divided by the sum of the counts",
-    "divided twice": "divided once too often: after weighing, the sum of the counts is the only divisor",
-}
+WHY = (
+    "that is the sum over the ranks, not the mean: with N ranks every step would be N times too long",
+    "that is the mean of the ranks' means, and the ranks have different numbers of tokens: multiply each "
+    "gradient by its count, and divide by the sum of the counts",
+    "multiplied by the counts, and never divided by the sum of the counts",
+    "divided once too often: after multiplying by the counts, divide by their sum only",
+)
 
 
 def _explain(got: torch.Tensor, name: str, rank: int, wanted: dict, case: Case) -> str:
-    for mistake, why in _WHY.items():
-        if torch.allclose(got, wanted[mistake][name], rtol=1e-9, atol=0):
+    for why in WHY:
+        if torch.allclose(got, wanted[why][name], rtol=1e-9, atol=0):
             return why
     if torch.equal(got, gradient(name, rank)):
         return (
             f"the {name}'s gradient on rank {rank} is what it was before: contiguous(), flatten() and cat "
-            "make copies, so the average has to be copied back into parameter.grad"
+            "make copies, so copy the average back into parameter.grad"
         )
     if case.transposed is not None and torch.allclose(got.sum(), wanted["right"][name].sum(), rtol=1e-9):
         return (
             "the right numbers in the wrong places: an all-reduce adds storages byte by byte, and this "
-            "gradient is laid out transposed on one rank. Flatten first: flatten() follows the elements, "
-            "not the storage"
+            "gradient is transposed on one rank. Flatten first: flatten() follows the elements, not the "
+            "storage"
         )
     if case.gap is not None:
         return (
@@ -168,18 +155,15 @@ def _explain(got: torch.Tensor, name: str, rank: int, wanted: dict, case: Case) 
     return f"rank {rank}'s gradient of the {name} is not the mean over all tokens"
 
 
-def _wrong_road(outcome: Attempt, case: Case) -> str | None:
+def _too_much_sent(outcome: Attempt, case: Case) -> str | None:
     """Right values, but too many messages or too many bytes."""
     for rank, sent in enumerate(outcome.messages):
+        right = f"the values are right, but rank {rank}"
         if len(sent) > 1 and len(case.counts) > 1:
             return (
-                f"the values are right, but rank {rank} made {len(sent)} calls where 1 is enough: put the "
-                "gradients, and the count after them, into one flat tensor"
+                f"{right} made {len(sent)} calls where 1 is enough: put the gradients, and the count after "
+                "them, into one flat tensor"
             )
-        elements = sum(message.numel for message in sent)
-        if elements > PSI + 1:
-            return (
-                f"the values are right, but rank {rank} sent {elements} elements where {PSI} gradients and "
-                "1 count are enough"
-            )
+        if (elements := sum(message.numel for message in sent)) > PSI + 1:
+            return f"{right} sent {elements} elements where {PSI} gradients and 1 count are enough"
     return None

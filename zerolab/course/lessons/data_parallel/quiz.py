@@ -4,23 +4,23 @@ from zerolab.course.questions import Prediction, Quiz
 
 FIRST_STEP = Prediction(
     {
-        "plain SGD: lr × the mean gradient": 0.2,
+        "that is plain SGD: lr × the mean gradient": 0.2,
         "the gradients were added, not averaged": 0.4,
         "the two updates, +0.1 and −0.1, were averaged": 0,
     }
 )
 MEAN_LOSS = Prediction(
-    {"the mean of the two means: rank 1's tokens then count three times as much as rank 0's": 4}
+    {"that is the mean of the means, where a token of rank 1 counts three times as much as one of rank 0": 4}
 )
 LATENCY = Prediction(
     {
-        "one all-reduce is not one message; around a ring of 64 it is 126 in a row": 5.8,
-        "that is a reduce-scatter's latency; an all-reduce goes around twice": 365.4,
+        "one all-reduce on a ring of 64 is 126 messages in a row, not one": 5.8,
+        "that is the latency of reduce-scatters; an all-reduce goes around the ring twice": 365.4,
     },
     "ms",
 )
 HELD_BY_64_GPUS = Prediction(
-    {"that is one rank's, and all 64 hold the same": 120, "only the bf16 weights": 15 * 64}, "GB"
+    {"that is one rank, and all 64 hold the same": 120, "that is only the bf16 weights": 15 * 64}, "GB"
 )
 IDENTICAL_WORK = Quiz(
     "c",

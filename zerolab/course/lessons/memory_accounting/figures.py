@@ -6,10 +6,11 @@ from zerolab.course.look import CATEGORY_COLOURS
 from zerolab.course.sketch import INK, Sketch, nice, powers_of_ten
 
 STAGE_NAMES = ("data parallel", "stage 1", "stage 2", "stage 3")
+GPU_GB = 32
 
 
 def sixteen_bytes(sketch: Sketch) -> str:
-    """One parameter's bytes under the paper's convention, a box a byte."""
+    """One parameter's bytes in the paper's mixed precision, a box for each byte."""
     blocks = (
         ("bf16\nparameter", 2, "params"),
         ("bf16\ngradient", 2, "grads"),
@@ -34,69 +35,61 @@ def sixteen_bytes(sketch: Sketch) -> str:
 
 
 def stage_bars(
-    sketch: Sketch,
-    model: float = 7.5e9,
-    gpus: int = 64,
-    stage: int | None = None,
-    precision: str = "mixed",
-    gpu_memory_gb: float = 32,
+    sketch: Sketch, model: float = 7.5e9, gpus: int = 64, stage: int | None = None, precision: str = "mixed"
 ) -> str:
-    """Bytes on each GPU at the four stages; a given `stage` stands out, beside one GPU's memory."""
+    """Bytes on each GPU at the four stages, beside one GPU's memory. A given `stage` stands out."""
     rows = [memory.model_states(model, gpus, row, precision) for row in range(4)]
     totals = [states.total_bytes / 1e9 for states in rows]
     widest = totals[0] * 1.16
     bars = sketch.panel(0.14, 0.17, 0.84, 0.62, x=(0, widest), y=(3.6, -0.6))
     for row, states in enumerate(rows):
         stacked(bars, row, sizes_of(states, 1e9), opacity=1.0 if stage in (None, row) else 0.25)
-    if in_sight := gpu_memory_gb < widest:
-        bars.line([(gpu_memory_gb, -0.6), (gpu_memory_gb, 3.6)], dash="4 3")
+    if in_sight := widest > GPU_GB:
+        bars.line([(GPU_GB, -0.6), (GPU_GB, 3.6)], dash="4 3")
     for row, states in enumerate(rows):
         words, bold = memory.format_bytes(states.total_bytes), stage in (None, row)
         bars.text(totals[row], row, words, bold=bold, shift=(6, 0), halo=True)
     bars.y_axis(dict(enumerate(STAGE_NAMES)))
     bars.x_axis(nice(0, widest), "GB on each GPU (1 GB = 10⁹ bytes)")
     key(sketch, 0.84, (0.14, 0.32, 0.49))
-    title = _headline(model, gpus, stage, totals, gpu_memory_gb) + (" (dashed)" if in_sight else "")
+    title = _headline(model, gpus, stage, totals) + (" (dashed)" if in_sight else "")
     sketch.text(0.01, 0.97, title, bold=True, vertical="top")
     listed = ", ".join(f"{name} {total:.3g}" for name, total in zip(STAGE_NAMES, totals, strict=True))
     return f"{title}. GB on each GPU, precision {precision}: {listed}."
 
 
-def _headline(model: float, gpus: int, stage: int | None, totals: list[float], gpu_memory_gb: float) -> str:
+def _headline(model: float, gpus: int, stage: int | None, totals: list[float]) -> str:
     where = f"{_size(model)} parameters on {gpus} GPU{'s' if gpus > 1 else ''}"
     if stage is None:
-        return f"{where}, beside {gpu_memory_gb:g} GB of GPU memory"
-    difference = totals[stage] - gpu_memory_gb
+        return f"{where}, beside {GPU_GB} GB of GPU memory"
+    difference = totals[stage] - GPU_GB
     verdict = "less than" if difference < 0 else "more than" if difference > 0 else "exactly"
-    return f"{where}, {STAGE_NAMES[stage]}: {totals[stage]:.3g} GB each, {verdict} {gpu_memory_gb:g} GB"
+    return f"{where}, {STAGE_NAMES[stage]}: {totals[stage]:.3g} GB each, {verdict} {GPU_GB} GB"
 
 
 def _size(psi: float) -> str:
     return f"{psi / 1e12:g}T" if psi >= 1e12 else f"{psi / 1e9:g}B"
 
 
-def per_gpu_curves(sketch: Sketch, model: float = 7.5e9, precision: str = "mixed") -> str:
-    """GB on each GPU against the number of GPUs: what shrinks with N, and the floor of what does not."""
-    counts = [2**power for power in range(11)]
-    sizes = [
-        [memory.model_states(model, n, stage, precision).total_bytes / 1e9 for n in counts]
-        for stage in range(4)
-    ]
-    low, high = sizes[3][-1] / 1.4, sizes[0][0] * 1.5
+def per_gpu_curves(sketch: Sketch, model: float = 7.5e9) -> str:
+    """GB on each GPU against the number of GPUs, at each stage."""
+    counts, ends = [2**power for power in range(11)], []
+    totals = lambda stage: [memory.model_states(model, n, stage).total_bytes / 1e9 for n in counts]
+    low, high = totals(3)[-1] / 1.4, totals(0)[0] * 1.5
     plot = sketch.panel(0.09, 0.17, 0.69, 0.79, x=(0.7, 1460), y=(low, high), log=True)
-    shades = (INK, CATEGORY_COLOURS["optimizer"], CATEGORY_COLOURS["grads"], CATEGORY_COLOURS["params"])
-    signs, ends = ("cross", "circle", "square", "triangle"), []
-    for stage, series in enumerate(sizes):
-        points = list(zip(counts, series, strict=True))
-        plot.line(points, colour=shades[stage], width=1.5)
-        plot.marks(points, shades[stage], signs[stage])
-        ends.append(f"{STAGE_NAMES[stage]}: {series[-1]:.3g}")
-        plot.text(1250, series[-1], ends[-1], colour=shades[stage], bold=True)
+    shades = (INK, *(CATEGORY_COLOURS[category] for category in ("optimizer", "grads", "params")))
+    signs = ("cross", "circle", "square", "triangle")
+    for stage, (name, shade, sign) in enumerate(zip(STAGE_NAMES, shades, signs, strict=True)):
+        points = list(zip(counts, totals(stage), strict=True))
+        plot.line(points, colour=shade, width=1.5)
+        plot.marks(points, shade, sign)
+        ends.append(f"{name}: {points[-1][1]:.3g}")
+        plot.text(1250, points[-1][1], ends[-1], colour=shade, bold=True)
     plot.x_axis({count: str(count) for count in counts[::2]}, "number of GPUs")
     plot.y_axis(powers_of_ten(low, high), "GB on each GPU")
     return (
-        f"GB per GPU against GPU count, 1 to 1024, for {_size(model)} parameters. At 1024 GPUs: "
-        f"{', '.join(ends)}. Stages 1 and 2 flatten out; stage 3 keeps falling."
+        f"GB per GPU against the number of GPUs, 1 to 1024, for {_size(model)} parameters. At 1024 GPUs: "
+        f"{', '.join(ends)}. Stages 1 and 2 stop falling; stage 3 keeps falling."
     )
 
 
@@ -106,13 +99,13 @@ def states_and_activations(sketch: Sketch, batch: int = 32, checkpointing: bool 
     sizes = sizes_of(memory.model_states(1.5e9, 1, 0), 1e9) | {"activations": kept / 1e9}
     total = sum(sizes.values())
     bar = sketch.panel(0.02, 0.3, 0.96, 0.36, x=(0, max(100, total * 1.02)), y=(-0.5, 0.5))
-    listed = {category: f"{NAMES.get(category, category)} {size:.3g} GB" for category, size in sizes.items()}
     stacked(bar, 0, sizes)
-    bar.line([(32, -0.5), (32, 0.5)], dash="4 3")
-    bar.text(32, 0.5, "32 GB", vertical="bottom", align="middle", size=9)
+    bar.line([(GPU_GB, -0.5), (GPU_GB, 0.5)], dash="4 3")
+    bar.text(GPU_GB, 0.5, f"{GPU_GB} GB", vertical="bottom", align="middle", size=9)
     bar.x_axis(nice(0, max(100, total)), "GB on one GPU")
+    listed = {category: f"{NAMES.get(category, category)} {size:.3g} GB" for category, size in sizes.items()}
     key(sketch, 0.8, (0.02, 0.23, 0.43, 0.7), listed)
     how = "with checkpointing" if checkpointing else "all kept"
     title = f"GPT-2 1.5B on one GPU, batch {batch} × 1024 tokens, activations {how}: {total:.3g} GB"
     sketch.text(0.02, 0.97, title, bold=True, vertical="top")
-    return f"{title}, of which {', '.join(listed.values())}; the dashed line is one GPU of 32 GB."
+    return f"{title}, of which {', '.join(listed.values())}; the dashed line is one GPU of {GPU_GB} GB."

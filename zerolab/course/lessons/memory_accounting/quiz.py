@@ -11,12 +11,14 @@ BYTES_IN_MIXED_PRECISION = Prediction(
 STAGE_1 = Prediction(
     {
         "only m and v were sharded; the fp32 master weights are optimizer state too": 63.0,
-        "only m and v were sharded, and the result is in GiB besides": 58.7,
+        "only m and v were sharded, and the result is in GiB": 58.7,
         "everything was divided by 8, which is stage 3": 14.0,
     },
     "GB",
 )
-ACTIVATIONS = Prediction({"one byte each, not two": 30.2, "one tensor a layer instead of 12": 5.03}, "GB")
+ACTIVATIONS = Prediction(
+    {"each number has two bytes, not one": 30.2, "a layer keeps 12 tensors, not one": 5.03}, "GB"
+)
 MOMENTUM_INSTEAD = Quiz(
     "b",
     {

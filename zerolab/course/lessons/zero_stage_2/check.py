@@ -1,4 +1,4 @@
-"""Lesson 05's exercise: reduce a micro-batch's gradient, keep 1/N of it. Values, memory and bytes count."""
+"""Lesson 05's exercise: reduce a micro-batch's gradient, keep 1/N. Graded on values, memory and bytes."""
 
 from collections.abc import Callable
 from functools import partial
@@ -11,7 +11,7 @@ from zerolab.course.exercise import Attempt, attempt, graded
 
 MICRO_BATCHES = 3
 CASES = ((2, 8), (3, 12), (4, 8))  # (world_size, numel); a flat buffer is padded, so every shard is equal
-BASE = 32  # rank r's part of micro-batch m stands in digit r of a sum, so the digits say who is in it
+BASE = 32  # a rank's gradient is in digits of its own, so the digits of a sum show which ranks are in it
 
 
 class Kept(NamedTuple):
@@ -37,7 +37,7 @@ def check_reduce_and_keep(fn: Callable) -> str | None:
             ([gradient(rank, micro, numel) for micro in range(MICRO_BATCHES)],) for rank in range(world_size)
         ]
         outcome = attempt(partial(_step, fn), inputs)
-        problem = outcome.failure or _not_written(outcome) or _shortcut(outcome)
+        problem = outcome.failure or _not_written(outcome) or _not_the_ring(outcome)
         for micro in range(0 if problem else MICRO_BATCHES):
             kept = [values[micro] for values in outcome.values]
             problem = problem or _wrong_shape(kept, world_size, numel) or _wrong_value(kept, micro, numel)
@@ -57,14 +57,10 @@ def _step(fn: Callable, gradients: list[torch.Tensor]) -> list[Kept]:
     kept, seen = None, []
     while gradients:
         kept = fn(gradients.pop(0).clone(), kept)
-        whole = isinstance(kept, torch.Tensor)
-        seen.append(
-            Kept(
-                kept.detach().clone() if whole else None,
-                kept.untyped_storage().nbytes() if whole else 0,
-                type(kept).__name__,
-            )
-        )
+        value, nbytes = None, 0
+        if isinstance(kept, torch.Tensor):
+            value, nbytes = kept.detach().clone(), kept.untyped_storage().nbytes()
+        seen.append(Kept(value, nbytes, type(kept).__name__))
     return seen
 
 
@@ -77,16 +73,11 @@ def _not_written(outcome: Attempt) -> str | None:
     return None
 
 
-def _shortcut(outcome: Attempt) -> str | None:
-    if not outcome.collectives:
-        return None
-    name = outcome.collectives[0]
-    if "allreduce" in name:
-        return (
-            f"that calls torch's {name}, which sends everybody every sum, twice the bytes: a rank needs the "
-            "sum of its own shard only, so use ring.reduce_scatter"
-        )
-    return f"that calls torch's own {name}: use ring.reduce_scatter, whose messages you have read"
+def _not_the_ring(outcome: Attempt) -> str | None:
+    for name in outcome.collectives:
+        sends = ", which sends every sum to every rank, twice the bytes" if "allreduce" in name else ""
+        return f"that calls torch's own {name}{sends}: use ring.reduce_scatter"
+    return None
 
 
 def _wrong_shape(kept: list[Kept], world_size: int, numel: int) -> str | None:
@@ -94,10 +85,8 @@ def _wrong_shape(kept: list[Kept], world_size: int, numel: int) -> str | None:
     if all(length == numel // world_size for length in lengths):
         return None
     if all(length == numel for length in lengths):
-        return (
-            f"every rank keeps all {numel} elements: that is stage 1's memory. Keep the shard that "
-            "ring.reduce_scatter returns"
-        )
+        kept_by_all = f"every rank keeps all {numel} elements: that is stage 1's memory"
+        return f"{kept_by_all}. Keep the shard that ring.reduce_scatter returns"
     return f"the ranks keep {lengths} elements of {numel}, and a shard has {numel // world_size}"
 
 
@@ -122,17 +111,17 @@ def _mistake(value: torch.Tensor, sums: list[torch.Tensor], rank: int, world_siz
             "overwritten. Add the new shard to `kept`"
         )
     if torch.equal(value, sum(own)[mine]) or torch.equal(value, own[-1][mine]):
-        return f"rank {rank} holds its own gradient only: nothing of the other ranks' is in it"
+        return f"rank {rank} holds its own gradient only, without those of the other ranks"
     if torch.allclose(value * world_size, right[mine], rtol=1e-12, atol=0.0):
         return "that is the mean over the ranks: keep the sum, and divide once, before the update"
     if any(torch.equal(value, right[piece]) for piece in pieces):
         return f"the sums are right, but rank {rank} keeps another rank's shard: its own is {mine}"
     if micro:
         return (
-            f"wrong from the second micro-batch on: what rank {rank} had kept was a sum over the ranks "
-            "already, and it went into a sum again. Reduce `flat` alone, then add"
+            f"wrong from the second micro-batch on: `kept` on rank {rank} was already a sum over the ranks, "
+            "and it was reduced again. Reduce `flat` alone, then add"
         )
-    return f"rank {rank}'s shard is not the sum over the ranks, already at the first micro-batch"
+    return f"rank {rank}'s shard is not the sum over the ranks, from the first micro-batch on"
 
 
 def _too_much_kept(outcome: Attempt, world_size: int, numel: int) -> str | None:
@@ -142,8 +131,8 @@ def _too_much_kept(outcome: Attempt, world_size: int, numel: int) -> str | None:
         for each in values:
             if each.storage_bytes > shard_bytes:
                 return (
-                    f"the values are right, but rank {rank} keeps {each.storage_bytes} bytes alive for a "
-                    f"shard of {shard_bytes}: it returned a view of the whole gradient. .clone() the shard"
+                    f"the values are right, but rank {rank} keeps {each.storage_bytes} bytes for a shard of "
+                    f"{shard_bytes}: it returned a view of the whole gradient. .clone() the shard"
                 )
     return None
 
@@ -153,14 +142,12 @@ def _wrong_bytes(outcome: Attempt, numel: int) -> str | None:
     allowed = MICRO_BATCHES * 8 * numel * (world_size - 1) // world_size
     for rank in range(world_size):
         sent = outcome.bytes_sent(rank)
+        right = f"the values are right, but rank {rank} sent {sent} bytes"
         if sent == 2 * allowed:
             return (
-                f"the values are right, but rank {rank} sent {sent} bytes where a reduce-scatter sends "
-                f"{allowed}: the second half took sums to ranks that do not keep them"
+                f"{right} where a reduce-scatter sends {allowed}: the second half sent sums to ranks that "
+                "do not keep them"
             )
         if sent != allowed:
-            return (
-                f"the values are right, but rank {rank} sent {sent} bytes in {MICRO_BATCHES} micro-batches, "
-                f"where one reduce-scatter each sends {allowed}"
-            )
+            return f"{right} in {MICRO_BATCHES} micro-batches, where one reduce-scatter each sends {allowed}"
     return None

@@ -1,10 +1,9 @@
-"""Lesson 06's exercise: forward and backward over layers whose weights are away.
+"""Lesson 06's exercise: forward and backward over layers whose weights are freed.
 
-Graded on values, on what is whole when, on what stays behind, and on bytes.
+Graded on values, on what is whole when, on what is left at the end, and on bytes.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -16,69 +15,56 @@ from zerolab.course.exercise import Attempt, attempt, graded
 WIDTH, DEPTH = 6, 4
 NUMEL = WIDTH * WIDTH
 CASES = (2, 3)
-
-
-@dataclass
-class Witness:
-    """How many layers were whole at once, at most, as seen each time that one of them computed."""
-
-    layers: list["ShardedLayer"] = field(default_factory=list)
-    peak: int = 0
-
-    def look(self) -> None:
-        self.peak = max(self.peak, sum(layer.nbytes > 0 for layer in self.layers))
+_NO_GATHER = "unshard(layer) comes before layer.forward(x)"
+_NO_REGATHER = "it was freed after forward, and backward needs it again, so gather it a second time"
+_NOT_FILLED = "not the values: put layer.shard into layer.flat[layer.owned], then all-gather layer.flat"
 
 
 class ShardedLayer:
-    """A linear layer of the exercise: ``y = x @ weight``, and its weight's storage is away.
+    """A linear layer of the exercise: ``y = x @ weight``, whose weight is freed at first.
 
     Attributes:
         flat: [P] the weight, 0 bytes at first.
         owned: this rank's range of it.
-        shard: that range's values.
+        shard: the values of that range.
         grad: [P] this rank's whole gradient, once backward ran.
         grad_shard: for you to set: the sum over the ranks of ``grad[owned]``.
     """
 
-    def __init__(self, index: int, witness: Witness):
-        rank, shard_numel = dist.get_rank(), NUMEL // dist.get_world_size()
-        self.index, self.owned = index, slice(rank * shard_numel, (rank + 1) * shard_numel)
+    def __init__(self, index: int, layers: list["ShardedLayer"]):
+        self.index, self.owned = index, owned_by(dist.get_rank(), dist.get_world_size())
         self.flat = weight_of(index)
         self.shard = self.flat[self.owned].clone()
         self.flat.untyped_storage().resize_(0)
         self.grad: torch.Tensor | None = None
         self.grad_shard: torch.Tensor | None = None
-        self._witness = witness
-        witness.layers.append(self)
+        self.whole_at_once = 0  # the most layers that were whole while this one computed
+        self._layers = layers
+        layers.append(self)
 
     @property
     def nbytes(self) -> int:
-        """The bytes behind the weight now: 0 while it is away."""
+        """The bytes of the weight's storage now: 0 while it is freed."""
         return self.flat.untyped_storage().nbytes()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Apply the weight, which must be whole."""
+        """Multiply by the weight, which must be whole."""
         self._input = x
         return x @ self._weight("forward", _NO_GATHER)
 
     def backward(self, grad: torch.Tensor) -> torch.Tensor:
-        """From the gradient of the output to that of the input; leaves the weight's own in ``self.grad``."""
+        """Return the input's gradient for the output's, and leave the weight's own in ``self.grad``."""
         weight = self._weight("backward", _NO_REGATHER)
         self.grad = (self._input.T @ grad).flatten()
         return grad @ weight.T
 
     def _weight(self, phase: str, advice: str) -> torch.Tensor:
-        self._witness.look()
-        if self.nbytes < self.flat.numel() * self.flat.element_size():
-            raise RuntimeError(f"layer {self.index}'s weight is away in {phase}: {advice}")
+        self.whole_at_once = max(self.whole_at_once, sum(layer.nbytes > 0 for layer in self._layers))
+        if self.nbytes < self.flat.nbytes:
+            raise RuntimeError(f"layer {self.index}'s weight is freed in {phase}: {advice}")
         if not torch.equal(self.flat, weight_of(self.index)):
             raise RuntimeError(f"layer {self.index}'s storage is back in {phase}, but {_NOT_FILLED}")
         return self.flat.view(WIDTH, WIDTH)
-
-
-_NO_GATHER = "unshard(layer) comes before layer.forward(x)"
-_NO_REGATHER = "it was let go after forward, and backward needs it again, so gather it a second time"
-_NOT_FILLED = "not the values: put layer.shard into layer.flat[layer.owned], then all-gather layer.flat"
 
 
 class Seen(NamedTuple):
@@ -91,19 +77,24 @@ class Seen(NamedTuple):
     storage_bytes: list[int]
 
 
+def owned_by(rank: int, world_size: int) -> slice:
+    """The range of a weight that a rank owns."""
+    return slice(rank * NUMEL // world_size, (rank + 1) * NUMEL // world_size)
+
+
 def weight_of(index: int) -> torch.Tensor:
     """The whole weight of a layer, small integers in float64, so that every sum below is exact."""
     return torch.arange(NUMEL, dtype=torch.float64).mul(7 * index + 5).remainder(11).sub(5)
 
 
 def input_of(rank: int) -> torch.Tensor:
-    """What rank puts into the first layer: its own micro-batch."""
+    """A rank's micro-batch, which goes into the first layer."""
     return torch.arange(2 * WIDTH, dtype=torch.float64).add(rank).remainder(5).sub(2).view(2, WIDTH)
 
 
 @graded(
-    "You wrote stage 3: the gradients are right on 2 and 3 ranks, one layer is whole at a time, nothing "
-    "stays behind, and every layer moves 3 times its size."
+    "You wrote stage 3: the gradients are right on 2 and 3 ranks, one layer is whole at a time, nothing is "
+    "left at the end, and every layer moves 3 times its size."
 )
 def check_sharded_pass(fn: Callable) -> str | None:
     """Run fn(layers, x) on 2 and 3 ranks and print the mistake it makes, or that it makes none.
@@ -126,12 +117,13 @@ def check_sharded_pass(fn: Callable) -> str | None:
 
 def _pass(fn: Callable, x: torch.Tensor) -> Seen:
     """In the worker: build the layers, run fn, and look at what is left."""
-    witness = Witness()
-    layers = [ShardedLayer(index, witness) for index in range(DEPTH)]
-    fn(layers, x)
+    layers: list[ShardedLayer] = []
+    for index in range(DEPTH):
+        ShardedLayer(index, layers)
+    fn(list(layers), x)
     shards = [layer.grad_shard for layer in layers]
     return Seen(
-        witness.peak,
+        max(layer.whole_at_once for layer in layers),
         [layer.index for layer in layers if layer.nbytes],
         [layer.index for layer in layers if layer.grad is not None],
         [None if shard is None else shard.detach().clone() for shard in shards],
@@ -140,11 +132,11 @@ def _pass(fn: Callable, x: torch.Tensor) -> Seen:
 
 
 def _failure(outcome: Attempt) -> str | None:
-    """The layers' own complaints speak for themselves; touching freed storage is an error or a crash."""
+    """What stopped a rank: one of the layers' own errors, or an error or a crash in freed storage."""
     if outcome.failure and any(sign in outcome.failure for sign in ("setStorage", "out of bounds", "signal")):
         return (
-            "a rank touched a weight whose storage is away. Bring the storage back with "
-            "layer.flat.untyped_storage().resize_(bytes) before anything is written to layer.flat"
+            "a rank used a weight whose storage is freed. Bring the storage back with "
+            "layer.flat.untyped_storage().resize_(bytes) before you write to layer.flat"
         )
     return outcome.failure and outcome.failure.replace("stopped with RuntimeError: ", "stopped: ")
 
@@ -152,8 +144,8 @@ def _failure(outcome: Attempt) -> str | None:
 def _not_written(outcome: Attempt) -> str | None:
     if all(seen.peak == 0 for seen in outcome.values) and not any(outcome.messages):
         return "not written yet: no layer ran and nothing was sent"
-    if outcome.collectives:
-        return f"that calls torch's own {outcome.collectives[0]}: use ring.all_gather and ring.reduce_scatter"
+    for name in outcome.collectives:
+        return f"that calls torch's own {name}: use ring.all_gather and ring.reduce_scatter"
     return None
 
 
@@ -161,7 +153,7 @@ def _wrong_memory(values: list[Seen]) -> str | None:
     for rank, seen in enumerate(values):
         still = f"on rank {rank} the layers {seen.left_whole} are still whole at the end"
         if seen.left_whole and seen.peak == DEPTH:
-            return f"{still}: they were never let go. reshard follows every use, and resize_(0) frees"
+            return f"{still}: they were never freed. Call reshard after every use; resize_(0) frees"
         if seen.left_whole:
             return f"{still}: reshard after backward too"
         if seen.peak == DEPTH:
@@ -179,13 +171,14 @@ def _wrong_gradient(values: list[Seen]) -> str | None:
     for rank, seen in enumerate(values):
         missing = [index for index, shard in enumerate(seen.shards) if shard is None]
         if missing:
-            return f"layers {missing} have no grad_shard: every layer's gradient is reduced, not one for all"
+            return f"layers {missing} have no grad_shard: reduce every layer's gradient, not one for all"
         for index, shard in enumerate(seen.shards):
+            which = f"layer {index}'s grad_shard"
             problem = _wrong_shard(shard, rank, [gradients[index] for gradients in own])
             if problem:
-                return f"layer {index}'s grad_shard on rank {rank} {problem}"
+                return f"{which} on rank {rank} {problem}"
             if seen.storage_bytes[index] > shard.nbytes:
-                return f"layer {index}'s grad_shard is a view, which keeps the whole gradient alive: clone it"
+                return f"{which} is a view, which keeps the whole gradient in memory: clone it"
         if seen.left_grads:
             return f"layers {seen.left_grads} still hold whole gradients: set layer.grad = None once reduced"
     return None
@@ -194,7 +187,7 @@ def _wrong_gradient(values: list[Seen]) -> str | None:
 def _wrong_shard(shard: torch.Tensor, rank: int, by_rank: list[torch.Tensor]) -> str | None:
     """What is wrong with one layer's shard, given every rank's gradient of that layer."""
     world_size, total = len(by_rank), sum(by_rank)
-    mine = slice(rank * NUMEL // world_size, (rank + 1) * NUMEL // world_size)
+    mine = owned_by(rank, world_size)
     if shard.shape != total[mine].shape:
         return f"has {shard.numel()} elements, and a shard has {NUMEL // world_size}"
     if torch.equal(shard, total[mine]):
@@ -203,7 +196,9 @@ def _wrong_shard(shard: torch.Tensor, rank: int, by_rank: list[torch.Tensor]) ->
         return "is this rank's own gradient: it was not summed over the ranks"
     if torch.allclose(shard * world_size, total[mine]):
         return "is the mean; a reduce-scatter leaves the sum, and the update divides once"
-    return "is wrong: backward goes from the last layer to the first, each passing on what it returned"
+    return (
+        "is wrong: backward goes from the last layer to the first, each with what the one before it returned"
+    )
 
 
 def true_gradients(rank: int) -> list[torch.Tensor]:
@@ -217,18 +212,17 @@ def true_gradients(rank: int) -> list[torch.Tensor]:
 
 def _wrong_bytes(outcome: Attempt) -> str | None:
     world_size = len(outcome.values)
-    layer_bytes = 8 * NUMEL * (world_size - 1) // world_size
-    allowed = 3 * DEPTH * layer_bytes
+    model_bytes = DEPTH * 8 * NUMEL * (world_size - 1) // world_size
     for rank, sent in enumerate(outcome.messages):
+        right, bytes_sent = f"the values are right, but rank {rank}", outcome.bytes_sent(rank)
         if any(message.numel >= NUMEL for message in sent):
             return (
-                f"the values are right, but rank {rank} sends whole tensors of {NUMEL} elements: a rank "
-                "sends its own shard, and what it passes on"
+                f"{right} sends whole tensors of {NUMEL} elements: a rank sends its own shard, and on a "
+                "ring the chunks that it passes on"
             )
-        if outcome.bytes_sent(rank) != allowed:
-            passes = outcome.bytes_sent(rank) / (DEPTH * layer_bytes)
+        if bytes_sent != 3 * model_bytes:
             return (
-                f"the values are right, but rank {rank} sent {outcome.bytes_sent(rank)} bytes, {passes:.3g} "
-                "passes over the model, where stage 3 makes 3: gather, gather again, reduce-scatter"
+                f"{right} sent {bytes_sent} bytes, {bytes_sent / model_bytes:.3g} passes over the model, "
+                "where stage 3 makes 3: gather, gather again, reduce-scatter"
             )
     return None

@@ -6,7 +6,7 @@ from zerolab.course.look import CATEGORY_COLOURS
 from zerolab.course.sketch import Sketch, nice
 
 MB = 1e6
-AWAY, ARRIVING, WHOLE = range(3)
+FREED, ARRIVING, WHOLE = range(3)
 _COLOURS = ("#F0F0F0", "#BFDBEE", CATEGORY_COLOURS["params"])
 
 
@@ -19,7 +19,7 @@ class Moment(NamedTuple):
 
 
 def residency(sketch: Sketch, measured: dict[int, list[Moment]], names: list[str], prefetch: int = 1) -> str:
-    """A row for each unit, a column for each look: whole, being gathered, or away; below, the bytes."""
+    """A row for each unit, a column for each look: whole, being gathered, or freed; below, the bytes."""
     moments = measured[prefetch]
     grid = sketch.panel(0.11, 0.42, 0.87, 0.46, x=(0, len(moments)), y=(len(names), 0))
     for column, moment in enumerate(moments):
@@ -28,13 +28,13 @@ def residency(sketch: Sketch, measured: dict[int, list[Moment]], names: list[str
     grid.y_axis({row + 0.5: name for row, name in enumerate(names)}, line=False)
     totals = [sum(moment.nbytes) / MB for moment in moments]
     _draw_bytes(sketch, moments, totals, max(sum(m.nbytes) for run in measured.values() for m in run) / MB)
-    sketch.key(0.94, {0.11: ("whole", _COLOURS[WHOLE]), 0.24: ("being gathered", "#6FA8D0")})
-    sketch.key(0.94, {0.45: ("away (only the own shard is here)", "#999999")})
-    highest = max(sum(state != AWAY for state in moment.states) for moment in moments) - 1
+    whole, freed = ("whole", _COLOURS[WHOLE]), ("freed (only this rank's shard is here)", "#777777")
+    sketch.key(0.94, {0.11: whole, 0.24: ("being gathered", "#3E7FAE"), 0.45: freed})
+    highest = max(sum(state != FREED for state in moment.states) for moment in moments) - 1
     return (
         f"Which of the units {', '.join(names)} are whole while each block computes, with "
-        f"prefetch={prefetch}. At most {highest} of the blocks are whole or arriving at once, beside the "
-        f"root; at most {max(totals):.2f} MB of whole parameters."
+        f"prefetch={prefetch}. Besides the root at most {highest} of the blocks are whole or being "
+        f"gathered; at most {max(totals):.2f} MB of whole parameters."
     )
 
 
