@@ -21,7 +21,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares the ranks 
 STEPS = 3
 # What one step does, letter by letter: s a micro-batch that is reduced, n one under no_sync; Z a zero_grad,
 # z one that keeps zeros, m the model's own; g a look at the gradients, c a clip that changes nothing.
-SCHEDULES = ("sss", "nns", "nn", "sns", "szs", "sZs", "smns", "nzs", "nZn", "nz", "sgs", "scns")
+SCHEDULES = ("sss", "nns", "nn", "sns", "szs", "sZs", "smns", "nzs", "nZn", "nz", "sgs", "scns", "nsc")
 
 
 def train_by_hand(schedule: str, world_size: int) -> Tensors:

@@ -61,11 +61,9 @@ class Replicas:
         self.dtype, self.gradient_dtype = DTYPES[precision]
         self.models = [lowered(seeded(self.build), self.dtype) for _ in range(world_size)]
         self.parameters = [dict(model.named_parameters()) for model in self.models]
+        self.frozen = [name for name, p in self.parameters[0].items() if not p.requires_grad]
         self.zero_grad()
-        with torch.no_grad():
-            for name, theirs in self.parameters[0].items():
-                if not theirs.requires_grad:
-                    self.masters[name].copy_(self.masters[name].to(theirs.dtype))
+        self.round_frozen()
         self.publish()
 
     @property
@@ -129,7 +127,8 @@ class Replicas:
         norms = [gradient.double().norm(norm_type) for gradient in self.total.values() if gradient.numel()]
         norm = torch.stack([torch.zeros(()).double(), *norms]).norm(norm_type).float()
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-        self.total = {name: gradient * factor.to(gradient.device) for name, gradient in self.total.items()}
+        for name, gradient in self.total.items():
+            self.total[name] = gradient.clone().mul_(factor.to(gradient.device))  # in its own dtype
         return norm
 
     def _dtype_of(self, parameter: nn.Parameter) -> torch.dtype:
@@ -139,7 +138,6 @@ class Replicas:
 
     def step(self) -> None:
         """Reduce what is pending, and let the optimizer update from the mean. Gradients stay."""
-        self.take_over_writes()
         self.reduce()
         self.average()
         for name, master in self.masters.items():
@@ -157,6 +155,12 @@ class Replicas:
             master = self.masters[name]
             unwritten = master.to(theirs.dtype) == theirs
             master.copy_(torch.where(unwritten, master, theirs.to(master.dtype)))
+
+    @torch.no_grad()
+    def round_frozen(self) -> None:
+        """Let go of the digits that only an fp32 master would keep."""
+        for name in self.frozen:
+            self.masters[name].copy_(self.masters[name].to(self.parameters[0][name].dtype))
 
     @torch.no_grad()
     def publish(self) -> None:

@@ -1,0 +1,87 @@
+"""Loops that end with something that one rank does alone: a clear error, or the bits are right anyway."""
+
+import copy
+import json
+import tempfile
+import warnings
+from pathlib import Path
+
+import torch.distributed as dist
+
+import zerolab
+from support.loops.plans import Action, Loop
+from support.loops.session import Report, Session, differences, in_words, is_clear
+
+TAIL = (("train", 1), ("step",), ("look",))
+OWN_SHARE = {"train", "forward", "evaluate", "without_sync", "raise_in_forward", "freeze", "thaw"}
+"""What a replica can do alone: the others' gradients are averaged with whatever its own are then."""
+PATIENCE_SECONDS = 40
+
+
+def run_odd(seed: int, loop: Loop) -> Report:
+    """One launch for one loop, because ranks that part leave messages that nobody takes."""
+    report = Report(seed, len(loop.actions) + len(TAIL) + 1, at=loop.odd)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            size = loop.setting.world_size
+            ranks = zerolab.launch(
+                part, size, seed, loop, Path(folder), backend="gloo", timeout=PATIENCE_SECONDS
+            )
+        except zerolab.WorkerError as error:
+            said = Path(folder) / f"error-{error.rank}"
+            clear, text = (
+                json.loads(said.read_text()) if said.exists() else (False, str(error).splitlines()[0])
+            )
+            report.refused = [("alone: " + loop.odd[1][0], text)]
+            report.problem = "" if clear else f"rank {error.rank}, unclear error: {text}"
+        except zerolab.LaunchTimeout as error:
+            report.problem = f"hang: {str(error).splitlines()[0]}"
+        else:
+            report.problem = judge(ranks)
+    return report
+
+
+def judge(ranks: list[dict[str, list[str]]]) -> str:
+    """Without an error every rank must have the bits of one and the same way to see it."""
+    if any(all(not rank[way] for rank in ranks) for way in ranks[0]):
+        return ""
+    wrong = {way: [rank[way][:2] for rank in ranks] for way in ranks[0]}
+    return f"silent, by rank: {wrong}"
+
+
+def part(seed: int, loop: Loop, folder: Path) -> dict[str, list[str]]:
+    """On a rank: the common actions, then what one does alone, then one more step of all."""
+    warnings.simplefilter("ignore")
+    session = Session(seed, loop, {loop.setting.world_size: dist.group.WORLD}, folder / "loop")
+    if session.run().problem:
+        return {"before": []}  # found by the loops that all ranks take together
+    session.recover()
+    try:
+        return apart(session, *loop.odd)
+    except Exception as error:
+        (folder / f"error-{session.rank}").write_text(json.dumps([is_clear(error), in_words(error)]))
+        raise
+
+
+def apart(session: Session, odd: int, alone: Action) -> dict[str, list[str]]:
+    """What differs from replicas in which nobody, and from some in which one, did this."""
+    engine, mine = session.engine, session.rank == odd
+    ways = {"without it": session.plain}
+    if alone[0] in OWN_SHARE | {"skip"}:
+        ways["with its share"] = copy.deepcopy(session.plain)
+    if mine and alone[0] != "skip":
+        getattr(engine, alone[0])(*alone[1:])
+    if alone[0] in OWN_SHARE:
+        ways["with its share"].ranks = [odd]
+        getattr(ways["with its share"], alone[0])(*alone[1:])
+        ways["with its share"].ranks = session.plain.ranks
+    for name, *arguments in TAIL:
+        if not (mine and alone[0] == "skip" and name == "train"):
+            seen = getattr(engine, name)(*arguments)
+        for way, plain in ways.items():
+            skipping = alone[0] == "skip" and way != "without it" and name == "train"
+            plain.ranks = [r for r in session.plain.ranks if r != odd] if skipping else session.plain.ranks
+            expected = getattr(plain, name)(*arguments)
+            plain.ranks = list(range(session.setting.world_size))
+            ways[way].last = expected
+    return {way: list(differences(seen, plain.last)) for way, plain in ways.items()}

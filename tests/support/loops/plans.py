@@ -1,0 +1,159 @@
+"""Plans: what a loop is, and how a seed draws one."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from support.loops.models import KINDS
+
+Action = tuple
+"""A method's name, of `EngineSide` and `ReplicasSide`, and its arguments."""
+
+OPTIMIZERS = {
+    "SGD": ("SGD", {"lr": 0.1}),
+    "momentum": ("SGD", {"lr": 0.05, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
+    "Adam": ("Adam", {"lr": 0.02}),
+    "amsgrad": ("AdamW", {"lr": 0.02, "amsgrad": True}),
+    "RMSprop": ("RMSprop", {"lr": 0.01, "centered": True, "momentum": 0.5}),
+    "Adagrad": ("Adagrad", {"lr": 0.1, "lr_decay": 0.01}),
+    "NAdam": ("NAdam", {"lr": 0.01}),
+    "RAdam": ("RAdam", {"lr": 0.01}),
+    "Adadelta": ("Adadelta", {"lr": 0.5}),
+    "Adamax": ("Adamax", {"lr": 0.01}),
+    "Rprop": ("Rprop", {"lr": 0.01}),
+    "ASGD": ("ASGD", {"lr": 0.05}),
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a run is sharded. ``units``: "default", "all in one", or "the first block"."""
+
+    world_size: int = 2
+    stage: int = 3
+    precision: str = "fp32"
+    units: str = "default"
+    prefetch: int = 1
+    in_flight: int = 1
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A model, an optimizer, and what a user does with them.
+
+    Attributes:
+        frozen, held: places of parameters (`picked`): frozen from the start; in no group at the start.
+        lists_frozen: whether the groups have the frozen parameters too.
+        actions: what every rank does.
+        odd: a rank and what it alone does after that; every rank then trains one step more.
+    """
+
+    setting: Setting
+    kinds: tuple[str, ...] = ("linear",)
+    tied: bool = False
+    frozen: tuple[int, ...] = ()
+    held: tuple[int, ...] = ()
+    lists_frozen: bool = False
+    optimizer: str = "SGD"
+    actions: tuple[Action, ...] = ()
+    odd: tuple[int, Action] | None = None
+
+
+def place(chance: Random) -> int:
+    return chance.randrange(20)
+
+
+def data(chance: Random) -> int:
+    return chance.randrange(1000)
+
+
+def setting(chance: Random, most_ranks: int) -> Setting:
+    return Setting(
+        chance.choice(range(1, most_ranks + 1)) if chance.random() < 0.3 else min(2, most_ranks),
+        chance.choice((0, 1, 2, 3, 3)),
+        chance.choice(("fp32", "fp32", "fp32", "mixed", "mixed_fp32_grads")),
+        chance.choice(("default", "default", "all in one", "the first block")),
+        chance.choice((0, 1, 1, 2)),
+        chance.choice((0, 1, 1, 2)),
+    )
+
+
+WRITES = ("fill", "multiply", "copy", "through data", "initialise")
+Draw = Callable[[Random], tuple]
+ACTIONS: dict[str, tuple[int, Draw]] = {
+    # name: how often, and how its arguments are drawn
+    "train": (16, lambda c: (data(c),)),
+    "step": (14, lambda c: ()),
+    "zero_grad": (8, lambda c: (c.choice(("none", "none", "zeros", "the model's")),)),
+    "without_sync": (4, lambda c: (data(c),)),
+    "forward": (4, lambda c: (data(c),)),
+    "backward": (5, lambda c: (c.random() < 0.3, c.random() < 0.5)),
+    "train_on_two": (2, lambda c: (data(c), data(c))),
+    "evaluate": (4, lambda c: (data(c), c.random() < 0.4)),
+    "clip": (4, lambda c: (c.choice((0.01, 0.3, 1e9)), c.choice((1.0, 2.0, 3.0, float("inf"))))),
+    "schedule": (3, lambda c: (c.choice(("ExponentialLR", "StepLR", "CosineAnnealingLR")),)),
+    "set_option": (
+        3,
+        lambda c: (place(c), c.choice(("lr", "lr", "weight_decay")), c.choice((0.0, 0.03, 0.2))),
+    ),
+    "add_group": (2, lambda c: (c.choice((0.01, 0.1)),)),
+    "freeze": (2, lambda c: (place(c),)),
+    "thaw": (2, lambda c: (place(c),)),
+    "thaw_frozen": (2, lambda c: (place(c),)),
+    "write": (4, lambda c: (place(c), c.choice(WRITES), c.random() < 0.6)),
+    "load_module": (3, lambda c: (data(c), c.random() < 0.6, c.choice(("", "after", "blocks", "again")))),
+    "keep_state": (2, lambda c: ()),
+    "restore_state": (2, lambda c: ()),
+    "save": (2, lambda c: ()),
+    "load": (2, lambda c: ()),
+    "resume_elsewhere": (2, lambda c: (setting(c, 3), data(c))),
+    "export": (1, lambda c: ()),
+    "raise_in_forward": (2, lambda c: (data(c), place(c))),
+    "raise_in_backward": (2, lambda c: (data(c), place(c))),
+    "train_inside": (1, lambda c: (data(c),)),
+    "evaluate_inside": (2, lambda c: (data(c),)),
+    "gradients": (3, lambda c: ()),
+    "look": (5, lambda c: ()),
+    "step_with_closure": (2, lambda c: (data(c),)),
+    "clip_with_torch": (1, lambda c: ()),
+}
+KNOWN = {
+    # what is known to go wrong, and not drawn: an action, or one that a rank does alone
+    "alone: write": "ranks mix silently what one of them wrote",
+    "alone: load_module": "the same",
+    "alone: zero_grad": "ranks keep different sums",
+    "alone: step": "one step more is noticed when the others have returned, by a message of gloo",
+    "alone: step_with_closure": "the same",
+    "thaw_frozen": "a parameter that was frozen when the optimizer was built is never trained",
+}
+ALONE = {
+    # what one rank alone may do
+    **{name: 1 for name in ACTIONS if name not in ("look", "resume_elsewhere", "schedule")},
+    "skip": 3,
+}
+
+
+def draw(seed: int, most_ranks: int = 3) -> Loop:
+    """The seed's loop: always the same one. Every fifth ends with something that one rank does alone."""
+    chance = Random(seed)
+    kinds = tuple(chance.choice(sorted(KINDS)) for _ in range(chance.randrange(4)))
+    some = lambda: tuple(place(chance) for _ in range(chance.choice((0, 0, 1, 2))))
+    usual = {name: often for name, (often, _) in ACTIONS.items() if name not in KNOWN}
+    chosen = chance.choices(list(usual), list(usual.values()), k=chance.randrange(3, 25))
+    loop = Loop(
+        setting(chance, most_ranks),
+        kinds,
+        chance.random() < 0.3,
+        some(),
+        some(),
+        chance.random() < 0.4,
+        chance.choice(sorted(OPTIMIZERS)),
+        tuple((name, *ACTIONS[name][1](chance)) for name in chosen),
+    )
+    if seed % 5 or loop.setting.world_size == 1:
+        return loop
+    rare = {name: often for name, often in ALONE.items() if f"alone: {name}" not in KNOWN}
+    name = chance.choices(list(rare), list(rare.values()))[0]
+    alone = (name, *(ACTIONS[name][1](chance) if name in ACTIONS else ()))
+    few = tuple(action for action in loop.actions[:6] if action[0] != "resume_elsewhere")
+    return Loop(**vars(loop) | {"actions": few, "odd": (chance.randrange(loop.setting.world_size), alone)})

@@ -1,0 +1,247 @@
+"""ReplicasSide: what a user does, done to N replicas in one process, without zerolab."""
+
+import contextlib
+import copy
+from functools import partial
+
+import torch
+from torch import nn
+
+from support.loops.models import picked
+from support.loops.plans import OPTIMIZERS, Loop, Setting
+from support.loops.user_code import (
+    Refusal,
+    among,
+    build,
+    groups_of,
+    held_back,
+    load_part,
+    loss_of,
+    raising_in_backward,
+    raising_in_forward,
+    scheduler_of,
+    set_flags,
+    stored_weights,
+    write,
+)  # fmt: skip
+from support.references import Replicas, Tensors, copies
+
+
+class ReplicasSide:
+    """Every method answers with what a user on rank ``rank`` sees. ``ranks``: those that do it."""
+
+    def __init__(self, loop: Loop, rank: int):
+        self.loop, self.rank = loop, rank
+        name, defaults = OPTIMIZERS[loop.optimizer]
+        kind = getattr(torch.optim, name)
+        self.replicas = Replicas(
+            partial(build, loop), loop.setting.world_size, kind, partial(groups_of, loop),
+            loop.setting.precision, **defaults,
+        )  # fmt: skip
+        self.ranks = list(range(loop.setting.world_size))
+        self.scheduler = self.kept = self.saved = None
+        self.shelf: list[dict[int, torch.Tensor]] = []
+        self.added_lr: float | None = None
+
+    @property
+    def models(self) -> dict[int, nn.Module]:
+        return {rank: self.replicas.models[rank] for rank in self.ranks}
+
+    @property
+    def _own_model(self) -> nn.Module:
+        """This rank's, or the last one's where it is no member."""
+        return self.replicas.models[: self.rank + 1][-1]
+
+    def _losses(self, data: int) -> dict[int, torch.Tensor]:
+        return {rank: loss_of(model, data, rank) for rank, model in self.models.items()}
+
+    def _backward(
+        self, losses: dict[int, torch.Tensor], sync: bool = True, retain: bool = False
+    ) -> float | None:
+        for loss in losses.values():
+            loss.backward(retain_graph=retain)
+        self.replicas.collect()
+        if sync:
+            self.replicas.reduce()
+        return self._seen(losses)
+
+    def _seen(self, losses: dict[int, torch.Tensor]) -> float | None:
+        return losses[self.rank].item() if self.rank in losses else None
+
+    def recover(self) -> None:
+        """After an error in a pass: forget its gradients and every graph."""
+        self.shelf.clear()
+        for model in self.replicas.models:
+            model.zero_grad()
+            model.train()
+        self.replicas.zero_grad()
+
+    # Passes.
+
+    def train(self, data: int):
+        return self._backward(self._losses(data))
+
+    def without_sync(self, data: int):
+        return self._backward(self._losses(data), sync=False)
+
+    def train_on_two(self, first: int, second: int):
+        one, two = self._losses(first), self._losses(second)
+        return self._backward({rank: one[rank] + two[rank] for rank in one})
+
+    def forward(self, data: int):
+        self.shelf.append(self._losses(data))
+        return self._seen(self.shelf[-1])
+
+    def backward(self, retain: bool, newest: bool):
+        if not self.shelf:
+            return None
+        losses = self.shelf[-newest] if retain else self.shelf.pop(-newest)
+        return self._backward(losses, retain=retain)
+
+    def evaluate(self, data: int, grad: bool):
+        for model in self.models.values():
+            model.eval()
+        with torch.set_grad_enabled(grad):
+            losses = self._losses(data)
+        for model in self.models.values():
+            model.train()
+        return self._seen(losses)
+
+    def evaluate_inside(self, data: int):
+        return self.evaluate(data, False)
+
+    def train_inside(self, data: int):
+        return self.train(data)
+
+    def raise_in_forward(self, data: int, block: int):
+        for rank, model in self.models.items():
+            with contextlib.suppress(Refusal), raising_in_forward(model, block):
+                loss_of(model, data, rank)
+
+    def raise_in_backward(self, data: int, block: int):
+        for rank, model in self.models.items():
+            with contextlib.suppress(Refusal), raising_in_backward(model, block):
+                loss_of(model, data, rank).backward()
+        self.recover()
+
+    # Updates.
+
+    def step(self):
+        self.replicas.step()
+
+    def step_with_closure(self, data: int):
+        self.zero_grad("none")
+        loss = self.train(data)
+        self.replicas.step()
+        return loss
+
+    def zero_grad(self, kind: str):
+        self.replicas.zero_grad(kind != "zeros")
+
+    def clip(self, max_norm: float, norm_type: float):
+        return self.replicas.clip_grad_norm_(max_norm, norm_type).item()
+
+    def clip_with_torch(self):
+        return self.clip(0.3, 2.0) if self.replicas.total or any(self.replicas.pending) else 0.0
+
+    def schedule(self, kind: str):
+        if self.scheduler is None:
+            self.scheduler = scheduler_of(kind, self.replicas.optimizer)
+        else:
+            self.scheduler.step()
+        return [group["lr"] for group in self.replicas.optimizer.param_groups]
+
+    def set_option(self, place: int, key: str, value: float):
+        groups = self.replicas.optimizer.param_groups
+        groups[place % len(groups)][key] = value
+
+    def add_group(self, lr: float):
+        held = held_back(self.loop, self.replicas.whole)
+        if held and self.added_lr is None and self.scheduler is None:
+            self.added_lr = lr
+            self.replicas.optimizer.add_param_group({"params": held, "lr": lr})
+
+    def gradients(self) -> Tensors:
+        self.replicas.reduce()
+        kept, averaged = dict(self.replicas.total), self.replicas.averaged
+        self.replicas.average()
+        mean, self.replicas.total, self.replicas.averaged = self.replicas.total, kept, averaged
+        return mean
+
+    # Parameters.
+
+    def freeze(self, place: int):
+        for p in (p for model in self.models.values() for p in among(self.loop, model, place, False)):
+            p.requires_grad_(False)
+
+    def thaw(self, place: int):
+        for p in (p for model in self.models.values() for p in among(self.loop, model, place, False)):
+            p.requires_grad_(True)
+
+    def thaw_frozen(self, place: int):
+        for p in (p for model in self.models.values() for p in among(self.loop, model, place, True)):
+            p.requires_grad_(True)
+
+    def write(self, place: int, how: str, inside: bool):
+        with torch.no_grad():
+            for model in self.replicas.models:
+                write(picked(model, (place,))[0], how)
+        self.replicas.take_over_writes()
+        self.replicas.publish()
+
+    def load_module(self, seed: int, inside: bool, part: str):
+        for model in self.replicas.models:
+            load_part(model, stored_weights(self.loop, seed), part)
+        self.replicas.take_over_writes()
+        self.replicas.publish()
+
+    def look(self) -> Tensors:
+        return copies(self._own_model.named_parameters()) | self.buffers()
+
+    def buffers(self) -> Tensors:
+        return {f"buffer {name}": b.clone() for name, b in self._own_model.named_buffers()}
+
+    # State.
+
+    def keep_state(self):
+        self.kept = copy.deepcopy(self.replicas.optimizer.state_dict())
+
+    def restore_state(self):
+        if self.kept:
+            self.replicas.optimizer.load_state_dict(copy.deepcopy(self.kept))
+
+    def save(self):
+        values, state = (
+            copies(self.replicas.masters.items()),
+            copy.deepcopy(self.replicas.optimizer.state_dict()),
+        )
+        self.saved = values, state
+
+    def load(self):
+        if self.saved is None:
+            return
+        values, state = self.saved
+        self.replicas.optimizer.load_state_dict(copy.deepcopy(state))
+        with torch.no_grad():
+            for name, master in self.replicas.masters.items():
+                master.copy_(values[name])
+        self.replicas.round_frozen()
+        self.replicas.publish()
+        self.recover()
+
+    def export(self) -> Tensors:
+        return {name: p.detach().float() for name, p in self.replicas.masters.items()}
+
+    def resume_elsewhere(self, setting: Setting, seed: int):
+        """Go on at another setting, with buffers as built."""
+        self.save()
+        flags = self.flags()
+        self.replicas.resize(setting.world_size, setting.precision)
+        for model in self.replicas.models:
+            set_flags(model, flags)
+        self.ranks = list(range(setting.world_size))
+        self.scheduler = self.kept = None
+        self.shelf.clear()
+
+    def flags(self) -> list[bool]:
+        return [p.requires_grad for p in self.replicas.models[0].parameters()]

@@ -1,0 +1,116 @@
+"""What both sides do in the same way: build a model, write to it, load into it, and have it raise."""
+
+import contextlib
+
+import torch
+from torch import nn
+
+from support.loops.models import Stack, micro_batch, picked
+from support.loops.plans import Loop
+
+
+class Refusal(Exception):
+    """What a model raises in the middle of a pass."""
+
+
+def build(loop: Loop) -> nn.Module:
+    return Stack(loop.kinds, loop.tied, loop.frozen)
+
+
+def held_back(loop: Loop, model: nn.Module) -> list[nn.Parameter]:
+    """The trainable parameters that are in no group at the start."""
+    return [p for p in picked(model, loop.held) if p.requires_grad]
+
+
+def groups_of(loop: Loop, model: nn.Module) -> list[dict]:
+    """Two groups, the second with a learning rate of its own, and an empty one."""
+    held = {id(p) for p in held_back(loop, model)}
+    listed = [p for p in model.parameters() if (p.requires_grad or loop.lists_frozen) and id(p) not in held]
+    return [{"params": listed[::2]}, {"params": listed[1::2], "lr": 0.03}, {"params": [], "lr": 0.5}]
+
+
+def among(loop: Loop, model: nn.Module, place: int, frozen: bool) -> list[nn.Parameter]:
+    """The parameter in this place among those that were built frozen, or those that were not."""
+    flags = [p.requires_grad for p in build(loop).parameters()]
+    found = [p for p, flag in list(zip(model.parameters(), flags, strict=True))[1:] if flag != frozen]
+    return [found[place % len(found)]] if found else []
+
+
+def write(parameter: torch.Tensor, how: str) -> None:
+    """Change a parameter's values in one of the ways in which users do."""
+    if how == "fill":
+        parameter.fill_(0.25)
+    elif how == "multiply":
+        parameter.mul_(0.5)
+    elif how == "copy":
+        parameter.copy_(torch.linspace(-1, 1, parameter.numel()).view(parameter.shape))
+    elif how == "through data":
+        parameter.data.clamp_(-0.1, 0.1)
+    else:
+        torch.manual_seed(5)
+        nn.init.uniform_(parameter, -0.5, 0.5)
+
+
+def stored_weights(loop: Loop, seed: int) -> dict:
+    """The state dict of another model of the same class."""
+    torch.manual_seed(seed)
+    model = build(loop)
+    return {
+        key: value + 0.01 if value.is_floating_point() else value for key, value in model.state_dict().items()
+    }
+
+
+@contextlib.contextmanager
+def raising_in_forward(model: nn.Module, block: int):
+    """The block raises when it is called."""
+
+    def refuse(*_):
+        raise Refusal("in forward")
+
+    target = [*model.blocks, model.after][block % (len(model.blocks) + 1)]
+    hook = target.register_forward_pre_hook(refuse)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+@contextlib.contextmanager
+def raising_in_backward(model: nn.Module, block: int):
+    """The gradient of the block's output raises."""
+
+    def refuse(gradient):
+        raise Refusal("in backward")
+
+    target = [model.before, *model.blocks, model.after][block % (len(model.blocks) + 2)]
+    hook = target.register_forward_hook(lambda module, args, output: output.register_hook(refuse) and None)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def loss_of(model: nn.Module, data: int, rank: int) -> torch.Tensor:
+    x = micro_batch(data, rank)
+    torch.manual_seed(7919 * data + rank)
+    return model(x)
+
+
+def scheduler_of(kind: str, optimizer: torch.optim.Optimizer):
+    further = {"ExponentialLR": {"gamma": 0.9}, "StepLR": {"step_size": 2}, "CosineAnnealingLR": {"T_max": 7}}
+    return getattr(torch.optim.lr_scheduler, kind)(optimizer, **further[kind])
+
+
+def load_part(model: nn.Module, state: dict, part: str) -> None:
+    """Load a state dict into a model, or into one of its parts."""
+    prefix = f"{part}." if part else ""
+    target = model.get_submodule(part) if part else model
+    target.load_state_dict(
+        {key.removeprefix(prefix): v for key, v in state.items() if key.startswith(prefix)}
+    )
+
+
+def set_flags(model: nn.Module, flags: list[bool]) -> None:
+    """Freeze and thaw parameters."""
+    for p, flag in zip(model.parameters(), flags, strict=True):
+        p.requires_grad_(flag)
