@@ -6,7 +6,7 @@ import sys
 import cloudpickle
 import pytest
 import torch
-from support import odd_optimizers, replicas
+from support import odd_optimizers, subjects
 from torch import nn
 
 import zerolab
