@@ -94,6 +94,37 @@ def grad_scaler(stage: int) -> None:
     scaler.step(optimizer)
 
 
+def thawed_parameter(stage: int) -> None:
+    model = small()
+    model[0].requires_grad_(False)
+    optimizer = optimizer_of(model, stage)
+    model[0].requires_grad_(True)
+    model(torch.randn(3, 8)).sum().backward()
+    optimizer.step()
+
+
+def frozen_afterwards(stage: int) -> bool:
+    """What the error for a thawed parameter advises: gradual unfreezing."""
+    model = small()
+    optimizer = optimizer_of(model, stage)
+    with optimizer.full_params():
+        before = model[0].weight.detach().clone()
+    moved = []
+    for frozen in (True, False):
+        model[0].requires_grad_(not frozen)
+        model(torch.ones(3, 8)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with optimizer.full_params():
+            moved.append(not torch.equal(before, model[0].weight))
+    return moved == [False, True]
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_the_way_out_for_gradual_unfreezing_works(stage: int):
+    assert on_two_ranks(frozen_afterwards, stage) == [True] * 2
+
+
 def uneven_inputs(stage: int) -> None:
     from torch.distributed.algorithms.join import Join
 
@@ -109,6 +140,7 @@ REFUSED = {
     tensor_parallel: r"parameter 0.weight is a DTensor, .*: pass a model of plain parameters",
     shared_with_another_model: "parameter 0.weight belongs to another ZeroOptimizer, that of a Sequential",
     part_of_another_model: "parameter weight belongs to another ZeroOptimizer, that of a Sequential",
+    thawed_parameter: "parameter 0.weight was frozen when .* and freeze it then",
     replaced_module: "module 1 was replaced or removed .*: change the model first",
     removed_module: "module 1 was replaced or removed .*: change the model first",
     complex_parameter: r"weight is torch.complex64, .* torch.view_as_real\(...\), the parameter",

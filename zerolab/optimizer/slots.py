@@ -13,6 +13,7 @@ from torch import nn
 
 from zerolab.engine.hook import Hook
 from zerolab.unit import FlatUnit
+from zerolab.unit.sharded import as_plain_tensors
 from zerolab.unit.span import Span
 
 
@@ -68,6 +69,15 @@ class Slots:
                     "be updated: move the model before building the optimizer, and write into parameters "
                     "inside full_params()"
                 )
+        with as_plain_tensors():
+            thawed = [
+                s.span.name for s in self.parameters if s.span.parameter.requires_grad > s.unit.trainable
+            ]
+        if thawed:
+            raise RuntimeError(
+                f"parameter {thawed[0]} was frozen when its ZeroOptimizer was built, requires a gradient now, "
+                "and would not be trained: build the optimizer while it requires one, and freeze it then"
+            )
 
 
 def guard_loading(model: nn.Module, slots: Slots, full_params_open: Callable[[], bool]) -> None:
