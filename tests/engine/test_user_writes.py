@@ -235,3 +235,68 @@ def clear_twice_on_rank_1() -> str:
 
 def test_clearing_nothing_makes_no_difference():
     assert on_two_ranks(clear_twice_on_rank_1) == ["accepted"] * 2
+
+
+class SometimesGained(nn.Module):
+    """A gain that rank 0 alone uses, as an expert, or a branch that depends on the data."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(64))
+        self.out = nn.Linear(64, 1)
+
+    def forward(self, x, rank: int):
+        return self.out(x * self.gain if rank == 0 else x).sum()
+
+
+def train_cleared_by(stage: int, by: str) -> torch.Tensor:
+    torch.manual_seed(0)
+    model = SometimesGained()
+    optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=stage, lr=0.1)
+    for value in (1.0, 2.0):
+        (model if by == "model" else optimizer).zero_grad()
+        model(torch.full((2, 64), value), optimizer.rank).backward()
+    optimizer.step()
+    with optimizer.full_params():
+        return model.gain.detach().clone()
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_model_zero_grad_clears_what_other_ranks_alone_used(stage: int):
+    by_optimizer = on_two_ranks(train_cleared_by, stage, "optimizer")
+    for found, expected in zip(on_two_ranks(train_cleared_by, stage, "model"), by_optimizer, strict=True):
+        assert torch.equal(found, expected)
+
+
+class TwoLosses(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)) for _ in range(2))
+
+    def forward(self, x):
+        return [layer(x).sum() for layer in self.layers]
+
+
+def step_between_two_losses(stage: int) -> str:
+    model = TwoLosses()
+    optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=stage, lr=0.1)
+    first, second = model(torch.ones(2, 4))
+    first.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    second.backward()
+    optimizer.step()
+    first, _ = model(torch.ones(2, 4))
+    model(torch.ones(2, 4))[0].backward()
+    optimizer.step()
+    try:
+        first.backward()
+    except RuntimeError as error:
+        return str(error)
+    return "accepted"
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_step_makes_an_older_forward_stale_where_it_updated_its_parameters_and_nowhere_else(stage: int):
+    for said in on_two_ranks(step_between_two_losses, stage):
+        assert "modified by an inplace operation" in said

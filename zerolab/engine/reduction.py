@@ -115,10 +115,18 @@ class Reducer:
         self.unreduced = True
 
     def _notice_cleared(self) -> None:
-        """See which gradients users have cleared, as by model.zero_grad()."""
-        for flat in self.flats:
-            names = flat.grads.notice_cleared()
-            self._cleared += [f"{name}, after {self._reductions} reductions" for name in names]
+        """Forget the gradients that users have cleared, as by model.zero_grad().
+
+        Where every gradient that this rank knows of was cleared, so were those that other ranks alone used.
+        """
+        cleared = [(flat.grads, span) for flat in self.flats for span in flat.grads.cleared()]
+        if cleared and len(cleared) == sum(len(flat.grads.used) for flat in self.flats):
+            self.clear(set_to_none=True)
+            return
+        for grads, span in cleared:
+            if grads.reduced is not None:
+                self._cleared.append(f"{span.name}, after {self._reductions} reductions")
+            grads.forget(span)
 
     def cleared_since_last_call(self) -> list[str]:
         """Which reduced gradients were cleared, and after how many reductions: the same on every rank.

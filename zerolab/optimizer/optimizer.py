@@ -170,7 +170,7 @@ class ZeroOptimizer(ShardedState, Losses, torch.optim.Optimizer):
                 self.local.hand_over(self.param_groups)
                 self.stage.update(self.engine.trainable, lambda unit: self._update(unit, used))
                 self.local.take_back(self.param_groups)
-                self._note_update()
+                self._note_update(used)
         self.trace.next_step()
         return loss
 
@@ -208,10 +208,10 @@ class ZeroOptimizer(ShardedState, Losses, torch.optim.Optimizer):
         """How many times too large the gradients are, because the loss was scaled."""
         return 1.0 if self.loss_scale is None else self.loss_scale.applied
 
-    def _note_update(self) -> None:
+    def _note_update(self, used: set[Span]) -> None:
         """Tell autograd that the parameters changed, and take the measure of the optimizer's state."""
         for unit in self.engine.trainable:
-            unit.mark_updated()
+            unit.mark_updated(used)
         self._note_state()
 
     def _note_state(self) -> None:

@@ -80,7 +80,7 @@ class ShardedState:
         with self.training.during(TrainingState.LOAD):
             self.stage.update(self.units, FlatUnit.publish)
         for unit in self.units:
-            unit.mark_updated()
+            unit.mark_updated(set(unit.spans))
         self.trace.next_step()
 
     @torch.no_grad()

@@ -196,27 +196,26 @@ class FlatGrads:
         if self.state is GradState.COLLECTING:
             self._become(GradState.EMPTY if self.reduced is None else self._state_when_reduced)
 
-    def notice_cleared(self) -> list[str]:
-        """Where a marker is gone the user cleared that gradient, as model.zero_grad() does: forget it too.
+    def cleared(self) -> list[Span]:
+        """The spans whose marker is gone, because the user cleared that gradient, as model.zero_grad() does.
 
-        Returns: the parameters whose reduced gradients were forgotten.
         Raises: RuntimeError for a gradient that was set by hand.
         """
-        forgotten = []
+        cleared = []
         with as_plain_tensors():
             gradients = [span.parameter.grad for span in self.spans]
         for span, gradient in zip(self.spans, gradients, strict=True):
             if gradient is None and span in self.used:
-                self._forget(span)
-                forgotten += [span.name] if self.reduced is not None else []
+                cleared.append(span)
             elif gradient is not None and gradient is not self._markers.get(span):
                 raise RuntimeError(
                     f"{span.name}.grad was set by hand, and gradients live in the optimizer's flat buffers: "
                     "change the loss, or register a hook on the parameter, which may replace its gradient"
                 )
-        return forgotten
+        return cleared
 
-    def _forget(self, span: Span) -> None:
+    def forget(self, span: Span) -> None:
+        """Forget one parameter's gradient."""
         self.used.discard(span)
         self.filled.discard(span)
         if self.reduced is not None:

@@ -253,9 +253,9 @@ class FlatUnit:
             self.sync_master_from_params()
         return self.shard if self.master is None else self.master
 
-    def mark_updated(self) -> None:
+    def mark_updated(self, updated: set[Span]) -> None:
         """Increase the version counters, so that backward through an older forward is an error."""
-        self.versions.advance(self.whole)
+        self.versions.advance(updated, self.whole)
 
     # Seen from outside.
 

@@ -34,10 +34,11 @@ class Versions:
         parameters = tuple(span.parameter for span in self._spans)
         torch._C._autograd._unsafe_set_version_counter(parameters, self._noted)
 
-    def advance(self, whole: bool) -> None:
-        """The values were updated: increase the counters, so that backward through an older forward fails."""
+    def advance(self, updated: set[Span], whole: bool) -> None:
+        """These parameters were updated: backward through an older forward that used them has to fail."""
         if whole:
-            self.spoil()
+            torch.autograd.graph.increment_version([s.parameter for s in self._spans if s in updated])
             self.note()
         else:
-            self._noted = tuple(version + 1 for version in self._noted)
+            noted = zip(self._spans, self._noted, strict=True)
+            self._noted = tuple(version + (span in updated) for span, version in noted)
