@@ -14,7 +14,8 @@ from conftest import PYTHONPATH
 from zerolab.launcher import local_store
 
 RANK = """
-    import sys, torch, torch.distributed as dist, zerolab
+    import faulthandler, sys, torch, torch.distributed as dist, zerolab
+    faulthandler.dump_traceback_later(100, exit=True)
     zerolab.init_process_group()
     ranks = torch.ones(1)
     dist.all_reduce(ranks)

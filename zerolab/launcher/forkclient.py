@@ -44,7 +44,7 @@ class ForkServer:
                 pass_fds=[theirs.fileno()],
                 env=environment,
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,  # who kills the caller's process group must not kill the server first
+                start_new_session=True,  # a signal to the caller's group must not end the server first
             )
 
     @property
@@ -57,12 +57,12 @@ class ForkServer:
         return self._process.poll() is None
 
     def abandon(self) -> None:
-        """In a forked copy of the caller: forget the server, which must see its one caller die."""
+        """In a forked copy of the caller: close the socket, so that the server sees when the caller ends."""
         self.socket.close()
         self._process.returncode = 0  # no child of this process: nothing to wait for
 
     def next_number(self) -> int:
-        """A number for a launch that no other launch of this server has."""
+        """A number that no other launch of this server has."""
         return next(self._numbers)
 
     def launch(self, number: int, world_size: int, directory: str, fds: list[int]) -> None:
@@ -72,12 +72,12 @@ class ForkServer:
         """
         path = os.fsencode(directory)
         request = REQUEST.pack(LAUNCH, number, world_size, len(path))
-        with self._lock, contextlib.suppress(BrokenPipeError):  # the launch will see that it is gone
-            socket.send_fds(self.socket, [request, path], fds)  # in one call: an interrupt cannot part them
+        with self._lock, contextlib.suppress(BrokenPipeError):  # the launch sees that the server is gone
+            socket.send_fds(self.socket, [request, path], fds)  # in one call, which an interrupt cannot split
 
     def signal(self, launch: int, rank: int, number: int) -> None:
-        """Signal a rank; the server knows whether it still exists, so a recycled process id is never hit."""
-        with self._lock, contextlib.suppress(OSError):  # a server that is gone took its ranks along
+        """Signal a rank. The server does it: it knows whether the rank's process id is still the rank's."""
+        with self._lock, contextlib.suppress(OSError):  # with the server its ranks have ended
             self.socket.sendall(REQUEST.pack(SIGNAL, launch, rank, number))
 
     def close(self) -> None:

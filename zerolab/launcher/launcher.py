@@ -118,7 +118,7 @@ def check_seed(seed: Any, world_size: int) -> None:
 
 
 def choose_backend(backend: str, world_size: int) -> str:
-    """NCCL where every rank gets its own GPU, else gloo; what is asked for explicitly is held to."""
+    """NCCL where every rank gets its own GPU, else gloo; an explicit choice is kept."""
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
     if backend == "gloo":

@@ -20,16 +20,16 @@ class Pickler(cloudpickle.Pickler):
     """
 
     def __init__(self, file: BinaryIO, to_cpu: bool = False) -> None:
-        super().__init__(file, pickle.DEFAULT_PROTOCOL)
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
         self.to_cpu = to_cpu
         self.of_main: dict[str, Any] = {}  # its classes and functions, by qualified name
 
     def reducer_override(self, value: Any) -> Any:
-        """How to pickle a value where its own way does not do."""
+        """How to pickle a value whose own way fails, or is not wanted."""
         if is_unusual_module(value):
             return importlib.import_module, (value.__name__,)
         if self.to_cpu and is_on_a_device(value):
-            return value.cpu().__reduce_ex__(pickle.DEFAULT_PROTOCOL)
+            return value.cpu().__reduce_ex__(pickle.HIGHEST_PROTOCOL)
         if isinstance(value, type | FunctionType) and is_found_in_main(value):
             self.of_main[value.__qualname__] = value
         return super().reducer_override(value)
@@ -37,11 +37,12 @@ class Pickler(cloudpickle.Pickler):
 
 def is_found_in_main(value: type | FunctionType) -> bool:
     """Whether pickle, which looks a class or function up by its name, would find it in the main module."""
-    try:
-        found = functools.reduce(getattr, value.__qualname__.split("."), sys.modules[value.__module__])
-    except (AttributeError, KeyError):
+    if value.__module__ != "__main__":
         return False
-    return value.__module__ == "__main__" and found is value
+    try:
+        return functools.reduce(getattr, value.__qualname__.split("."), sys.modules["__main__"]) is value
+    except AttributeError:  # of a class inside a function
+        return False
 
 
 def is_unusual_module(value: Any) -> bool:

@@ -207,11 +207,11 @@ def write_failure(error: BaseException, path: str) -> None:
     pickled = io.BytesIO()
     with contextlib.suppress(Exception):  # its text must do
         payload.dump(error, pickled)
-    told = {
+    report = {
         "summary": summary,
         "traceback": "".join(traceback.format_exception(error)),
         "pickled": pickled.getvalue(),
         "raised_on": getattr(error, "raised_on", None),
     }
     with open(path, "wb") as file:
-        pickle.dump(told, file)
+        pickle.dump(report, file)

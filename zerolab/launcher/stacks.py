@@ -1,4 +1,4 @@
-"""Reads the stacks that faulthandler writes, and tells who waits in a collective from who never got there."""
+"""Reads the stacks that faulthandler writes, and says which ranks wait in a collective and which do not."""
 
 import linecache
 import re

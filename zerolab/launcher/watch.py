@@ -29,7 +29,7 @@ from zerolab.launcher.output import Relay
 from zerolab.launcher.protocol import EVENT, Event, Job
 
 START_SECONDS = 60.0  # for the fork server to import torch; a launch's own timeout starts when its ranks do
-GRACE_SECONDS = 0.3  # after a failure, for one that happened before it and is told after it
+GRACE_SECONDS = 0.3  # after a failure, for one that came before it and is reported after it
 PEER_GRACE_SECONDS = 3.0  # while all that is reported may come from a peer that went away
 STOP_SECONDS = 1.0  # from asking a rank to end to killing it
 DUMP_SECONDS = 4.0  # for the ranks to write their stacks, however busy the machine
@@ -46,7 +46,7 @@ class Launch:
         self.running: set[int] = set()  # ranks whose process exists, or is about to
         self.done: set[int] = set()
         self.failures: dict[int, Failure] = {}
-        self.trouble = ""  # what is wrong with no rank in particular
+        self.trouble = ""  # an error that is no rank's
         self.deadline = time.monotonic() + timeout + START_SECONDS if timeout else float("inf")
         self.relays: tuple[Relay, ...] = ()
         self.selector = selectors.DefaultSelector()
@@ -115,7 +115,7 @@ class Launch:
         return [self.result(rank) for rank in range(self.world_size)]
 
     def listen(self, until: Callable[[], Any], seconds: float | None = None) -> bool:
-        """Take in what happens until `until()`; False where `seconds`, or else the deadline, pass first."""
+        """Handle what happens until `until()` is true; False if `seconds`, or the deadline, pass first."""
         end = None if seconds is None else time.monotonic() + seconds
         while not until():
             left = (self.deadline if end is None else end) - time.monotonic()
@@ -160,7 +160,7 @@ class Launch:
         return False
 
     def failed(self) -> WorkerError:
-        """The error for the rank that failed first, after a moment for one that is only heard later."""
+        """The error of the rank that failed first; a moment is left for failures that are reported late."""
         everyone = lambda: len(self.failures) + len(self.done) == self.world_size
         self.listen(lambda: self.cause.severity == KILLED or everyone(), GRACE_SECONDS)
         self.listen(lambda: self.cause.severity < ABORTED or everyone(), PEER_GRACE_SECONDS)
@@ -173,7 +173,7 @@ class Launch:
         return first_cause(list(self.failures.values()))
 
     def timed_out(self) -> LaunchTimeout:
-        """The error that tells the ranks that never reached a collective from those that wait there."""
+        """The error that names the ranks that reached no collective, with the stacks of all."""
         waiting = sorted(self.running - self.done)
         for rank in waiting:
             self.server.signal(self.number, rank, protocol.DUMP_SIGNAL)
@@ -198,7 +198,7 @@ class Launch:
             raise WorkerError(f"rank {rank}'s result cannot be rebuilt here: {error}", rank) from error
 
     def stop(self, politely: bool) -> None:
-        """End every rank: by a request where it is still at work, else by letting go of it; then by force."""
+        """End every rank: by SIGTERM if it still works, else by closing the lifeline; then by SIGKILL."""
         gone = lambda: not self.running
         if politely and not self.trouble:
             self.signal_all(signal.SIGTERM)
@@ -226,7 +226,7 @@ class Launch:
 
 @contextlib.contextmanager
 def interrupts_ignored() -> Iterator[None]:
-    """Let no second Ctrl-C cut the stopping short; it takes seconds at most."""
+    """Ignore Ctrl-C, so that a second one does not leave ranks running; it takes seconds at most."""
     previous = signal.getsignal(signal.SIGINT)
     if previous is None or threading.current_thread() is not threading.main_thread():
         yield
