@@ -20,6 +20,7 @@ DTYPES = {
     "fp32": (torch.float32, torch.float32),
     "mixed": (torch.bfloat16, torch.bfloat16),
     "mixed_fp32_grads": (torch.bfloat16, torch.float32),
+    "mixed_fp16": (torch.float16, torch.float16),
 }
 """By precision: the dtypes of parameters and of gradients."""
 
@@ -35,6 +36,8 @@ class Replicas:
         total: by name, the gradients summed over ranks and micro-batches.
         pending: for each rank by name, the gradients that were not summed over the ranks yet.
         averaged: whether ``total`` is divided by the number of ranks.
+        scale: what losses are multiplied by, in fp16. An overflow halves it, and that step is left out.
+        applied: what the losses of these gradients were multiplied by.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class Replicas:
         master, so only the digits of its own dtype stay.
         """
         self.dtype, self.gradient_dtype = DTYPES[precision]
+        self.scale, self.applied = 2.0**15 if precision == "mixed_fp16" else 1.0, 1.0
         self.models = [lowered(seeded(self.build), self.dtype) for _ in range(world_size)]
         self.parameters = [dict(model.named_parameters()) for model in self.models]
         self.frozen = [name for name, p in self.parameters[0].items() if not p.requires_grad]
@@ -71,6 +75,11 @@ class Replicas:
         return len(self.models)
 
     # Gradients.
+
+    def scaled(self, loss: torch.Tensor) -> torch.Tensor:
+        """What to call backward on."""
+        self.applied = self.scale
+        return loss * self.scale
 
     def collect(self) -> None:
         """After a backward pass on each replica: take the gradients out, on top of those that are pending."""
@@ -125,7 +134,7 @@ class Replicas:
         self.reduce()
         self.average()
         norms = [gradient.double().norm(norm_type) for gradient in self.total.values() if gradient.numel()]
-        norm = torch.stack([torch.zeros(()).double(), *norms]).norm(norm_type).float()
+        norm = torch.stack([torch.zeros(()).double(), *norms]).norm(norm_type).float() / self.applied
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         for name, gradient in self.total.items():
             self.total[name] = gradient.clone().mul_(factor.to(gradient.device))  # in its own dtype
@@ -140,8 +149,12 @@ class Replicas:
         """Reduce what is pending, and let the optimizer update from the mean. Gradients stay."""
         self.reduce()
         self.average()
+        if self.scale != 1.0 and not all(gradient.isfinite().all() for gradient in self.total.values()):
+            self.scale /= 2
+            return
         for name, master in self.masters.items():
-            master.grad = self.total[name].to(master.dtype) if name in self.total else None
+            mean = self.total.get(name)
+            master.grad = None if mean is None else mean.to(master.dtype) / self.applied
         self.optimizer.step()
         self.publish()
 
@@ -167,7 +180,9 @@ class Replicas:
         """Copy the fp32 parameters into every replica, rounded to its dtype."""
         for parameters in self.parameters:
             for name, p in parameters.items():
-                p.copy_(self.masters[name])
+                rounded = self.masters[name].to(p.dtype)
+                if not torch.equal(p, rounded):  # autograd takes any copy for a change
+                    p.copy_(rounded)
 
     # Training.
 

@@ -12,7 +12,7 @@ import zerolab
 from support.loops.plans import Action, Loop
 from support.loops.session import Report, Session, differences, in_words, is_clear
 
-TAIL = (("train", 1), ("step",), ("look",))
+TAIL = (("train", 1), ("step",), ("train", 2), ("step",), ("look",))
 OWN_SHARE = {"train", "forward", "evaluate", "without_sync", "raise_in_forward", "freeze", "thaw"}
 """What a replica can do alone: the others' gradients are averaged with whatever its own are then."""
 PATIENCE_SECONDS = 40
@@ -75,13 +75,15 @@ def apart(session: Session, odd: int, alone: Action) -> dict[str, list[str]]:
         ways["with its share"].ranks = [odd]
         getattr(ways["with its share"], alone[0])(*alone[1:])
         ways["with its share"].ranks = session.plain.ranks
+    last = {}
     for name, *arguments in TAIL:
-        if not (mine and alone[0] == "skip" and name == "train"):
+        skipped = alone[0] == "skip" and (name, *arguments) == TAIL[0]
+        if not (mine and skipped):
             seen = getattr(engine, name)(*arguments)
         for way, plain in ways.items():
-            skipping = alone[0] == "skip" and way != "without it" and name == "train"
-            plain.ranks = [r for r in session.plain.ranks if r != odd] if skipping else session.plain.ranks
-            expected = getattr(plain, name)(*arguments)
-            plain.ranks = list(range(session.setting.world_size))
-            ways[way].last = expected
-    return {way: list(differences(seen, plain.last)) for way, plain in ways.items()}
+            everybody = plain.ranks
+            if skipped and way != "without it":
+                plain.ranks = [rank for rank in everybody if rank != odd]
+            last[way] = getattr(plain, name)(*arguments)
+            plain.ranks = everybody
+    return {way: list(differences(seen, last[way])) for way in ways}

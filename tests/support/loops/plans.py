@@ -1,6 +1,6 @@
 """Plans: what a loop is, and how a seed draws one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from random import Random
 
@@ -71,7 +71,7 @@ def setting(chance: Random, most_ranks: int) -> Setting:
     return Setting(
         chance.choice(range(1, most_ranks + 1)) if chance.random() < 0.3 else min(2, most_ranks),
         chance.choice((0, 1, 2, 3, 3)),
-        chance.choice(("fp32", "fp32", "fp32", "mixed", "mixed_fp32_grads")),
+        chance.choice(("fp32", "fp32", "fp32", "mixed", "mixed_fp32_grads", "mixed_fp16")),
         chance.choice(("default", "default", "all in one", "the first block")),
         chance.choice((0, 1, 1, 2)),
         chance.choice((0, 1, 1, 2)),
@@ -87,8 +87,11 @@ ACTIONS: dict[str, tuple[int, Draw]] = {
     "zero_grad": (8, lambda c: (c.choice(("none", "none", "zeros", "the model's")),)),
     "without_sync": (4, lambda c: (data(c),)),
     "forward": (4, lambda c: (data(c),)),
-    "backward": (5, lambda c: (c.random() < 0.3, c.random() < 0.5)),
+    "backward": (6, lambda c: (c.random() < 0.3, c.random() < 0.5, c.random() < 0.7)),
+    "train_by_parts": (2, lambda c: (data(c),)),
     "train_on_two": (2, lambda c: (data(c), data(c))),
+    "slope": (3, lambda c: (data(c), c.random() < 0.4)),
+    "forget": (2, lambda c: (place(c),)),
     "evaluate": (4, lambda c: (data(c), c.random() < 0.4)),
     "clip": (4, lambda c: (c.choice((0.01, 0.3, 1e9)), c.choice((1.0, 2.0, 3.0, float("inf"))))),
     "schedule": (3, lambda c: (c.choice(("ExponentialLR", "StepLR", "CosineAnnealingLR")),)),
@@ -109,7 +112,10 @@ ACTIONS: dict[str, tuple[int, Draw]] = {
     "resume_elsewhere": (2, lambda c: (setting(c, 3), data(c))),
     "export": (1, lambda c: ()),
     "raise_in_forward": (2, lambda c: (data(c), place(c))),
-    "raise_in_backward": (2, lambda c: (data(c), place(c))),
+    "raise_in_backward": (2, lambda c: (data(c), place(c), c.choice(("none", "the model's")))),
+    "raise_inside": (1, lambda c: (data(c), place(c))),
+    "raise_in_closure": (1, lambda c: (data(c), place(c))),
+    "copy": (1, lambda c: (data(c),)),
     "train_inside": (1, lambda c: (data(c),)),
     "evaluate_inside": (2, lambda c: (data(c),)),
     "gradients": (3, lambda c: ()),
@@ -117,8 +123,12 @@ ACTIONS: dict[str, tuple[int, Draw]] = {
     "step_with_closure": (2, lambda c: (data(c),)),
     "clip_with_torch": (1, lambda c: ()),
 }
+INSIDE = {"write": 3, "load_module": 2}
+"""Where the argument stands that says whether it is done inside full_params()."""
 KNOWN = {
     # what is known to go wrong, and not drawn: an action, or one that a rank does alone
+    "write outside at stage 3": "lost where a forward pass without a backward left the root unit whole",
+    "load_module outside at stage 3": "the same",
     "alone: write": "ranks mix silently what one of them wrote",
     "alone: load_module": "the same",
     "alone: zero_grad": "ranks keep different sums",
@@ -133,6 +143,15 @@ ALONE = {
 }
 
 
+def unknown(setting: Setting, actions: list[Action]) -> Iterator[Action]:
+    """Those of the actions that are not known to go wrong at the stage that is reached by then."""
+    for action in actions:
+        setting = action[1] if action[0] == "resume_elsewhere" else setting
+        outside = action[0] in INSIDE and not action[INSIDE[action[0]]]
+        if f"{action[0]} outside at stage {setting.stage}" not in KNOWN or not outside:
+            yield action
+
+
 def draw(seed: int, most_ranks: int = 3) -> Loop:
     """The seed's loop: always the same one. Every fifth ends with something that one rank does alone."""
     chance = Random(seed)
@@ -140,15 +159,16 @@ def draw(seed: int, most_ranks: int = 3) -> Loop:
     some = lambda: tuple(place(chance) for _ in range(chance.choice((0, 0, 1, 2))))
     usual = {name: often for name, (often, _) in ACTIONS.items() if name not in KNOWN}
     chosen = chance.choices(list(usual), list(usual.values()), k=chance.randrange(3, 25))
+    first = setting(chance, most_ranks)
     loop = Loop(
-        setting(chance, most_ranks),
+        first,
         kinds,
         chance.random() < 0.3,
         some(),
         some(),
         chance.random() < 0.4,
         chance.choice(sorted(OPTIMIZERS)),
-        tuple((name, *ACTIONS[name][1](chance)) for name in chosen),
+        tuple(unknown(first, [(name, *ACTIONS[name][1](chance)) for name in chosen])),
     )
     if seed % 5 or loop.setting.world_size == 1:
         return loop

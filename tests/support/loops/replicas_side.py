@@ -2,32 +2,20 @@
 
 import contextlib
 import copy
+from collections.abc import Iterator
 from functools import partial
 
 import torch
 from torch import nn
 
-from support.loops.models import picked
+from support.loops import user_code
+from support.loops.models import micro_batch, picked
 from support.loops.plans import OPTIMIZERS, Loop, Setting
-from support.loops.user_code import (
-    Refusal,
-    among,
-    build,
-    groups_of,
-    held_back,
-    load_part,
-    loss_of,
-    raising_in_backward,
-    raising_in_forward,
-    scheduler_of,
-    set_flags,
-    stored_weights,
-    write,
-)  # fmt: skip
+from support.loops.side import Side
 from support.references import Replicas, Tensors, copies
 
 
-class ReplicasSide:
+class ReplicasSide(Side):
     """Every method answers with what a user on rank ``rank`` sees. ``ranks``: those that do it."""
 
     def __init__(self, loop: Loop, rank: int):
@@ -35,13 +23,13 @@ class ReplicasSide:
         name, defaults = OPTIMIZERS[loop.optimizer]
         kind = getattr(torch.optim, name)
         self.replicas = Replicas(
-            partial(build, loop), loop.setting.world_size, kind, partial(groups_of, loop),
+            partial(user_code.build, loop), loop.setting.world_size, kind, partial(user_code.groups_of, loop),
             loop.setting.precision, **defaults,
         )  # fmt: skip
+        self.optimizer, self.listed_model = self.replicas.optimizer, self.replicas.whole
         self.ranks = list(range(loop.setting.world_size))
-        self.scheduler = self.kept = self.saved = None
+        self.saved: tuple[Tensors, dict] | None = None
         self.shelf: list[dict[int, torch.Tensor]] = []
-        self.added_lr: float | None = None
 
     @property
     def models(self) -> dict[int, nn.Module]:
@@ -53,13 +41,13 @@ class ReplicasSide:
         return self.replicas.models[: self.rank + 1][-1]
 
     def _losses(self, data: int) -> dict[int, torch.Tensor]:
-        return {rank: loss_of(model, data, rank) for rank, model in self.models.items()}
+        return {rank: user_code.loss_of(model, data, rank) for rank, model in self.models.items()}
 
     def _backward(
         self, losses: dict[int, torch.Tensor], sync: bool = True, retain: bool = False
     ) -> float | None:
         for loss in losses.values():
-            loss.backward(retain_graph=retain)
+            self.replicas.scaled(loss).backward(retain_graph=retain)
         self.replicas.collect()
         if sync:
             self.replicas.reduce()
@@ -88,15 +76,32 @@ class ReplicasSide:
         one, two = self._losses(first), self._losses(second)
         return self._backward({rank: one[rank] + two[rank] for rank in one})
 
+    def slope(self, data: int, by_hand: bool):
+        slopes = {}
+        for rank, model in self.models.items():
+            x = micro_batch(data, rank).requires_grad_()
+            slopes[rank] = user_code.slope_of(
+                self.replicas.scaled(user_code.loss_of(model, data, rank, x)), x, by_hand
+            )
+        self.replicas.collect()
+        if not by_hand:
+            self.replicas.reduce()
+        return {"slope": slopes[self.rank]} if self.rank in slopes else None
+
     def forward(self, data: int):
         self.shelf.append(self._losses(data))
         return self._seen(self.shelf[-1])
 
-    def backward(self, retain: bool, newest: bool):
+    def train_by_parts(self, data: int):
+        return self._backward(
+            {rank: user_code.loss_by_parts(model, data, rank) for rank, model in self.models.items()}
+        )
+
+    def backward(self, retain: bool, newest: bool, sync: bool):
         if not self.shelf:
             return None
         losses = self.shelf[-newest] if retain else self.shelf.pop(-newest)
-        return self._backward(losses, retain=retain)
+        return self._backward(losses, sync, retain)
 
     def evaluate(self, data: int, grad: bool):
         for model in self.models.values():
@@ -115,13 +120,19 @@ class ReplicasSide:
 
     def raise_in_forward(self, data: int, block: int):
         for rank, model in self.models.items():
-            with contextlib.suppress(Refusal), raising_in_forward(model, block):
-                loss_of(model, data, rank)
+            with contextlib.suppress(user_code.Refusal), user_code.raising_in_forward(model, block):
+                user_code.loss_of(model, data, rank)
 
-    def raise_in_backward(self, data: int, block: int):
+    def raise_inside(self, data: int, block: int):
+        self.raise_in_forward(data, block)
+
+    def raise_in_closure(self, data: int, block: int):
+        self.raise_in_forward(data, block)
+
+    def raise_in_backward(self, data: int, block: int, kind: str):
         for rank, model in self.models.items():
-            with contextlib.suppress(Refusal), raising_in_backward(model, block):
-                loss_of(model, data, rank).backward()
+            with contextlib.suppress(user_code.Refusal), user_code.raising_in_backward(model, block):
+                self.replicas.scaled(user_code.loss_of(model, data, rank)).backward()
         self.recover()
 
     # Updates.
@@ -144,71 +155,60 @@ class ReplicasSide:
     def clip_with_torch(self):
         return self.clip(0.3, 2.0) if self.replicas.total or any(self.replicas.pending) else 0.0
 
-    def schedule(self, kind: str):
-        if self.scheduler is None:
-            self.scheduler = scheduler_of(kind, self.replicas.optimizer)
-        else:
-            self.scheduler.step()
-        return [group["lr"] for group in self.replicas.optimizer.param_groups]
-
-    def set_option(self, place: int, key: str, value: float):
-        groups = self.replicas.optimizer.param_groups
-        groups[place % len(groups)][key] = value
-
-    def add_group(self, lr: float):
-        held = held_back(self.loop, self.replicas.whole)
-        if held and self.added_lr is None and self.scheduler is None:
-            self.added_lr = lr
-            self.replicas.optimizer.add_param_group({"params": held, "lr": lr})
-
     def gradients(self) -> Tensors:
         self.replicas.reduce()
         kept, averaged = dict(self.replicas.total), self.replicas.averaged
         self.replicas.average()
         mean, self.replicas.total, self.replicas.averaged = self.replicas.total, kept, averaged
-        return mean
+        scale = self.replicas.applied
+        return mean if scale == 1 else {name: gradient.float() / scale for name, gradient in mean.items()}
+
+    def forget(self, place: int):
+        for model in self.models.values():
+            names = {id(p): name for name, p in model.named_parameters()}
+            name = names[id(picked(model, (place,))[0])]
+        for gradients in (self.replicas.total, *self.replicas.pending):
+            gradients.pop(name, None)
 
     # Parameters.
 
+    def _among(self, place: int, frozen: bool) -> Iterator[nn.Parameter]:
+        for model in self.models.values():
+            yield from user_code.among(self.loop, model, place, frozen)
+
     def freeze(self, place: int):
-        for p in (p for model in self.models.values() for p in among(self.loop, model, place, False)):
+        for p in self._among(place, False):
             p.requires_grad_(False)
 
     def thaw(self, place: int):
-        for p in (p for model in self.models.values() for p in among(self.loop, model, place, False)):
+        for p in self._among(place, False):
             p.requires_grad_(True)
 
     def thaw_frozen(self, place: int):
-        for p in (p for model in self.models.values() for p in among(self.loop, model, place, True)):
+        for p in self._among(place, True):
             p.requires_grad_(True)
 
     def write(self, place: int, how: str, inside: bool):
         with torch.no_grad():
             for model in self.replicas.models:
-                write(picked(model, (place,))[0], how)
+                user_code.write(picked(model, (place,))[0], how)
         self.replicas.take_over_writes()
-        self.replicas.publish()
 
     def load_module(self, seed: int, inside: bool, part: str):
         for model in self.replicas.models:
-            load_part(model, stored_weights(self.loop, seed), part)
+            user_code.load_part(model, user_code.stored_weights(self.loop, seed), part)
         self.replicas.take_over_writes()
-        self.replicas.publish()
 
     def look(self) -> Tensors:
         return copies(self._own_model.named_parameters()) | self.buffers()
+
+    def copy(self, data: int) -> Tensors:
+        return user_code.trained_copy(self._own_model, data, self.rank)
 
     def buffers(self) -> Tensors:
         return {f"buffer {name}": b.clone() for name, b in self._own_model.named_buffers()}
 
     # State.
-
-    def keep_state(self):
-        self.kept = copy.deepcopy(self.replicas.optimizer.state_dict())
-
-    def restore_state(self):
-        if self.kept:
-            self.replicas.optimizer.load_state_dict(copy.deepcopy(self.kept))
 
     def save(self):
         values, state = (
@@ -238,7 +238,7 @@ class ReplicasSide:
         flags = self.flags()
         self.replicas.resize(setting.world_size, setting.precision)
         for model in self.replicas.models:
-            set_flags(model, flags)
+            user_code.set_flags(model, flags)
         self.ranks = list(range(setting.world_size))
         self.scheduler = self.kept = None
         self.shelf.clear()

@@ -1,6 +1,5 @@
 """Session: one loop on a rank. The engine and replicas do every action, and what they saw is compared."""
 
-import contextlib
 import math
 import re
 import traceback
@@ -20,6 +19,8 @@ from support.loops.user_code import set_flags
 PACKAGE = str(Path(zerolab.__file__).parent)
 CRASHES = (AssertionError, AttributeError, LookupError, NameError, ArithmeticError, RecursionError)
 TRANSPORT = r"gloo|[Cc]onnection|Timed out"
+STALE = "modified by an inplace operation"
+"""Autograd's error for a backward pass through parameters that were updated in the meantime."""
 DISAGREEMENT = ("ranks took different paths", "ranks disagree")
 
 
@@ -68,8 +69,11 @@ class Session:
             kind, text = self.act(action)
             found: list = [None] * dist.get_world_size()
             dist.all_gather_object(found, (kind, text, self.rank))
-            if self.judge(action, [each for each in found if each[0] != "absent"]):
+            members = [each for each in found if each[0] != "absent"]
+            if self.judge(action, members):
                 break
+            if kind == "absent" and members[0][0] == "done":
+                self.follow(action)
         return self.report
 
     def judge(self, action: Action, found: list[tuple[str, str, int]]) -> bool:
@@ -97,7 +101,6 @@ class Session:
         if name == "resume_elsewhere":
             return self.resume_elsewhere(*arguments)
         if self.engine is None:
-            self.do_plainly(name, arguments)
             return "absent", ""
         try:
             seen = getattr(self.engine, name)(*arguments)
@@ -110,9 +113,10 @@ class Session:
         wrong = [*differences(seen, expected), *self.visible_differences()]
         return ("problem", f"differs: {', '.join(wrong[:3])}") if wrong else ("done", "")
 
-    def do_plainly(self, name: str, arguments: list) -> None:
-        with contextlib.suppress(Exception):  # the members judge it
-            getattr(self.plain, name)(*arguments)
+    def follow(self, action: Action) -> None:
+        """On a rank that is no member: do to the replicas what the members did."""
+        if action[0] != "resume_elsewhere":
+            getattr(self.plain, action[0])(*action[1:])
 
     def explain(self, error: Exception, name: str, arguments: list) -> tuple[str, str]:
         """What an error of the engine's is: a refusal, one that replicas raise too, or a problem."""
@@ -124,6 +128,8 @@ class Session:
             getattr(self.plain, name)(*arguments)
         except Exception:
             return "both raised", text
+        if STALE in text:
+            return "refused", text
         where = traceback.extract_tb(error.__traceback__)[-1]
         return "problem", f"unclear error {text} at {Path(where.filename).name}:{where.name}"
 

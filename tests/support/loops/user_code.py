@@ -1,6 +1,7 @@
 """What both sides do in the same way: build a model, write to it, load into it, and have it raise."""
 
 import contextlib
+import copy
 
 import torch
 from torch import nn
@@ -90,15 +91,36 @@ def raising_in_backward(model: nn.Module, block: int):
         hook.remove()
 
 
-def loss_of(model: nn.Module, data: int, rank: int) -> torch.Tensor:
-    x = micro_batch(data, rank)
+def loss_of(model: nn.Module, data: int, rank: int, x: torch.Tensor | None = None) -> torch.Tensor:
+    """The loss of a micro-batch, or of ``x`` with the micro-batch's random numbers."""
     torch.manual_seed(7919 * data + rank)
-    return model(x)
+    return model(micro_batch(data, rank) if x is None else x)
 
 
-def scheduler_of(kind: str, optimizer: torch.optim.Optimizer):
-    further = {"ExponentialLR": {"gamma": 0.9}, "StepLR": {"step_size": 2}, "CosineAnnealingLR": {"T_max": 7}}
-    return getattr(torch.optim.lr_scheduler, kind)(optimizer, **further[kind])
+def loss_by_parts(model: nn.Module, data: int, rank: int) -> torch.Tensor:
+    """The loss from calls of the submodules, without a call of the model."""
+    torch.manual_seed(7919 * data + rank)
+    x = model.before(micro_batch(data, rank).to(model.before.weight.dtype))
+    for block in model.blocks:
+        x = block(x)
+    return model.after(model.again(x)).square().mean()
+
+
+def trained_copy(model: nn.Module, data: int, rank: int) -> dict[str, torch.Tensor]:
+    """What a deep copy of a model comes to after a step of its own."""
+    copied = copy.deepcopy(model)
+    copied.zero_grad()
+    loss_of(copied, data, rank, micro_batch(data, rank).to(model.before.weight.dtype)).backward()
+    torch.optim.SGD(copied.parameters(), lr=0.1).step()
+    return {name: p.detach() for name, p in copied.named_parameters()}
+
+
+def slope_of(loss: torch.Tensor, x: torch.Tensor, by_hand: bool) -> torch.Tensor:
+    """The gradient of the input. ``by_hand``: without any of the parameters' gradients."""
+    if by_hand:
+        return torch.autograd.grad(loss, x)[0]
+    loss.backward()
+    return x.grad
 
 
 def load_part(model: nn.Module, state: dict, part: str) -> None:
