@@ -25,7 +25,7 @@ class Precision:
     meaning: str
 
 
-PRECISIONS = {
+CONVENTIONS = {
     "mixed": Precision(2, 2, 4, "16-bit parameters and gradients, fp32 master weights: 2+2+12 with Adam"),
     "fp32": Precision(4, 4, 0, "everything in fp32, no second copy of the weights: 4+4+8 with Adam"),
     "mixed_fp32_grads": Precision(2, 4, 4, "as mixed, but gradients are kept in fp32: 2+4+12 with Adam"),
@@ -56,7 +56,7 @@ def optimizer_bytes_per_parameter(optimizer: str = "adam", precision: str = "mix
     Source: ZeRO §3.1 (arXiv:1910.02054), K = 12 for mixed-precision Adam.
     """
     moments = _choice("optimizer", optimizer, OPTIMIZER_MOMENTS, "; or give its bytes per parameter as k")
-    return _choice("precision", precision, PRECISIONS).master_bytes + 4 * moments
+    return _choice("precision", precision, CONVENTIONS).master_bytes + 4 * moments
 
 
 def model_states(
@@ -243,5 +243,5 @@ def _choice(name: str, value: str, choices: dict, way_out: str = ""):
 
 
 def _conventions(precision: str, k: float | None) -> tuple[Precision, float]:
-    per_parameter = _choice("precision", precision, PRECISIONS)
+    per_parameter = _choice("precision", precision, CONVENTIONS)
     return per_parameter, optimizer_bytes_per_parameter("adam", precision) if k is None else _number("k", k)

@@ -38,7 +38,7 @@ class Question:
     @property
     def element_bytes(self) -> int:
         """Activations and messages are as wide as the parameters."""
-        return memory.PRECISIONS[self.precision].params_bytes
+        return memory.CONVENTIONS[self.precision].params_bytes
 
     @property
     def sequence_bytes(self) -> int:
@@ -94,7 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     room = parser.add_mutually_exclusive_group(required=True)
     room.add_argument("--gpu", metavar="NAME", help=f"one of {', '.join(presets.MACHINES)}")
     room.add_argument("--gpu-memory", metavar="SIZE", help="or its memory: 32GB (32e9 bytes) or 32GiB")
-    parser.add_argument("--precision", default="mixed", metavar="NAME", help=" | ".join(memory.PRECISIONS))
+    parser.add_argument("--precision", default="mixed", metavar="NAME", help=" | ".join(memory.CONVENTIONS))
     state = parser.add_mutually_exclusive_group()
     optimizers = " | ".join(memory.OPTIMIZER_MOMENTS)
     state.add_argument("--optimizer", default="adam", metavar="NAME", help=optimizers)
@@ -141,7 +141,7 @@ def _read_model(args: argparse.Namespace) -> presets.Model:
 
 def heading(question: Question) -> list[str]:
     """The question in words, so that no assumption of the table is silent."""
-    costs = memory.PRECISIONS[question.precision]
+    costs = memory.CONVENTIONS[question.precision]
     each = f"{costs.params_bytes} + {costs.grads_bytes} + {question.k:g} bytes per parameter"
     gpus = f"{question.gpus} x {format_bytes(question.gpu_memory_bytes)}"
     lines = [

@@ -113,7 +113,7 @@ def test_frozen_parameters_cost_their_own_bytes_alone(stage):
 
 ANY_TIME = settings(deadline=None)  # a busy machine is no failure
 PSI, WORLD_SIZE, STAGE = st.integers(1, 10**13), st.integers(1, 5000), st.integers(0, 3)
-PRECISION, GPU_BYTES = st.sampled_from(sorted(memory.PRECISIONS)), st.integers(1000, 10**13)
+PRECISION, GPU_BYTES = st.sampled_from(sorted(memory.CONVENTIONS)), st.integers(1000, 10**13)
 
 
 @ANY_TIME

@@ -16,7 +16,7 @@ micro_batches = st.integers(1, 64)
 
 
 @always_the_same
-@given(psis, psis, sizes, sizes, st.sampled_from(sorted(memory.PRECISIONS)), st.floats(0, 20))
+@given(psis, psis, sizes, sizes, st.sampled_from(sorted(memory.CONVENTIONS)), st.floats(0, 20))
 def test_with_frozen_parameters_too_no_stage_and_no_rank_ever_adds_a_byte(psi, frozen, n, more, precision, k):
     states = lambda stage, ranks: memory.model_states(psi, ranks, stage, precision, k, frozen)
     for stage in range(4):

@@ -7,7 +7,7 @@ import torch
 
 from zerolab.optimizer.slices import Slice
 from zerolab.unit import FlatUnit
-from zerolab.unit.span import Span
+from zerolab.unit.span import Span, overlap
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,9 +33,9 @@ class Shard:
 
     def within(self, start: int, stop: int) -> "Shard":
         """The part of it between elements ``start`` and ``stop`` of the whole tensor. May be empty."""
-        low = min(max(self.start, start), self.stop)
-        high = max(min(self.stop, stop), low)
-        return Shard(self.name, self.key, self.numel, low, self.values[low - self.start : high - self.start])
+        part = overlap(slice(start, stop), slice(self.start, self.stop))
+        values = self.values[part.start - self.start : part.stop - self.start]
+        return Shard(self.name, self.key, self.numel, part.start, values)
 
 
 def owned_shards(

@@ -47,6 +47,11 @@ class Span:
 
     def within(self, start: int, stop: int) -> slice:
         """The part of ``flat[start:stop]`` that is this parameter's, counted from ``start``. May be empty."""
-        low = min(max(self.offset, start), stop)
-        high = max(min(self.stop, stop), low)
-        return slice(low - start, high - start)
+        part = overlap(slice(self.offset, self.stop), slice(start, stop))
+        return slice(part.start - start, part.stop - start)
+
+
+def overlap(first: slice, second: slice) -> slice:
+    """The range that both have; where there is none, an empty one inside ``second`` or at its end."""
+    low = min(max(first.start, second.start), second.stop)
+    return slice(low, max(min(first.stop, second.stop), low))
