@@ -16,7 +16,7 @@ _MOST = 1e24  # far above any machine and model; it keeps the arithmetic below c
 
 
 @dataclass(frozen=True)
-class Precision:
+class Convention:
     """Bytes that one parameter costs in each model state, under one convention of the field."""
 
     params_bytes: int
@@ -26,9 +26,9 @@ class Precision:
 
 
 CONVENTIONS = {
-    "mixed": Precision(2, 2, 4, "16-bit parameters and gradients, fp32 master weights: 2+2+12 with Adam"),
-    "fp32": Precision(4, 4, 0, "everything in fp32, no second copy of the weights: 4+4+8 with Adam"),
-    "mixed_fp32_grads": Precision(2, 4, 4, "as mixed, but gradients are kept in fp32: 2+4+12 with Adam"),
+    "mixed": Convention(2, 2, 4, "16-bit parameters and gradients, fp32 master weights: 2+2+12 with Adam"),
+    "fp32": Convention(4, 4, 0, "everything in fp32, no second copy of the weights: 4+4+8 with Adam"),
+    "mixed_fp32_grads": Convention(2, 4, 4, "as mixed, but gradients are kept in fp32: 2+4+12 with Adam"),
 }
 
 # How many fp32 numbers an optimizer remembers for each parameter.
@@ -242,6 +242,6 @@ def _choice(name: str, value: str, choices: dict, way_out: str = ""):
     return choices[value]
 
 
-def _conventions(precision: str, k: float | None) -> tuple[Precision, float]:
+def _conventions(precision: str, k: float | None) -> tuple[Convention, float]:
     per_parameter = _choice("precision", precision, CONVENTIONS)
     return per_parameter, optimizer_bytes_per_parameter("adam", precision) if k is None else _number("k", k)

@@ -117,18 +117,23 @@ def test_what_n_ranks_store_m_ranks_read(tmp_path_factory, lengths, writers, rea
     folder, stored = tmp_path_factory.mktemp("records"), []
     with patch.object(records, "MOST_NUMEL", most_numel):
         for rank, shards in enumerate(held(lengths, writers)):
-            stored += records.write(folder / str(rank), shards, {})
+            stored += records.write(folder / str(rank), keyed(shards), {})
     assert all(0 < record.stop - record.start <= most_numel for record in stored)
     assert sum(record.stop - record.start for record in stored) == sum(lengths)
     wanted = list(itertools.chain.from_iterable(held(lengths, readers)))
     for shard in wanted:
         shard.values.detach().zero_()
-    records.fill(folder, stored, wanted)
+    by_key = {key: [record for record in stored if record.key == key] for key, _ in keyed(wanted)}
+    records.fill(folder, by_key, keyed(wanted))
     start = 1
     for index, length in enumerate(lengths):
         parts = [shard.values for shard in wanted if shard.name == f"p{index}"]
         assert torch.equal(torch.cat(parts), torch.arange(float(start), start + length))
         start += length
+
+
+def keyed(shards: list[Shard]) -> list[tuple[str, Shard]]:
+    return [(shard.name, shard) for shard in shards]
 
 
 def held(lengths: list[int], world_size: int) -> Iterator[list[Shard]]:
