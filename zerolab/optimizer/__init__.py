@@ -1,7 +1,9 @@
 """The torch.optim.Optimizer face over engine and stage: optimizer.py, and what it is made of.
 
-settings.py checks what a user hands in, probe.py whether the optimizer may be cut, slices.py cuts, local.py
-updates, clip.py takes the norm, and seats.py notices parameters that were moved away.
+settings.py checks what a user hands in, and probe.py, by a trial (trial.py), whether the optimizer may be
+cut. layout.py lays the parameters out, slices.py cuts them, and local.py updates the slices batch by batch
+(batch.py), with the user's parameter groups (groups.py). gradients.py takes norms, loss_scale.py serves fp16,
+tokens.py weighs unequal batches, and seats.py notices parameters that were moved away.
 """
 
 from zerolab.optimizer.optimizer import STAGES, ZeroOptimizer

@@ -4,7 +4,6 @@ from copy import deepcopy
 
 from torch import nn
 
-from zerolab.optimizer.groups import options_of
 from zerolab.optimizer.slices import Slice
 from zerolab.unit import FlatUnit
 from zerolab.unit.span import Span
