@@ -1,4 +1,4 @@
-"""Promise: any optimizer whose update is elementwise is used as it is, any other is refused, found by trying."""
+"""Promise: an optimizer with an elementwise update is used as it is, and any other is refused."""
 
 import functools
 import sys

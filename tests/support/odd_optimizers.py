@@ -231,7 +231,7 @@ class SkipsEmpty(SignSGD):
 
 ELEMENTWISE = [SignSGD, CountingAdam, OwnSchedule, LateState]
 NOT_ELEMENTWISE = [
-    TensorNorm, GlobalNorm, Projection, SpikeDetection, Estimate, CountsParameters, LargestRate, CountsUse, Noise,
-    LargeMatrices,
+    TensorNorm, GlobalNorm, Projection, SpikeDetection, Estimate, CountsParameters, LargestRate, CountsUse,
+    Noise, LargeMatrices,
 ]  # fmt: skip
 NOT_STORABLE = [CounterOfOne, LateCounterOfOne, History, GlobalState, SkipsEmpty]

@@ -47,11 +47,15 @@ class Reducer:
         self._waiting = deque(self.order)
 
     def before_gradient(self, flat: FlatUnit, span: Span) -> None:
-        """A gradient is about to be stored.
+        """A gradient is about to be stored, unless its parameter was frozen since the forward.
 
         Raises: RuntimeError where it is the parameter's second in one backward pass, because the first may
             be on its way already.
         """
+        with as_plain_tensors():
+            frozen = not span.parameter.requires_grad
+        if frozen:
+            return
         if span not in flat.grads.missing:
             raise RuntimeError(
                 f"{span.name} receives a second gradient in one backward pass, after its unit may have been "

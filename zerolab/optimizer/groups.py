@@ -32,11 +32,11 @@ class SharedGroup:
         self._used: dict[str, tuple] = {}
 
     def fill_in(self, group: dict, defaults: dict) -> None:
-        """Show the options that the user left out. A tensor of the user's, as an lr, stays that very tensor."""
+        """Show the options that the user left out. A tensor of the user's, such as an lr, stays."""
         given = {key: value for key, value in (defaults | group).items() if isinstance(value, torch.Tensor)}
         self.take_back(group)
-        group.update({key: value for key, value in given.items() if key in self.source})
-        self._shown = _values(group)
+        group.update(given)
+        self._shown = {key: value for key, value in _values(group).items() if key not in given}
 
     def hand_over(self, group: dict) -> None:
         """Give the stock optimizers what the user changed in ``group`` since the last call."""

@@ -132,7 +132,10 @@ class LocalUpdate:
 
 
 class SliceStates(MutableMapping):
-    """The state that several optimizers keep, by tensor, as one optimizer for all would have it; always live."""
+    """The state that several optimizers keep, by tensor, as one optimizer for all would have it.
+
+    It is a view: what an optimizer keeps is never copied.
+    """
 
     def __init__(self):
         self._owners: dict[nn.Parameter, torch.optim.Optimizer] = {}

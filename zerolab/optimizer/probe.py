@@ -24,12 +24,12 @@ _IMPLEMENTATIONS = ("foreach", "fused", "capturable")
 """Keywords that choose how an update is computed and not what it is; the probe runs torch's plain loop."""
 _PLAIN = (bool, int, float, complex, str, type(None))
 _OTHER_CLASS = (
-    "ZeRO needs an elementwise update, one that treats each element by its own history alone: pass Adam, AdamW, "
-    "SGD, RMSprop, Adagrad or another such class"
+    "ZeRO needs an elementwise update, one that treats each element by its own history alone: pass Adam, "
+    "AdamW, SGD, RMSprop, Adagrad or another such class"
 )
 _OTHER_STATE = (
-    "A checkpoint stores one value for a parameter, as a number or a tensor without dimensions, or a tensor of "
-    "the parameter's shape: change the class to keep its state so, or pass another class"
+    "A checkpoint stores one value for a parameter, as a number or a tensor without dimensions, or a tensor "
+    "of the parameter's shape: change the class to keep its state so, or pass another class"
 )
 _known: dict[tuple[type, str], float] = {}
 
@@ -94,12 +94,12 @@ def _construct(optimizer_class: type, defaults: dict, options: dict) -> None:
 
 def _probe(make: _Make) -> float:
     """Step whole parameters and slices of them side by side; bytes of state for each element."""
-    whole = _try(lambda: make(TOGETHER), "it does not take parameters of different shapes in two groups")
-    sharded = _try(lambda: make(SHARDED), "it does not take a parameter that was cut")
+    whole = _try(partial(make, TOGETHER), "it does not take parameters of different shapes in two groups")
+    sharded = _try(partial(make, SHARDED), "it does not take a parameter that was cut")
     for step, kind in enumerate(whole.kinds):
         given = gradients(kind, step, whole.weights())
-        _try(lambda: whole.step(given), "its step on plain gradients failed")  # noqa: B023
-        _try(lambda: sharded.step(given), "its step on slices of parameters failed, some of them empty")  # noqa: B023
+        _try(partial(whole.step, given), "its step on plain gradients failed")
+        _try(partial(sharded.step, given), "its step on slices of parameters, which may be empty, failed")
         if not _equal(whole.weights(), sharded.weights()):
             raise _Refused(f"{_cause(make, step)} (seen at step {step + 1}, with gradients: {kind})")
     for each in sharded.held:
@@ -137,7 +137,7 @@ def _weights_after(make: _Make, places: list[list[tuple]], last: int) -> list[to
 
 
 def _compare_groups(whole: dict, sharded: dict) -> None:
-    """What an optimizer writes into its groups must be the same in all: only one of them is shown and saved."""
+    """What an optimizer writes into its groups must be the same in all: one of them is shown and saved."""
     expected, found = options_of(whole), options_of(sharded)
     for key in expected | found:
         if key not in expected or key not in found or not _equal(expected[key], found[key]):
@@ -155,11 +155,9 @@ def _compare_states(whole: Held, pieces: list[Held]) -> None:
             if not _storable(each, piece.tensor):
                 raise _Refused(f"its state {key!r} is {_described(each)}", _OTHER_STATE)
         if isinstance(found[0], torch.Tensor) and found[0].dim():
-            value, found = value.reshape(-1), [torch.cat(found)]
+            value, found = value.reshape(-1), [torch.cat([each.reshape(-1) for each in found])]
         if not all(_equal(value, each) for each in found):
-            raise _Refused(
-                f"its state {key!r} is another for slices than for a whole parameter", _OTHER_CLASS
-            )
+            raise _Refused(f"its state {key!r} is another for slices than for a whole parameter")
 
 
 def _storable(value: Any, tensor: torch.Tensor) -> bool:
@@ -171,11 +169,8 @@ def _storable(value: Any, tensor: torch.Tensor) -> bool:
 
 
 def _described(value: Any) -> str:
-    return (
-        f"a tensor of shape {tuple(value.shape)}"
-        if isinstance(value, torch.Tensor)
-        else f"a {type(value).__name__}"
-    )
+    shape = f"tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else ""
+    return f"a {shape or type(value).__name__}"
 
 
 def _refuse_other_state(trial: Trial) -> None:

@@ -71,7 +71,9 @@ class Slots:
                 )
         with as_plain_tensors():
             thawed = [
-                s.span.name for s in self.parameters if s.span.parameter.requires_grad > s.unit.trainable
+                s.span.name
+                for s in self.parameters
+                if s.span.parameter.requires_grad and not s.unit.trainable
             ]
         if thawed:
             raise RuntimeError(

@@ -45,9 +45,11 @@ class Plan(NamedTuple):
 PLANS = (
     Plan(
         _SHAPES,
-        ("smooth", "smooth", "small", "large", "parallel", "orthogonal", "orthogonal", "spiky")
-        + ("first unit unused", "orthogonal", "zero", "smooth", "large", "bias unused", "small", "spiky")
-        + ("parallel", "smooth", "orthogonal", "small", "smooth", "zero", "spiky", "smooth"),
+        (
+            *("smooth", "smooth", "small", "large", "parallel", "orthogonal", "orthogonal", "spiky"),
+            *("first unit unused", "orthogonal", "zero", "smooth", "large", "bias unused", "small", "spiky"),
+            *("parallel", "smooth", "orthogonal", "small", "smooth", "zero", "spiky", "smooth"),
+        ),
     ),
     Plan(_LARGE, ("smooth", "spiky", "orthogonal")),
 )
@@ -80,10 +82,10 @@ class Trial:
         self.optimizers: list[torch.optim.Optimizer] = []
         for each in places:
             tensors = [(index, part, _start(plan.shapes[index], index, part)) for index, part in each]
-            groups = (
-                [tensor for index, _, tensor in tensors if _GROUPS[index] == place] for place in range(2)
-            )
-            optimizer = build(list(groups))
+            groups: list[list[nn.Parameter]] = [[], []]
+            for index, _, tensor in tensors:
+                groups[_GROUPS[index]].append(tensor)
+            optimizer = build(groups)
             _halve_rate(optimizer.param_groups[1])
             self.optimizers.append(optimizer)
             self.held += [Held(*each, optimizer) for each in tensors]
@@ -142,7 +144,5 @@ def _gradient(kind: str, step: int, weight: torch.Tensor, index: int) -> torch.T
         case "orthogonal":
             along = weight / weight.norm().clamp(min=1e-12)
             across = noise - along * (noise @ along)
-            return (
-                across + along * across.norm() * 1e-4
-            )  # what takes the angle for right takes this part away
+            return across + along * across.norm() * 1e-4  # a part for a projection to take away
     return torch.cos(torch.linspace(step, step + 5.0, numel, dtype=torch.float32)) * (step + 1)
