@@ -176,6 +176,10 @@ def break_off_backward(optimizer: zerolab.ZeroOptimizer) -> None:
     handle.remove()
 
 
+def state_addresses(optimizer: zerolab.ZeroOptimizer) -> set[int]:
+    return {tensor.data_ptr() for tensor in optimizer.local.state_tensors() if tensor.dim()}
+
+
 def roll_back(folder: Path) -> tuple[bool, bool]:
     """Load into a run that went on: with its state, its gradients and, at stage 3, a root that is whole."""
     optimizer = resizing.optimizer_of(Part(2, 3), "Adam", {"lr": 0.01})
@@ -189,7 +193,9 @@ def roll_back(folder: Path) -> tuple[bool, bool]:
     optimizer.zero_grad()
     optimizer.model(resizing.micro_batch(6, 0)).backward()
     optimizer.model(resizing.micro_batch(7, 0))  # never taken backward
+    addresses = state_addresses(optimizer)
     zerolab.load(optimizer, folder)
+    assert state_addresses(optimizer) == addresses, "no second copy of the state"
 
     def rolled_back() -> bool:
         now = resizing.held(optimizer)
