@@ -141,3 +141,12 @@ def save_without_checksums_of_torchs(folder: Path) -> str:
 
 def test_the_checksums_are_our_own_and_no_setting_turns_them_off(tmp_path: Path):
     assert zerolab.launch(save_without_checksums_of_torchs, 1, tmp_path) == ["done"]
+
+
+def test_a_checkpoint_of_another_format_is_refused(tmp_path: Path, monkeypatch):
+    folder = tmp_path / "generation-000001"
+    folder.mkdir()
+    manifest.write(folder, {"format": 99, "tensors": {}, "records": []})
+    with pytest.raises(ValueError, match="is of format 99, and this version reads 3"):
+        monkeypatch.setattr(manifest, "FORMAT", 3)
+        manifest.read(folder, trust=False)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 from zerolab.checkpoint import buffers, generations, manifest, records
@@ -130,7 +131,7 @@ def _verified(comm: Comm, folder: Path, trust: bool) -> dict:
         return _verify(comm, folder, trust)
     except OSError as damage:
         for other in from_rank_0(comm, lambda: generations.others(folder)):
-            with suppress(OSError):
+            with suppress(OSError, UnpicklingError):
                 _verify(comm, other, trust)
                 way_out = f"The last good generation is {other}: load it by that path"
                 break

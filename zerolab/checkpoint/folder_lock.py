@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+from contextlib import suppress
 from pathlib import Path
 
 _UNSUPPORTED = (errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK)
@@ -36,5 +37,7 @@ class FolderLock:
     def release(self) -> None:
         """Let others save. Does nothing where the lock is not held."""
         if self._descriptor is not None:
+            with suppress(OSError):  # where the file system cannot lock
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # a child that was forked has the file open too
             os.close(self._descriptor)
             self._descriptor = None

@@ -51,7 +51,8 @@ def write(folder: Path, manifest: dict) -> None:
 def read(folder: Path, trust: bool) -> dict:
     """The manifest of a generation, its records by key.
 
-    Raises: OSError where it is damaged, UnpicklingError where loading it needs ``trust``.
+    Raises: OSError where it is damaged, UnpicklingError where loading it needs ``trust``, ValueError where
+        another version wrote it.
     """
     path = folder / generations.MANIFEST
     try:
@@ -64,6 +65,8 @@ def read(folder: Path, trust: bool) -> dict:
         raise OSError(f"{path} is damaged: {error}") from error
     if damaged:
         raise OSError(f"{path} is damaged: the checksum of its {damaged} is wrong")
+    if manifest["format"] != FORMAT:
+        raise ValueError(f"{path} is of format {manifest['format']}, and this version reads {FORMAT}")
     by_key: dict[str, list[Record]] = {}
     for record in (Record(*each) for each in manifest["records"]):
         by_key.setdefault(record.key, []).append(record)
@@ -85,8 +88,6 @@ def require_whole(manifest: dict) -> None:
 
 def check(manifest: dict, optimizer: ZeroOptimizer) -> None:
     """See that a checkpoint is of this model and optimizer. Raises: ValueError, with the first difference."""
-    if manifest["format"] != FORMAT:
-        raise ValueError(f"the checkpoint is of format {manifest['format']}, and this reads {FORMAT}")
     _check_forms("parameter", manifest["parameters"], _forms(optimizer.model))
     check_buffers(manifest, optimizer.model)
     stored, ours = manifest["optimizer"], optimizer.optimizer_class.__name__

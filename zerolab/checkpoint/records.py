@@ -171,24 +171,18 @@ def torch_metadata(records: list[Record]) -> bytes:
 
     `_StorageInfo` is no public name of torch's; it is used here alone. Tried on torch 2.13.0.
     """
-    # Not above: only a save needs it, on one rank, and it takes a second.
+    from torch.distributed.checkpoint import metadata  # not above: only a save needs it, on one rank
     from torch.distributed.checkpoint.filesystem import _StorageInfo
-    from torch.distributed.checkpoint.metadata import (
-        BytesStorageMetadata,
-        ChunkStorageMetadata,
-        Metadata,
-        MetadataIndex,
-        TensorProperties,
-        TensorStorageMetadata,
-    )
 
     described, places = {}, {}
     for each in records:
         if each.dtype is None:
-            index, described[each.key] = MetadataIndex(each.key), BytesStorageMetadata()
+            index, described[each.key] = metadata.MetadataIndex(each.key), metadata.BytesStorageMetadata()
         else:
-            index, chunk = MetadataIndex(each.key, [each.start]), torch.Size([each.stop - each.start])
-            whole = TensorStorageMetadata(TensorProperties(each.dtype), torch.Size([each.numel]), [])
-            described.setdefault(each.key, whole).chunks.append(ChunkStorageMetadata(index.offset, chunk))
+            index, numel = metadata.MetadataIndex(each.key, [each.start]), torch.Size([each.numel])
+            properties = metadata.TensorProperties(each.dtype)
+            whole = described.setdefault(each.key, metadata.TensorStorageMetadata(properties, numel, []))
+            length = torch.Size([each.stop - each.start])
+            whole.chunks.append(metadata.ChunkStorageMetadata(index.offset, length))
         places[index] = _StorageInfo(each.file, each.offset, each.length)
-    return pickle.dumps(Metadata(described, storage_data=places))
+    return pickle.dumps(metadata.Metadata(described, storage_data=places))

@@ -130,18 +130,15 @@ def _pickle_by_reference(
             return _rebuild(found.shape, dtype_of(found), records[found])
 
         def persistent_id(self, found):
-            return found.identity if isinstance(found, _Record) else None
+            return tuple(found) if isinstance(found, _Record) else None
 
     buffer = io.BytesIO()
     Pickler(buffer, protocol=2).dump(tree)
     return buffer.getvalue(), records
 
 
-class _Record:
-    """Stands for a storage in the pickle. ``identity`` is what torch.load finds it by."""
-
-    def __init__(self, identity: tuple):
-        self.identity = identity
+class _Record(tuple):
+    """Stands for a storage in the pickle, and is what torch.load finds it by."""
 
 
 def _rebuild(shape: torch.Size, dtype: torch.dtype, number: int) -> tuple[Callable, tuple]:
