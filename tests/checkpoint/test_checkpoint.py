@@ -176,13 +176,8 @@ def break_off_backward(optimizer: zerolab.ZeroOptimizer) -> None:
     handle.remove()
 
 
-<<<<<<< HEAD
-def state_addresses(optimizer: zerolab.ZeroOptimizer) -> list[int]:
-    return [tensor.data_ptr() for tensor in optimizer.local.state_tensors() if tensor.dim()]
-=======
 def state_addresses(optimizer: zerolab.ZeroOptimizer) -> set[int]:
     return {tensor.data_ptr() for tensor in optimizer.local.state_tensors() if tensor.dim()}
->>>>>>> checkpoint
 
 
 def roll_back(folder: Path) -> tuple[bool, bool]:

@@ -77,7 +77,7 @@ class Slots:
             ]
         if thawed:
             raise RuntimeError(
-                f"parameter {thawed[0]} was frozen when its ZeroOptimizer was built, requires a gradient now, "
+                f"parameter {thawed[0]} was frozen when its ZeroOptimizer was built, requires a gradient now "
                 "and would not be trained: build the optimizer while it requires one, and freeze it then"
             )
 
