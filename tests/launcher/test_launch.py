@@ -144,11 +144,12 @@ def test_a_long_healthy_run_is_not_cut_off_by_the_backend():
     assert zerolab.launch(patience, 2)[0] >= 30 * 24 * 3600
 
 
-def test_gloo_stays_on_this_machine(monkeypatch):
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    assert zerolab.launch(os.getenv, 1, "GLOO_SOCKET_IFNAME")[0] in ("lo", "lo0")
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo,lo")
-    assert zerolab.launch(os.getenv, 1, "GLOO_SOCKET_IFNAME") == ["lo,lo"]
+@pytest.mark.parametrize("name", ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"])
+def test_messages_stay_on_this_machine(name: str, monkeypatch):
+    monkeypatch.delenv(name, raising=False)
+    assert zerolab.launch(os.getenv, 1, name)[0] in ("lo", "lo0")
+    monkeypatch.setenv(name, "lo,lo")
+    assert zerolab.launch(os.getenv, 1, name) == ["lo,lo"]
 
 
 @pytest.mark.parametrize(
