@@ -16,6 +16,8 @@ TAIL = (("train", 1), ("step",), ("train", 2), ("step",), ("look",))
 OWN_SHARE = {"train", "forward", "evaluate", "without_sync", "raise_in_forward", "freeze", "thaw"}
 """What a replica can do alone: the others' gradients are averaged with whatever its own are then."""
 PATIENCE_SECONDS = 40
+RETURNED = "which had returned by then"
+"""What a launch says of a rank that did more than the others, which have ended."""
 
 
 def run_odd(seed: int, loop: Loop) -> Report:
@@ -29,11 +31,11 @@ def run_odd(seed: int, loop: Loop) -> Report:
             )
         except zerolab.WorkerError as error:
             said = Path(folder) / f"error-{error.rank}"
-            clear, text = (
-                json.loads(said.read_text()) if said.exists() else (False, str(error).splitlines()[0])
-            )
+            clear, text = json.loads(said.read_text()) if said.exists() else (False, str(error))
             report.refused = [("alone: " + loop.odd[1][0], text)]
-            report.problem = "" if clear else f"rank {error.rank}, unclear error: {text}"
+            report.problem = (
+                "" if clear or RETURNED in str(error) else f"rank {error.rank}, unclear error: {text}"
+            )
         except zerolab.LaunchTimeout as error:
             report.problem = f"hang: {str(error).splitlines()[0]}"
         else:

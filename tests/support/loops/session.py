@@ -141,12 +141,22 @@ class Session:
         expected = self.plain.look()
         return differences(seen, {name: expected[name] for name in seen})
 
+    def save(self) -> tuple[str, str] | None:
+        """Save on the members; what it came to if it was not done. Every rank of the launch comes here."""
+        mine, found = None, [None] * dist.get_world_size()
+        if self.engine:
+            try:
+                self.engine.save()
+            except Exception as error:
+                mine = self.explain(error, "save", [])
+        dist.all_gather_object(found, mine)
+        return next((each for each in found if each), None)
+
     def resume_elsewhere(self, setting, seed: int) -> tuple[str, str]:
         """Save on the ranks there are, and load on those of another setting."""
+        if refused := self.save():
+            return refused if self.engine else ("absent", "")
         try:
-            if self.engine:
-                self.engine.save()
-            dist.barrier()
             flags, lr = self.plain.flags(), self.plain.added_lr
             self.plain.resume_elsewhere(setting, seed)
             self.setting, self.engine = setting, None
