@@ -1,0 +1,139 @@
+"""Promise: gradients are cleared on every rank or refused, and an older forward is stale only where it must be."""
+
+import sys
+
+import cloudpickle
+import pytest
+import torch
+from support.trained import build, on_two_ranks
+from torch import nn
+
+import zerolab
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares the ranks the import of pytest
+
+
+def clear_on_rank_1(stage: int, how: str) -> str:
+    """Between two micro-batches. What a rank clears is its share of the gradients of both."""
+    model, optimizer = build(stage)
+    x = torch.randn(4, 8)
+    model(x).sum().backward()
+    if optimizer.rank == 1:
+        (optimizer if how == "optimizer" else model).zero_grad()
+    model(x).sum().backward()
+    try:
+        optimizer.step()
+    except RuntimeError as error:
+        return str(error)
+    return "accepted"
+
+
+@pytest.mark.parametrize("how", ["optimizer", "model"])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_gradients_cleared_on_one_rank_alone_are_refused(stage: int, how: str):
+    for said in on_two_ranks(clear_on_rank_1, stage, how):
+        assert "ranks disagree about the gradients that were cleared" in said
+
+
+def clear_twice_on_rank_1() -> str:
+    """The second time there is nothing to clear."""
+    model, optimizer = build(2)
+    for _ in range(2):
+        model(torch.randn(4, 8)).sum().backward()
+        optimizer.step()
+        for _ in range(1 + optimizer.rank):
+            optimizer.zero_grad()
+    return "accepted"
+
+
+def test_clearing_nothing_makes_no_difference():
+    assert on_two_ranks(clear_twice_on_rank_1) == ["accepted"] * 2
+
+
+class SometimesGained(nn.Module):
+    """A gain that rank 0 alone uses, as an expert, or a branch that depends on the data."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(64))
+        self.out = nn.Linear(64, 1)
+
+    def forward(self, x, rank: int):
+        return self.out(x * self.gain if rank == 0 else x).sum()
+
+
+def train_cleared_by(stage: int, by: str) -> torch.Tensor:
+    torch.manual_seed(0)
+    model = SometimesGained()
+    optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=stage, lr=0.1)
+    for value in (1.0, 2.0):
+        (model if by == "model" else optimizer).zero_grad()
+        model(torch.full((2, 64), value), optimizer.rank).backward()
+    optimizer.step()
+    with optimizer.full_params():
+        return model.gain.detach().clone()
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_model_zero_grad_clears_what_other_ranks_alone_used(stage: int):
+    by_optimizer = on_two_ranks(train_cleared_by, stage, "optimizer")
+    for found, expected in zip(on_two_ranks(train_cleared_by, stage, "model"), by_optimizer, strict=True):
+        assert torch.equal(found, expected)
+
+
+class TwoLosses(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)) for _ in range(2))
+
+    def forward(self, x):
+        return [layer(x).sum() for layer in self.layers]
+
+
+def step_between_two_losses(stage: int) -> str:
+    model = TwoLosses()
+    optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=stage, lr=0.1)
+    first, second = model(torch.ones(2, 4))
+    first.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    second.backward()
+    optimizer.step()
+    first, _ = model(torch.ones(2, 4))
+    model(torch.ones(2, 4))[0].backward()
+    optimizer.step()
+    try:
+        first.backward()
+    except RuntimeError as error:
+        return str(error)
+    return "accepted"
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_step_makes_an_older_forward_stale_where_it_updated_its_parameters_and_nowhere_else(stage: int):
+    for said in on_two_ranks(step_between_two_losses, stage):
+        assert "modified by an inplace operation" in said
+
+
+def freeze_between_forward_and_backward(stage: int | None) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    if stage is None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    else:
+        optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=stage, lr=0.1)
+    loss = model(torch.ones(2, 4)).sum()
+    model[0].weight.requires_grad_(False)
+    loss.backward()
+    optimizer.step()
+    if stage is None:
+        return [p.detach() for p in model.parameters()]
+    with optimizer.full_params():
+        return [p.detach().clone() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_a_parameter_frozen_after_its_forward_gets_no_gradient_as_in_torch(stage: int):
+    (plain,) = zerolab.launch(freeze_between_forward_and_backward, 1, None, timeout=60)
+    for found in on_two_ranks(freeze_between_forward_and_backward, stage):
+        assert all(map(torch.equal, found, plain))
