@@ -1,4 +1,4 @@
-"""Promise: gradients are cleared on every rank or refused, and an older forward is stale only where it must be."""
+"""Promise: gradients are cleared on every rank or refused; a forward grows stale only where it must."""
 
 import sys
 
