@@ -139,7 +139,7 @@ print("the same in GiB:", memory.format_bytes(states.total_bytes, "GiB"))
 # counted. In this package you choose by name:
 
 # %%
-for name, precision in memory.PRECISIONS.items():
+for name, precision in memory.CONVENTIONS.items():
     total = memory.model_states(1, 1, 0, precision=name).total_bytes
     print(f"{name:>16}: {total:g} bytes.  {precision.meaning}")
 
@@ -251,7 +251,7 @@ explore(
     model=choice([("1.5B", 1.5e9), ("7.5B", 7.5e9), ("13B", 13e9), ("128B", 128e9), ("1T", 1e12)], 7.5e9),
     gpus=choice([1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024], 64),
     stage=choice([0, 1, 2, 3], 1),
-    precision=choice(list(memory.PRECISIONS), "mixed"),
+    precision=choice(list(memory.CONVENTIONS), "mixed"),
 )
 
 # %% [markdown]
