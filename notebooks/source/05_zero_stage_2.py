@@ -79,6 +79,7 @@ def batch(step):
 # and adds up the bytes by category. The formula knows only Ψ, N and the stage. (This lesson trains in fp32,
 # so a parameter, its gradient and Adam's m and v take 4 + 4 + 8 bytes.)
 
+
 # %%
 def bytes_held(stage):
     model, optimizer = build(stage)

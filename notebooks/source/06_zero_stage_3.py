@@ -454,6 +454,7 @@ show(both_losses, sharded=sharded, single=alone, stage=3)
 # the same stage and the same Adam take two steps. What rank 0 holds and sends is counted from its storages
 # and messages, not computed by a formula. (The next two cells take a minute or so.)
 
+
 # %%
 def trillion():
     return zerolab.models.GPT(vocab=50_257, width=25_600, depth=127, heads=200, context=1024)
