@@ -153,7 +153,7 @@ explore(partial(figures.partition_map, layer=layer), height=3.4, ranks=ranks)
 # </details>
 #
 # There is padding inside the buffer, too. zerolab starts each parameter at a multiple of 64 bytes, as PyTorch
-# does with tensors of its own. At other addresses some CPU matrix products add in another order, and the last
+# does with tensors of its own. At other addresses some CPU matrix products use another kernel, and the last
 # bits differ. In a model of real size all this padding is negligible.
 #
 # Adam allows a cut through a tensor because its update is *elementwise*: the new value of each parameter

@@ -43,7 +43,7 @@ def shown(monkeypatch):
 
     def display(data, metadata=None, raw=True, display_id=None):
         outputs.append((data, metadata))
-        return SimpleNamespace(update=display)
+        return SimpleNamespace(update=lambda data, raw: outputs.append((data, "in place")))
 
     for module in (look, questions, sliders, source):
         monkeypatch.setattr(module, "display", display)
@@ -150,7 +150,7 @@ def test_sliders_show_their_default_state_and_redraw_it_in_place(shown, monkeypa
     assert "application/vnd.jupyter.widget-view+json" in widget
     assert picture["text/plain"] == "{'size': 4, 'kind': 2}"
     size.value = 7
-    assert shown[2][0]["text/plain"] == "{'size': 7, 'kind': 2}"
+    assert (shown[2][0]["text/plain"], shown[2][1]) == ("{'size': 7, 'kind': 2}", "in place")
     assert drawn == [{"size": 4, "kind": 2}, {"size": 7, "kind": 2}]
 
 

@@ -3,7 +3,6 @@
 import re
 import sys
 from functools import cache
-from pathlib import Path
 from xml.etree import ElementTree
 
 import cloudpickle
@@ -64,7 +63,3 @@ def spoken(draw, **values) -> str:
         left, wide = float(box.get("x")), float(box.get("width"))
         assert left >= -1 and left + wide <= width + 1
     return alt
-
-
-def path_of(name: str) -> Path:
-    return ROOMS / name
