@@ -1,5 +1,6 @@
 """Promise: loading a checkpoint runs no code from it, unless the user asks for that."""
 
+import io
 import os
 import pickle
 import re
@@ -16,7 +17,7 @@ import torch
 from support.numbered import build, filled_with, outcome
 
 import zerolab
-from zerolab.checkpoint import manifest
+from zerolab.checkpoint import manifest, records
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares the ranks the import of pytest
 
@@ -97,6 +98,16 @@ def test_no_code_in_a_tensors_record_runs_even_where_its_checksum_is_right(tmp_p
     manifest.write(generation, stored | {"records": flat})
     (said,) = zerolab.launch(load, 1, folder)
     assert "UnpicklingError" in said and not trap.exists()
+
+
+def test_torchs_own_guard_stands_behind_the_list_of_names(tmp_path: Path, monkeypatch):
+    """The list is made without loading, so it could miss a name."""
+    content, trap = io.BytesIO(), tmp_path / "sprung"
+    torch.save(Trap(trap), content)
+    monkeypatch.setattr(records, "_needs_code", lambda buffer: "")
+    with pytest.raises(pickle.UnpicklingError):
+        records.unpickle("extra.0", content.getvalue(), trust=False)
+    assert not trap.exists()
 
 
 PLAIN = {
