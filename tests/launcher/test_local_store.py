@@ -54,22 +54,36 @@ def test_a_job_meets_under_the_name_of_one_that_was_killed(temporary: Path):
     killed = [start(rank, temporary) for rank in range(2)]
     assert [rank.stdout.readline() for rank in killed] == ["2\n", "2\n"]
     end(killed, signal.SIGKILL)
-    left = list(Path(local_store.private_folder()).iterdir())
-    assert len(left) == 2, "a note and the store's file"
     late = [start(1, temporary), start(0, temporary)]
     assert [rank.stdout.readline() for rank in late] == ["2\n", "2\n"]
     end(late)
-    assert set(Path(local_store.private_folder()).iterdir()) < set(left), "it leaves nothing of its own"
 
 
 def test_two_jobs_of_one_name_are_refused(temporary: Path):
     living = [start(rank, temporary) for rank in range(2)]
     assert [rank.stdout.readline() for rank in living] == ["2\n", "2\n"]
-    (note,) = (path for path in Path(local_store.private_folder()).iterdir() if path.name.endswith("%200"))
+    (note,) = (path for path in Path(local_store.private_folder()).iterdir() if path.suffix == ".note")
     with pytest.raises(RuntimeError, match="another job on this host has the name x and still runs"):
         local_store.announce(str(note), "x")
     assert local_store.look_up(str(note)).startswith(str(note))
     end(living)
+
+
+def test_what_ended_jobs_left_is_removed_after_a_while(temporary: Path, monkeypatch):
+    folder = Path(local_store.private_folder())
+    ranks = [start(rank, temporary) for rank in range(2)]
+    assert [rank.stdout.readline() for rank in ranks] == ["2\n", "2\n"]
+    living = set(folder.iterdir())
+    (folder / "old.note").write_text(str(folder / "old.note.1"))
+    (folder / "old.note.1").touch()
+    local_store.remove_old(str(folder))
+    assert len(list(folder.iterdir())) == 4, "all of it is young"
+    monkeypatch.setattr(local_store, "OLD_SECONDS", -1.0)
+    local_store.remove_old(str(folder))
+    assert set(folder.iterdir()) == living
+    end(ranks)
+    local_store.remove_old(str(folder))
+    assert list(folder.iterdir()) == []
 
 
 def test_the_folder_is_closed_to_others_or_not_used(temporary: Path):

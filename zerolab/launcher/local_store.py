@@ -4,9 +4,9 @@ torch's TCPStore listens on every network interface and asks for no password: wh
 send the ranks elsewhere. Here the store is a file that only this user can open, and nothing listens.
 """
 
-import atexit
 import contextlib
 import fcntl
+import glob
 import itertools
 import os
 import secrets
@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 MEET_SECONDS = 1800.0  # as long as torch waits for ranks that come late
 LOOK_SECONDS = 0.02
+OLD_SECONDS = 3600.0  # after which what an ended job left is removed
 
 _calls = itertools.count()  # a process that joins again meets the others in another file
 
@@ -32,8 +33,13 @@ def store_file(job: str, rank: int) -> str:
     Raises: PermissionError where the folder is open to others, RuntimeError where another job has the name,
     TimeoutError where rank 0 does not come.
     """
-    note = os.path.join(private_folder(), quote(f"{socket.gethostname()} {job} {next(_calls)}", safe=""))
-    return announce(note, job) if rank == 0 else look_up(note)
+    folder = private_folder()
+    name = quote(f"{socket.gethostname()} {job} {next(_calls)}", safe="")
+    note = os.path.join(folder, f"{name}.note")
+    if rank != 0:
+        return look_up(note)
+    remove_old(folder)
+    return announce(note, job)
 
 
 def private_folder() -> str:
@@ -59,11 +65,10 @@ def announce(note: str, job: str) -> str:
             "MASTER_PORT"
         )
     file = f"{note}.{secrets.token_hex(8)}"
-    descriptor = os.open(f"{file}.note", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)  # open until the end
+    descriptor = os.open(f"{file}.new", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)  # open until the end
     fcntl.lockf(descriptor, fcntl.LOCK_EX)
     os.write(descriptor, os.fsencode(file))
-    os.replace(f"{file}.note", note)
-    atexit.register(remove, note)
+    os.replace(f"{file}.new", note)
     return file
 
 
@@ -90,7 +95,11 @@ def locked_text(note: str) -> str | None:
     return None
 
 
-def remove(note: str) -> None:
-    """Leave no file behind where the job ends as it should."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(note)
+def remove_old(folder: str) -> None:
+    """Remove what ended jobs have left; the last rank to end cannot do it, as it may be killed."""
+    notes = {note: locked_text(note) for note in glob.glob(os.path.join(glob.escape(folder), "*.note"))}
+    living = {path for pair in notes.items() if pair[1] for path in pair}
+    for path in glob.glob(os.path.join(glob.escape(folder), "*")):
+        with contextlib.suppress(FileNotFoundError):
+            if path not in living and time.time() - os.path.getmtime(path) > OLD_SECONDS:
+                os.unlink(path)
