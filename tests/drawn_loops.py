@@ -8,6 +8,7 @@ runs it. The exit code is 1 if there was any.
 
 import argparse
 import os
+import re
 import sys
 import time
 from collections import Counter
@@ -33,7 +34,7 @@ class Tally:
     def add(self, report: Report, loop: Loop) -> None:
         self.loops += 1
         self.actions += report.actions
-        self.refused.update((action, text[:90]) for action, text in report.refused)
+        self.refused.update((action, re.sub(r"\d+", "…", text)[:70]) for action, text in report.refused)
         if report.problem:
             kind = shrinking.kind_of(report)
             self.seen[kind] += 1

@@ -15,7 +15,7 @@ from support.loops.plans import Loop
 from support.loops.session import Report, Session
 
 MOST_RANKS = 3
-PATIENCE_SECONDS = 20  # of a message between ranks: none is meant to come near it
+PATIENCE_SECONDS = 60  # of a message between ranks: none is meant to come near it
 Planned = tuple[int, Loop]
 
 
@@ -51,7 +51,7 @@ def launched(planned: list[Planned]) -> list[Report]:
     """A batch in one launch. Where that failed as a whole, the loop it was at has the problem."""
     with tempfile.TemporaryDirectory() as folder:
         try:
-            deadline = 3 * PATIENCE_SECONDS + 2 * len(planned)
+            deadline = 2 * PATIENCE_SECONDS + 5 * len(planned)
             return zerolab.launch(
                 run_batch, MOST_RANKS, planned, Path(folder), backend="gloo", timeout=deadline
             )[0]

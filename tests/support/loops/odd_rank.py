@@ -15,7 +15,7 @@ from support.loops.session import Report, Session, differences, in_words, is_cle
 TAIL = (("train", 1), ("step",), ("train", 2), ("step",), ("look",))
 OWN_SHARE = {"train", "forward", "evaluate", "without_sync", "raise_in_forward", "freeze", "thaw"}
 """What a replica can do alone: the others' gradients are averaged with whatever its own are then."""
-PATIENCE_SECONDS = 40
+PATIENCE_SECONDS = 60
 RETURNED = "which had returned by then"
 """What a launch says of a rank that did more than the others, which have ended."""
 

@@ -1,0 +1,194 @@
+"""Break the engine on purpose, in many places: python tests/mutants.py --count 60 --seed 0
+
+Each mutant is one change in a private copy of the tree: another operator, a condition turned round, a number
+one off, or a statement left out. Then the tests that can see that package run, until one fails. A mutant that
+none fails for has survived: either a test is missing, or the change is no fault. The exit code is 1 if any
+survived.
+"""
+
+import argparse
+import ast
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from support import ROOT
+
+TIMEOUT_SECONDS = 900  # a mutant that hangs is killed too
+EVERYWHERE = (
+    "promises/test_accumulation.py",
+    "promises/test_drawn_loops.py",
+    "promises/test_parity.py",
+    "promises/test_memory.py",
+    "promises/test_traffic.py",
+    "engine/test_full_params.py",
+)
+TESTS = {
+    "stages": ("promises", "engine/test_drawn_models.py"),
+    "unit": ("engine", "optimizer/test_precision.py", "promises"),
+    "engine": ("engine", "promises"),
+    "optimizer": ("optimizer", "engine", "promises"),
+    "collectives": ("collectives", "engine/test_diverging_ranks.py", "promises"),
+    "checkpoint": ("checkpoint",),
+}
+"""By package: the tests that run after `EVERYWHERE`, and alone for checkpoints."""
+
+ON_GPUS = ("native.py", "producers.py")  # their work is seen on GPUs only
+
+OTHERS = {
+    ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==", ast.In: "not in",
+    ast.NotIn: "in", ast.Is: "is not", ast.IsNot: "is", ast.Add: "-", ast.Sub: "+", ast.Mult: "//",
+    ast.Div: "*", ast.FloorDiv: "*", ast.Mod: "//", ast.BitOr: "&", ast.BitAnd: "|",
+    ast.And: "or", ast.Or: "and",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A change of the source between two places. ``line``: from 1."""
+
+    path: Path
+    line: int
+    start: int
+    stop: int
+    text: str
+
+    @property
+    def package(self) -> str:
+        return self.path.parts[1]
+
+    def apply(self, source: str) -> str:
+        return source[: self.start] + self.text + source[self.stop :]
+
+    def __str__(self) -> str:
+        source = (ROOT / self.path).read_text("utf-8")
+        before = source[self.start : self.stop]
+        return f"{self.path}:{self.line}: {before!r} -> {self.text!r}"
+
+
+def mutants_of(path: Path) -> Iterator[Mutant]:
+    """All changes of one module. What only makes an error's text is left alone."""
+    source = (ROOT / path).read_text("utf-8")
+    starts = [0]
+    for line in source.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line.encode()))
+    raw = source.encode()
+    offset = lambda line, column: len(raw[: starts[line - 1] + column].decode())
+    for node in walk(ast.parse(source)):
+        for first, last, text in changes(node, source, offset):
+            yield Mutant(path, node.lineno, first, last, text)
+
+
+def walk(node: ast.AST) -> Iterator[ast.AST]:
+    for child in ast.iter_child_nodes(node):
+        is_text = isinstance(child, (ast.Raise, ast.JoinedStr, ast.Import, ast.ImportFrom))
+        if not is_text and not (isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant)):
+            yield child
+            yield from walk(child)
+
+
+def changes(node: ast.AST, source: str, offset) -> Iterator[tuple[int, int, str]]:
+    """What can be changed at one node: from where, to where, and into what."""
+    begin = lambda each: offset(each.lineno, each.col_offset)
+    end = lambda each: offset(each.end_lineno, each.end_col_offset)
+    if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in OTHERS:
+        if not set("()") & set(source[end(node.left) : begin(node.comparators[0])]):
+            yield end(node.left), begin(node.comparators[0]), f" {OTHERS[type(node.ops[0])]} "
+    elif isinstance(node, ast.BinOp) and type(node.op) in OTHERS and not annotates(node):
+        between = source[end(node.left) : begin(node.right)]
+        if not set("()") & set(between):
+            yield end(node.left), begin(node.right), f" {OTHERS[type(node.op)]} "
+    elif isinstance(node, ast.BoolOp) and len(node.values) == 2:
+        between = source[end(node.values[0]) : begin(node.values[1])]
+        if between.strip() in ("and", "or"):
+            yield end(node.values[0]), begin(node.values[1]), f" {OTHERS[type(node.op)]} "
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        yield begin(node), end(node), f"bool({source[begin(node.operand) : end(node.operand)]})"
+    elif isinstance(node, ast.Constant) and isinstance(node.value, (bool, int)):
+        yield begin(node), end(node), repr(not node.value if isinstance(node.value, bool) else node.value + 1)
+    elif isinstance(node, (ast.If, ast.While)):
+        yield begin(node.test), end(node.test), f"not ({source[begin(node.test) : end(node.test)]})"
+    elif isinstance(node, (ast.Expr, ast.AugAssign)):
+        yield begin(node), end(node), "pass"
+
+
+def annotates(node: ast.BinOp) -> bool:
+    """Whether it is `Tensor | None` and the like."""
+    return isinstance(node.op, ast.BitOr) and isinstance(node.right, (ast.Name, ast.Constant, ast.Attribute))
+
+
+def chosen(count: int, seed: int, packages: list[str]) -> list[Mutant]:
+    """So many mutants, spread evenly over the packages."""
+    chance, found = random.Random(seed), []
+    by_package = {}
+    for package in packages:
+        paths = [path.relative_to(ROOT) for path in sorted((ROOT / "zerolab" / package).glob("*.py"))]
+        every = [mutant for path in paths if path.name not in ON_GPUS for mutant in mutants_of(path)]
+        by_package[package] = chance.sample(every, len(every))
+    while len(found) < count and any(by_package.values()):
+        found += [waiting.pop() for waiting in by_package.values() if waiting]
+    return found[:count]
+
+
+def survives(mutant: Mutant, tree: Path) -> tuple[bool, str]:
+    """Whether all tests pass with it, and what the first that did not was."""
+    target = tree / mutant.path
+    source = target.read_text("utf-8")
+    target.write_text(mutant.apply(source))
+    general = [] if mutant.package == "checkpoint" else [f"tests/{each}" for each in EVERYWHERE]
+    own = [f"tests/{each}" for each in TESTS[mutant.package]]
+    try:
+        said = failure(tree, general) if general else ""
+        said = said or failure(tree, [*own, *(f"--ignore={each}" for each in general)])
+    finally:
+        target.write_text(source)
+    return not said, said
+
+
+def failure(tree: Path, arguments: list[str]) -> str:
+    """What these tests fail with, or nothing."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--timeout", "120"]
+    environment = os.environ | {"PYTHONPATH": f"{tree}{os.pathsep}{tree / 'tests'}", "OMP_NUM_THREADS": "1"}
+    try:
+        done = subprocess.run(
+            [*command, *arguments], cwd=tree, env=environment, capture_output=True, text=True,
+            timeout=TIMEOUT_SECONDS,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return "the tests hung"
+    lines = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return "" if done.returncode == 0 else (lines or [f"exit code {done.returncode}"])[0]
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="mutants.py", description=__doc__.splitlines()[0])
+    parser.add_argument("--count", type=int, default=60, help="how many")
+    parser.add_argument("--seed", type=int, default=0, help="of their choice")
+    parser.add_argument("--minutes", type=float, default=1e9, help="for how long to begin new ones")
+    parser.add_argument("--packages", nargs="+", choices=sorted(TESTS), default=list(TESTS), help="to break")
+    args = parser.parse_args(argv)
+    end, survivors, tried = time.monotonic() + 60 * args.minutes, [], 0
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder) / "tree"
+        shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".git", ".venv", "__pycache__"))
+        for mutant in chosen(args.count, args.seed, args.packages):
+            if time.monotonic() > end:
+                break
+            alive, said = survives(mutant, tree)
+            tried += 1
+            survivors += [mutant] if alive else []
+            print(f"{'SURVIVED' if alive else 'killed':<9}{mutant}\n         {said[:150]}", flush=True)
+    print(f"\n{tried - len(survivors)} of {tried} killed. Survivors:")
+    print("\n".join(map(str, survivors)) or "none")
+    return int(bool(survivors))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

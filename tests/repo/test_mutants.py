@@ -1,0 +1,51 @@
+"""Promise: mutants are faults that parse, spread over the engine, and a tree that had one is restored."""
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+import mutants
+from support import ROOT
+
+
+def test_every_mutant_parses_and_changes_the_program():
+    count = Counter()
+    for package in mutants.TESTS:
+        for path in (ROOT / "zerolab" / package).glob("*.py"):
+            source = path.read_text("utf-8")
+            tree = ast.dump(ast.parse(source))
+            for mutant in mutants.mutants_of(path.relative_to(ROOT)):
+                assert ast.dump(ast.parse(mutant.apply(source))) != tree, mutant
+                count[package] += 1
+    assert sum(count.values()) > 1000 and min(count.values()) > 10, count
+
+
+def test_a_seed_is_one_choice_over_all_packages():
+    first, again, other = (mutants.chosen(60, seed, list(mutants.TESTS)) for seed in (0, 0, 1))
+    assert first == again != other and len(set(first)) == 60
+    assert set(Counter(mutant.package for mutant in first).values()) == {10}
+
+
+def test_the_tests_it_runs_are_there():
+    named = {*mutants.EVERYWHERE, *(each for tests in mutants.TESTS.values() for each in tests)}
+    assert [each for each in named if not (ROOT / "tests" / each).exists()] == []
+
+
+def test_a_mutant_is_alive_where_no_test_fails_and_the_tree_is_as_it_was(monkeypatch, tmp_path: Path):
+    path = Path("zerolab/stages/stage1.py")
+    (tmp_path / path).parent.mkdir(parents=True)
+    (tmp_path / path).write_text(source := (ROOT / path).read_text("utf-8"))
+    mutant = next(mutants.mutants_of(path))
+    ran = []
+
+    def failure(tree: Path, arguments: list[str]) -> str:
+        assert (tree / path).read_text("utf-8") == mutant.apply(source)
+        ran.append(arguments)
+        return said
+
+    monkeypatch.setattr(mutants, "failure", failure)
+    said = "FAILED this"
+    assert mutants.survives(mutant, tmp_path) == (False, "FAILED this") and len(ran) == 1
+    said = ""
+    assert mutants.survives(mutant, tmp_path) == (True, "") and len(ran) == 3
+    assert (tmp_path / path).read_text("utf-8") == source
