@@ -127,14 +127,8 @@ INSIDE = {"write": 3, "load_module": 2}
 """Where the argument stands that says whether it is done inside full_params()."""
 CLEARED = "gradients cleared by hand that only some ranks have"
 KNOWN = {
-    # what is known to go wrong, and not drawn: an action, or one that a rank does alone
-    "write outside at stage 3": "lost where a forward pass without a backward left the root unit whole",
-    "load_module outside at stage 3": "the same",
-    CLEARED: "they stay on ranks that did not use the parameter",
-    "alone: write": "ranks mix silently what one of them wrote",
-    "alone: load_module": "the same",
-    "alone: zero_grad": "ranks keep different sums",
-    "thaw_frozen": "a parameter that was frozen when the optimizer was built is never trained",
+    # what is not drawn: an action, or one that a rank does alone
+    "thaw_frozen": "refused at every step from then on, after forward has changed buffers",
 }
 ALONE = {
     # what one rank alone may do

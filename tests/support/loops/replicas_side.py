@@ -28,7 +28,7 @@ class ReplicasSide(Side):
         )  # fmt: skip
         self.optimizer, self.listed_model = self.replicas.optimizer, self.replicas.whole
         self.ranks = list(range(loop.setting.world_size))
-        self.saved: tuple[Tensors, dict] | None = None
+        self.saved: tuple[Tensors, dict, list[Tensors]] | None = None
         self.shelf: list[dict[int, torch.Tensor]] = []
 
     @property
@@ -211,34 +211,43 @@ class ReplicasSide(Side):
     # State.
 
     def save(self):
-        values, state = (
-            copies(self.replicas.masters.items()),
-            copy.deepcopy(self.replicas.optimizer.state_dict()),
-        )
-        self.saved = values, state
+        values = copies(self.replicas.masters.items())
+        state = copy.deepcopy(self.replicas.optimizer.state_dict())
+        self.saved = values, state, [copies(model.named_buffers()) for model in self.replicas.models]
 
     def load(self):
         if self.saved is None:
             return
-        values, state = self.saved
+        values, state, _ = self.saved
         self.replicas.optimizer.load_state_dict(copy.deepcopy(state))
         with torch.no_grad():
             for name, master in self.replicas.masters.items():
                 master.copy_(values[name])
         self.replicas.round_frozen()
         self.replicas.publish()
+        self.load_buffers()
         self.recover()
+
+    def load_buffers(self) -> None:
+        """Each replica its own where there are as many as saved, else rank 0's."""
+        *_, saved = self.saved
+        models = self.replicas.models
+        for rank, model in enumerate(models):
+            own = saved[rank if len(saved) == len(models) else 0]
+            for name, buffer in model.named_buffers():
+                buffer.copy_(own[name])
 
     def export(self) -> Tensors:
         return {name: p.detach().float() for name, p in self.replicas.masters.items()}
 
     def resume_elsewhere(self, setting: Setting, seed: int):
-        """Go on at another setting, with buffers as built."""
+        """Go on at another setting."""
         self.save()
         flags = self.flags()
         self.replicas.resize(setting.world_size, setting.precision)
         for model in self.replicas.models:
             user_code.set_flags(model, flags)
+        self.load_buffers()
         self.ranks = list(range(setting.world_size))
         self.scheduler = self.kept = None
         self.shelf.clear()
