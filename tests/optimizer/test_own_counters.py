@@ -8,7 +8,7 @@ from pathlib import Path
 import cloudpickle
 import pytest
 import torch
-from support import replicas
+from support import subjects
 from support.odd_optimizers import CountingAdam, LateState, OwnSchedule
 from torch import nn
 
@@ -36,10 +36,10 @@ def test_the_single_processs_bits_at_every_stage(world_size: int):
     def differing() -> list[tuple]:
         found = []
         for kind, keywords in kinds():
-            whole = replicas.train_replicas("patchwork", world_size, kind, STEPS, **keywords)[0]
+            whole = subjects.train_replicas("patchwork", world_size, kind, STEPS, **keywords)[0]
             for stage in range(4):
-                run, _ = replicas.train_sharded("patchwork", stage, kind, STEPS, **keywords)
-                found += [] if replicas.same(run, whole) else [(kind.__name__, keywords, stage)]
+                run, _ = subjects.train_sharded("patchwork", stage, kind, STEPS, **keywords)
+                found += [] if subjects.same(run, whole) else [(kind.__name__, keywords, stage)]
         return found
 
     assert zerolab.launch(differing, world_size) == [[]] * world_size
@@ -150,9 +150,9 @@ def decay(optimizer: torch.optim.Optimizer):
 
 def test_a_scheduler_and_the_optimizer_may_both_change_a_learning_rate():
     def train() -> tuple:
-        run, optimizer = replicas.train_sharded("gpt", 1, OwnSchedule, STEPS, schedule=decay)
-        whole = replicas.train_replicas("gpt", 2, OwnSchedule, STEPS, schedule=decay)[0]
-        return replicas.same(run, whole), optimizer.param_groups[0]["lr"]
+        run, optimizer = subjects.train_sharded("gpt", 1, OwnSchedule, STEPS, schedule=decay)
+        whole = subjects.train_replicas("gpt", 2, OwnSchedule, STEPS, schedule=decay)[0]
+        return subjects.same(run, whole), optimizer.param_groups[0]["lr"]
 
     for equal, lr in zerolab.launch(train, 2):
         assert equal and lr == pytest.approx(0.1 * (0.75 * 0.9) ** STEPS)
@@ -272,7 +272,7 @@ def test_state_is_found_by_each_slices_tensor():
 
 def test_a_batch_of_converted_gradients_is_no_larger_than_the_largest_slice():
     def look() -> list:
-        optimizer = zerolab.ZeroOptimizer(replicas.deep_gpt(), torch.optim.Adam, precision="mixed")
+        optimizer = zerolab.ZeroOptimizer(subjects.deep_gpt(), torch.optim.Adam, precision="mixed")
         largest = max(each.tensor.numel() for each in optimizer.slices)
         held = [[p for g in o.param_groups for p in g["params"]] for o in optimizer.local.optimizers]
         assert sorted(id(p) for each in held for p in each) == sorted(

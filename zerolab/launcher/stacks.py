@@ -61,13 +61,13 @@ def in_collective(threads: list[list[Frame]]) -> bool:
 def _waits(frames: list[Frame]) -> bool:
     """Look at the frames down to the first that is not torch's: it called what the rank is now in.
 
-    zerolab's collectives run on a thread of their own, which the rank waits for with a lock.
+    zerolab's collectives run on a thread of their own, whose future the rank waits for with a lock.
     """
     at_lock = bool(frames) and frames[0].file.endswith("/threading.py")
     for frame in frames:
         if "/torch/distributed/" in frame.file or "/zerolab/collectives/" in frame.file:
             return True
-        if "/torch/" not in frame.file and not frame.file.endswith("/threading.py"):
+        if not any(part in frame.file for part in ("/torch/", "/threading.py", "/concurrent/futures/")):
             return not at_lock and any(call in frame.source for call in WAITS)
     return False
 
