@@ -265,7 +265,7 @@ def test_state_is_found_by_each_slices_tensor():
         shapes = [state[each.tensor]["exp_avg"].shape == each.tensor.shape for each in optimizer.slices]
         state[optimizer.slices[0].tensor] = {"changed": 1}
         inner = [o.state.get(optimizer.slices[0].tensor) for o in optimizer.local.optimizers]
-        return before, all(shapes), len(state), {"changed": 1} in inner, optimizer.optimizer_class_name
+        return before, all(shapes), len(state), {"changed": 1} in inner, optimizer.optimizer_class.__name__
 
     assert zerolab.launch(look, 2) == [((0, False), True, 6, True, "Adam")] * 2
 
