@@ -176,6 +176,7 @@ def damage(folder: Path, here: Path) -> dict[str, Path]:
         file.truncate(5000)
     (copies["lost"] / generation / "__1_0.distcp").unlink()
     (copies["no manifest"] / generation / "manifest.pt").unlink()
+    (copies["no manifest"] / "generation-000002").mkdir()  # of a save that was interrupted
     (here / "empty").mkdir()
     return copies | {"empty": here / "empty", "nowhere": here / "nowhere", "a file": folder / "LATEST"}
 
@@ -195,7 +196,7 @@ def test_a_load_that_does_not_fit_is_refused_before_anything_changes(tmp_path: P
         "a group less": "ValueError: parameter group 0 of the checkpoint has 0.bias, and that of",
         "cut": r"OSError: .*-000001 is damaged: .* in __1_0.distcp: the file ends \d+ bytes too early",
         "lost": "OSError: .*generation-000001 is damaged: .*No such file.*__1_0.distcp",
-        "no manifest": "FileNotFoundError: .*LATEST names generation-000001, which is not there",
+        "no manifest": "FileNotFoundError: .*LATEST names generation-000001, which .* complete are: none",
         "empty": "FileNotFoundError: no checkpoint in .*empty: nothing was saved there",
         "nowhere": "FileNotFoundError: no checkpoint in .*nowhere",
         "a file": "FileNotFoundError: no checkpoint in .*LATEST",
