@@ -129,6 +129,7 @@ CLEARED = "gradients cleared by hand that only some ranks have"
 KNOWN = {
     # what is not drawn: an action, or one that a rank does alone
     "thaw_frozen": "refused at every step from then on, after forward has changed buffers",
+    "write outside at stage 3": "refused when the unit is freed, so by a later action than the write",
 }
 ALONE = {
     # what one rank alone may do
