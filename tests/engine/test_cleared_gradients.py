@@ -115,13 +115,16 @@ def test_a_step_makes_an_older_forward_stale_where_it_updated_its_parameters_and
         assert "modified by an inplace operation" in said
 
 
-def freeze_between_forward_and_backward(stage: int | None) -> list[torch.Tensor]:
+def freeze_between_forward_and_backward(stage: int | None, earlier: bool) -> list[torch.Tensor]:
+    """``earlier``: the parameter that is frozen already has the gradient of another micro-batch."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
     if stage is None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     else:
         optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=stage, lr=0.1)
+    if earlier:
+        model(torch.full((2, 4), 0.5)).sum().backward()
     loss = model(torch.ones(2, 4)).sum()
     model[0].weight.requires_grad_(False)
     loss.backward()
@@ -132,8 +135,9 @@ def freeze_between_forward_and_backward(stage: int | None) -> list[torch.Tensor]
         return [p.detach().clone() for p in model.parameters()]
 
 
+@pytest.mark.parametrize("earlier", [False, True])
 @pytest.mark.parametrize("stage", [0, 2, 3])
-def test_a_parameter_frozen_after_its_forward_gets_no_gradient_as_in_torch(stage: int):
-    (plain,) = zerolab.launch(freeze_between_forward_and_backward, 1, None, timeout=60)
-    for found in on_two_ranks(freeze_between_forward_and_backward, stage):
+def test_a_parameter_frozen_after_its_forward_gets_no_gradient_as_in_torch(stage: int, earlier: bool):
+    (plain,) = zerolab.launch(freeze_between_forward_and_backward, 1, None, earlier, timeout=60)
+    for found in on_two_ranks(freeze_between_forward_and_backward, stage, earlier):
         assert all(map(torch.equal, found, plain))

@@ -64,7 +64,12 @@ class Reducer:
         flat.grads.remove_marker(span)
 
     def collect(self, flat: FlatUnit, span: Span) -> bool:
-        """Take one parameter's gradient; whether it was the last of its unit."""
+        """Take one parameter's gradient; whether it was the last of its unit.
+
+        One that was frozen since the forward gets none: autograd calls the hook and stores nothing.
+        """
+        if span not in flat.grads.missing:
+            return False
         flat.grads.collect(span)
         return self._mark_received(flat, {span})
 
