@@ -22,13 +22,13 @@ from pathlib import Path
 from support import ROOT
 
 TIMEOUT_SECONDS = 900  # a mutant that hangs is killed too
-EVERYWHERE = (
-    "promises/test_accumulation.py",
-    "promises/test_drawn_loops.py",
-    "promises/test_parity.py",
-    "promises/test_memory.py",
+EVERYWHERE = (  # the quickest first
     "promises/test_traffic.py",
+    "promises/test_accumulation.py",
+    "promises/test_memory.py",
     "engine/test_full_params.py",
+    "promises/test_parity.py",
+    "promises/test_drawn_loops.py",
 )
 TESTS = {
     "stages": ("promises", "engine/test_drawn_models.py"),
