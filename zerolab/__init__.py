@@ -13,6 +13,7 @@ _HOMES = {
     "init_process_group": "launcher",
     "WorkerError": "launcher",
     "LaunchTimeout": "launcher",
+    "device": "devices",
     "ZeroOptimizer": "optimizer",
     "save": "checkpoint",
     "load": "checkpoint",

@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 
 import zerolab
-from zerolab.launcher import payload, stacks
+from zerolab.launcher import payload, rank, stacks
 from zerolab.launcher.failures import Failure, first_cause
+from zerolab.launcher.gpus import choose_backend
 
 
 class OnAGpu(torch.Tensor):
@@ -86,20 +87,54 @@ def test_a_rank_that_waits_for_its_gpu_waits_for_its_peers():
     assert not stacks.in_collective([[stacks.Frame("<gpu>", 1, "step")]])
 
 
-def test_nccl_does_not_abort_ranks_whose_peer_is_gone(monkeypatch):
-    """The launch itself stops them; seen by what a rank sets before it joins NCCL, which is not here."""
-    from zerolab.launcher import rank
+@pytest.mark.parametrize(
+    "asked, ranks, gpus, chosen",
+    [
+        ("auto", 2, 0, "gloo"),
+        ("auto", 2, 1, "gloo"),
+        ("auto", 2, 2, "nccl"),
+        ("nccl", 4, 1, "nccl"),
+        ("gloo", 1, 8, "gloo"),
+    ],
+)
+def test_the_backend_follows_the_gpus(caplog, asked: str, ranks: int, gpus: int, chosen: str):
+    assert choose_backend(asked, ranks, gpus) == chosen
+    unused = [record.getMessage() for record in caplog.records]
+    if (asked, gpus) == ("auto", 1):
+        assert unused[0].startswith("2 ranks run on the CPU, over gloo, because there are GPUs for 1: pass")
+    else:
+        assert not unused
 
-    monkeypatch.delenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", raising=False)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+
+@pytest.fixture
+def seen(monkeypatch) -> dict:
+    """Stand-ins for four GPUs. What a rank does with them before it joins NCCL, which is not here."""
+    seen = {}
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: seen.update(gpu=index))
+    share = lambda fraction: seen.update(share=fraction)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", share)
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
-    monkeypatch.setattr(rank, "use_loopback", lambda environment: None)
-    monkeypatch.setattr(dist, "init_process_group", lambda *args, **named: None)
-    monkeypatch.setattr(dist, "barrier", lambda: None)
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **named: seen.update(backend=backend))
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor: seen.update(first=tensor.device.type))
     monkeypatch.setattr(dist, "FileStore", lambda *args: None)
-    rank.join_group(0, {"world_size": 2, "backend": "nccl", "threads": 1}, "")
-    assert os.environ.pop("TORCH_NCCL_ASYNC_ERROR_HANDLING") == "0"
+    return seen
+
+
+def test_a_rank_on_a_gpu_has_gloo_too_and_nccl_does_not_abort_it(seen: dict):
+    """The launch itself stops ranks whose peer is gone. NCCL starts later, at its first collective."""
+    rank.join_group(2, {"world_size": 4, "backend": "nccl", "threads": 1, "gpus": 4}, "")
+    assert seen == {"gpu": 2, "backend": "cpu:gloo,cuda:nccl", "first": "cpu"}
+    assert os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
+    assert "NCCL_HOSTID" not in os.environ
+
+
+def test_ranks_that_share_a_gpu_are_hosts_to_nccl(seen: dict):
+    """NCCL refuses two ranks of one host on one GPU. Each gets its share of the GPU's memory."""
+    rank.join_group(6, {"world_size": 9, "backend": "nccl", "threads": 1, "gpus": 4}, "")
+    assert seen == {"gpu": 2, "share": 1 / 3, "backend": "cpu:gloo,cuda:nccl", "first": "cpu"}
+    assert os.environ["NCCL_HOSTID"].endswith("-6") and os.environ["NCCL_NET"] == "Socket"
 
 
 @pytest.mark.parametrize("kind", ["raises", "exits"])

@@ -152,22 +152,6 @@ def test_messages_stay_on_this_machine(name: str, monkeypatch):
     assert zerolab.launch(os.getenv, 1, name) == ["lo,lo"]
 
 
-@pytest.mark.parametrize(
-    "asked, world_size, devices, chosen",
-    [
-        ("auto", 2, 0, "gloo"),
-        ("auto", 2, 1, "gloo"),
-        ("auto", 2, 2, "nccl"),
-        ("nccl", 4, 1, "nccl"),
-        ("gloo", 1, 8, "gloo"),
-    ],
-)
-def test_the_backend_follows_the_gpus(monkeypatch, asked, world_size, devices, chosen):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
-    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
-    assert launcher.choose_backend(asked, world_size) == chosen
-
-
 def test_launches_from_several_threads_do_not_meet():
     results: dict[int, list] = {}
 

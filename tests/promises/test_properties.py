@@ -163,7 +163,7 @@ def numbers(rank: int, numel: int, whole: bool) -> torch.Tensor:
 def go_round(lengths: list[int]) -> list[str]:
     """On a rank: each collective on each length; those that left something wrong."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    comm, wrong = connect(None, Trace(), MemoryMeter()), []
+    comm, wrong = connect(None, torch.device("cpu"), Trace(), MemoryMeter()), []
     for index, numel in enumerate(lengths):
         mine = ring.chunks(numel, world_size)[rank]
         every = [numbers(r, numel, whole=True) for r in range(world_size)]

@@ -17,7 +17,7 @@ PACKAGE = Path(zerolab.__file__).parent
 HOUSE = {
     "ground": ("memory cost presets trace", ""),
     "plan": ("plan", "ground"),
-    "tensors": ("precision storages", ""),
+    "tensors": ("precision storages devices", ""),
     "wire": ("ring collectives", "ground tensors wire"),
     "unit": ("unit measure", "ground tensors wire unit"),
     "base": ("stages stages.base", "wire unit"),

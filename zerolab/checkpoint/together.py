@@ -22,10 +22,10 @@ def from_rank_0(comm: Comm, action: Callable[[], Answer]) -> Answer:
             message[0] = action()
         except Exception as error:
             message[1] = error
-    dist.broadcast_object_list(message, group=comm.control, group_src=0)
+    dist.broadcast_object_list(message, group=comm.control.group, group_src=0)
     answer, error = message
     if error is not None:
-        error.raised_on = dist.get_global_rank(comm.control, 0)
+        error.raised_on = dist.get_global_rank(comm.control.group, 0)
         raise error
     return answer
 
@@ -44,7 +44,7 @@ def on_every_rank(comm: Comm, failed: str, action: Callable[[], Answer]) -> Answ
     for rank, error in enumerate(errors):
         if error is not None:
             told = OSError(f"{failed}: rank {rank} failed with {error}")
-            told.raised_on = dist.get_global_rank(comm.control, rank)
+            told.raised_on = dist.get_global_rank(comm.control.group, rank)
             raise told from cause
     return answer
 
@@ -52,5 +52,5 @@ def on_every_rank(comm: Comm, failed: str, action: Callable[[], Answer]) -> Answ
 def gather(comm: Comm, value: Answer) -> list[Answer]:
     """Every rank's ``value``, in rank order, on every rank. Comm: the values, pickled."""
     values = [value] * comm.world_size
-    dist.all_gather_object(values, value, group=comm.control)
+    dist.all_gather_object(values, value, group=comm.control.group)
     return values

@@ -6,26 +6,34 @@ time of torch's own pair; and only a sum written out in rank order gives the sam
 other backend the native collective is used.
 
 A tensor here is always a whole flat buffer of ``world_size`` equal shards, and the rank's own part of it is
-`Comm.own(tensor)`. Results are left in place. Read base.py, then direct.py; comm_thread.py runs what
-direct.py writes, collective_check.py finds ranks that issue different collectives, and native.py is for NCCL.
+`Comm.own(tensor)`. Results are left in place. Read base.py, then direct.py and native.py, which is for NCCL.
+control.py has the small messages beside them, comm_thread.py the thread that runs gloo's collectives, and
+collective_check.py finds ranks that issue different ones.
 """
 
+import torch
 import torch.distributed as dist
 
 from zerolab.collectives.base import GRADIENTS_FROM, Comm, Subject, Work
+from zerolab.collectives.control import Control, SilentControl
 from zerolab.collectives.direct import DirectComm
 from zerolab.collectives.native import NativeComm
+from zerolab.devices import backend_for, describe_backends, device
 from zerolab.storages import MemoryMeter
 from zerolab.trace import Trace
 
 __all__ = ["GRADIENTS_FROM", "Comm", "DirectComm", "NativeComm", "Subject", "Work", "connect"]
 
 
-def connect(group: dist.ProcessGroup | None, trace: Trace, meter: MemoryMeter) -> Comm:
-    """The Comm for a process group, the default one when none is given.
+def connect(
+    group: dist.ProcessGroup | None, parameters: torch.device, trace: Trace, meter: MemoryMeter
+) -> Comm:
+    """The Comm for the ranks of a process group, by default of all, and for parameters on that device.
 
-    Comm: on other backends than gloo a second group is made for control messages, on CPUs.
-    Raises: RuntimeError where torch.distributed was not initialized; ValueError where this rank is no member.
+    Args: parameters: the meta device stands for `zerolab.device()`.
+    Comm: where the group has no gloo for CPUs, a second group is made for control messages.
+    Raises: RuntimeError where torch.distributed was not initialized; ValueError where this rank is no member,
+        and where the group cannot send tensors of that device.
     """
     if not dist.is_available() or not dist.is_initialized():
         raise RuntimeError(
@@ -37,10 +45,26 @@ def connect(group: dist.ProcessGroup | None, trace: Trace, meter: MemoryMeter) -
         raise ValueError(
             "this rank is not a member of the process_group given: build the optimizer on its members"
         )
-    backend = dist.get_backend(group)
-    if backend == "gloo":
-        return DirectComm(group, trace, meter)
-    members = dist.get_process_group_ranks(group)
-    control_backend = "gloo" if backend == "nccl" else backend
-    control = dist.new_group(list(members), backend=control_backend, use_local_synchronization=True)
-    return NativeComm(group, trace, meter, control)
+    if dist.get_backend(group) == "fake":
+        return NativeComm(group, parameters, trace, meter, SilentControl(group))
+    where = device() if parameters.type == "meta" else parameters
+    backend = backend_for(where.type, group)
+    if backend is None or (backend == "gloo" and where.type != "cpu"):
+        raise ValueError(
+            f"the model's parameters are on {where}, and this process group has {describe_backends(group)}, "
+            f"with which they cannot be reduced. Build the model on zerolab.device(), which is {device()} "
+            'here; on GPUs use zerolab.launch(..., backend="nccl") or zerolab.init_process_group()'
+        )
+    comm = DirectComm if backend == "gloo" else NativeComm
+    return comm(group, where, trace, meter, Control(_gloo_group(group)))
+
+
+def _gloo_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """The group itself where it has gloo for CPUs, or a new one of the same ranks."""
+    if backend_for("cpu", group) == "gloo":
+        return group
+    ranks = list(dist.get_process_group_ranks(group))
+    timeout = group._get_backend(
+        group._device_types[0]
+    ).options._timeout  # as long as its collectives may take
+    return dist.new_group(ranks, timeout, backend="gloo", use_local_synchronization=True)

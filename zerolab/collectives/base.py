@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ReduceOp
 
+from zerolab.collectives.control import Control
 from zerolab.storages import MemoryMeter
 from zerolab.trace import CONTROL, Event, Trace
 
@@ -65,23 +66,27 @@ class Comm(ABC):
     A collective that reduces returns what ``op`` asks for, in every dtype: ReduceOp.SUM, or ReduceOp.AVG for
     the mean. 16-bit tensors are added up in fp32 and rounded once.
 
-    Attributes: rank and world_size within the group; trace, which every call is written into; meter, which
-        counts the bytes of messages under way.
+    Attributes:
+        rank, world_size: within the group.
+        device: where the flat buffers are, and where a model on the meta device is given memory.
+        control: small messages between CPUs.
+        trace: every call is written into it.
+        meter: it counts the bytes of messages under way.
     """
 
     def __init__(
-        self, group: dist.ProcessGroup, trace: Trace, meter: MemoryMeter, control: dist.ProcessGroup
+        self,
+        group: dist.ProcessGroup,
+        device: torch.device,
+        trace: Trace,
+        meter: MemoryMeter,
+        control: Control,
     ):
-        self.group = group
+        self.group, self.device = group, device
         self.control = control
         self.trace, self.meter = trace, meter
         self.rank = dist.get_rank(group)
         self.world_size = dist.get_world_size(group)
-
-    @property
-    @abstractmethod
-    def device(self) -> torch.device:
-        """Where a model on the meta device is given memory."""
 
     @abstractmethod
     def reduce_scatter(self, flat: torch.Tensor, unit: Subject, op: ReduceOp = ReduceOp.SUM) -> Work:
@@ -119,31 +124,28 @@ class Comm(ABC):
             dist.broadcast(as_bytes(tensor), group=self.group, group_src=source)
         self.trace.finish(event)
 
-    @abstractmethod
     def check_same_collective(self, what: str) -> None:
         """See that every rank is about to do ``what``.
 
         Raises: RuntimeError where another rank does something else.
         """
+        if self.world_size > 1:
+            self.control.submit(what)()
 
     def exchange(self, message: torch.Tensor, about: str) -> torch.Tensor:
         """Every rank's small control message, as rows in rank order: shape [world_size, *message.shape].
 
-        ``about``, what the message is about, has to be the same on every rank. Messages use the control
-        group, on the CPU, so on GPUs they never make the device wait.
+        ``about``, what the message is about, has to be the same on every rank.
         """
         rows = message.new_empty((self.world_size, *message.shape))
         rows[self.rank] = message
         wire_bytes = message.nbytes * (self.world_size - 1)
         event = self.trace.begin("exchange", about, message, wire_bytes=wire_bytes, phase=CONTROL)
         if self.world_size > 1:
-            self._exchange_rows(rows, event)
+            event.wire_bytes += self.control.check_bytes
+            self.control.exchange(as_bytes(rows.view(self.world_size, -1)), about)
         self.trace.finish(event)
         return rows
-
-    @abstractmethod
-    def _exchange_rows(self, rows: torch.Tensor, event: Event) -> None:
-        """Fill in the other ranks' rows. Bytes sent beyond this rank's own row are added to the event."""
 
     def _begin(self, op: str, flat: torch.Tensor, unit: Subject, passes: int) -> Event:
         """Open the event. ``passes`` is how often the paper counts the payload: 2 for an all-reduce.

@@ -1,29 +1,16 @@
 """The collectives as sends and receives, for gloo, and the sum in rank order, for equal bits."""
 
 import itertools
-import weakref
-import zlib
 from functools import partial
 from typing import final
 
 import torch
-import torch.distributed as dist
 from torch.distributed import ReduceOp
 
 from zerolab.collectives.base import Comm, Subject, Work, as_bytes
-from zerolab.collectives.collective_check import MESSAGE_BYTES, CollectiveCheck
-from zerolab.collectives.comm_thread import Collective, CommThread
-from zerolab.storages import MemoryMeter
-from zerolab.trace import Event, Trace
-
-_TAGS, _EXCHANGE_TAGS = 2**20, 2**12
-"""How many tags one Comm has for itself. Two for each subject: a quarter of a million units, and their
-gradients. Some for the exchanges of control messages, chosen by what they are about, because those differ in
-size. The last for the collective check. Tags below 2**20 are left to the user.
-"""
-
-_comms: "weakref.WeakKeyDictionary[dist.ProcessGroup, itertools.count]" = weakref.WeakKeyDictionary()
-"""How many Comms each group has had: models that share a group must not receive each other's messages."""
+from zerolab.collectives.comm_thread import Collective
+from zerolab.collectives.control import arrival
+from zerolab.trace import Event
 
 
 @final
@@ -33,17 +20,6 @@ class DirectComm(Comm):
     Messages are tagged by unit, so two of equal size cannot be confused. A check goes before each collective,
     so that ranks that issue different ones get an error. A thread runs the collectives in their order.
     """
-
-    def __init__(self, group: dist.ProcessGroup, trace: Trace, meter: MemoryMeter):
-        super().__init__(group, trace, meter, control=group)
-        number = next(_comms.setdefault(group, itertools.count()))
-        self._first_tag = (1 + number % 1023) * _TAGS
-        self._check = CollectiveCheck(group, self._first_tag + _TAGS - 1)
-        self._thread = CommThread()
-
-    @property
-    def device(self) -> torch.device:
-        return torch.device("cpu")
 
     def reduce_scatter(self, flat: torch.Tensor, unit: Subject, op: ReduceOp = ReduceOp.SUM) -> Work:
         """Send each rank its shard of this tensor, then add up, in rank order, what all sent of this rank's.
@@ -68,15 +44,6 @@ class DirectComm(Comm):
         )
         return self._start(event, halves, scratch)
 
-    def check_same_collective(self, what: str) -> None:
-        if self.world_size > 1:
-            self._thread.submit(self._checked(what, iter([None])))()
-
-    def _exchange_rows(self, rows: torch.Tensor, event: Event) -> None:
-        event.wire_bytes += MESSAGE_BYTES
-        exchange = self._swap(as_bytes(rows.view(self.world_size, -1)), zlib.crc32(event.unit.encode()))
-        self._thread.submit(self._checked(f"exchange of {event.unit}", exchange))()
-
     def _start(self, event: Event, collective: Collective, scratch: torch.Tensor | None = None) -> Work:
         """Hand a collective to the thread. With one rank there is nothing to wait for: run it here."""
         finished = self._finished(collective, event)
@@ -84,8 +51,8 @@ class DirectComm(Comm):
             for _ in finished:
                 pass
             return Work()
-        event.control_bytes = MESSAGE_BYTES
-        work = Work([self._thread.submit(self._checked(f"{event.op} of {event.unit}", finished))])
+        event.control_bytes = self.control.check_bytes
+        work = Work([self.control.submit(f"{event.op} of {event.unit}", finished)])
         if scratch is not None:
             self.meter.report(work, scratch)
             work.then(partial(self._release, work, [scratch]))
@@ -101,14 +68,6 @@ class DirectComm(Comm):
         yield from collective
         self.trace.finish(event)
 
-    def _checked(self, what: str, collective: Collective) -> Collective:
-        """The collective, with its check under way beside its first messages."""
-        wait_and_compare = self._check.start(what)
-        next(collective)
-        yield
-        wait_and_compare()
-        yield from collective
-
     def _scratch(self, flat: torch.Tensor) -> torch.Tensor:
         """Where the other ranks' parts of this rank's shard are received, a row for each, in rank order."""
         return flat.new_empty((self.world_size - 1, flat.numel() // self.world_size))
@@ -118,55 +77,32 @@ class DirectComm(Comm):
     ) -> Collective:
         """Receive every rank's part of this shard and send it this rank's part of its own; then reduce."""
         works = []
-        for to, source in self._peers():
+        for to, source in self.control.peers():
             landing = scratch[source - (source > self.rank)]
             works += self._trade(self.own(flat, to), to, landing, source, 2 * unit.index, event)
-        yield from _arrival(works)
+        yield from arrival(works)
         reduce_in_rank_order(self.own(flat), scratch, self.rank, op)
 
     def _gather(self, flat: torch.Tensor, unit: Subject, event: Event) -> Collective:
         """Send this rank's shard to every rank; receive theirs into place."""
         works = []
-        for to, source in self._peers():
+        for to, source in self.control.peers():
             landing = self.own(flat, source)
             works += self._trade(self.own(flat), to, landing, source, 2 * unit.index + 1, event)
-        yield from _arrival(works)
-
-    def _swap(self, rows: torch.Tensor, subject: int) -> Collective:
-        """Send this rank's row to every rank; receive theirs into place."""
-        tag = self._first_tag + _TAGS - 2 - subject % _EXCHANGE_TAGS
-        works = []
-        for to, source in self._peers():
-            works += self._post(rows[self.rank], to, rows[source], source, tag)
-        yield from _arrival(works)
-
-    def _peers(self) -> list[tuple[int, int]]:
-        """The ranks to send to and to receive from, in turn, so that no rank is sent to by all at once."""
-        rank, world_size = self.rank, self.world_size
-        return [((rank + step) % world_size, (rank - step) % world_size) for step in range(1, world_size)]
+        yield from arrival(works)
 
     def _trade(self, outgoing, to: int, incoming, source: int, tag: int, event: Event) -> list:
         """Post one receive and one send. The bytes are counted here, from the tensor that is sent."""
         if not outgoing.numel():
             return []
         event.wire_bytes += outgoing.nbytes
-        return self._post(as_bytes(outgoing), to, as_bytes(incoming), source, self._first_tag + tag)
-
-    def _post(self, outgoing, to: int, incoming, source: int, tag: int) -> list:
-        return [
-            dist.irecv(incoming, group=self.group, group_src=source, tag=tag),
-            dist.isend(outgoing, group=self.group, group_dst=to, tag=tag),
-        ]
+        control = self.control
+        return control.post(as_bytes(outgoing), to, as_bytes(incoming), source, control.first_tag + tag)
 
 
-def _arrival(works: list[dist.Work]) -> Collective:
-    """Yield once after messages were posted; wait for them when resumed."""
-    yield
-    for work in works:
-        work.wait()
-
-
-def reduce_in_rank_order(own: torch.Tensor, others: torch.Tensor, rank: int, op: ReduceOp) -> None:
+def reduce_in_rank_order(
+    own: torch.Tensor, others: torch.Tensor | list[torch.Tensor], rank: int, op: ReduceOp
+) -> None:
     """Leave in ``own`` the sum over all ranks, or their mean for ReduceOp.AVG, added from rank 0 upwards.
 
     16-bit tensors are added up in fp32 and rounded once: sixteen bits are too few to hold the sum and to be
@@ -188,7 +124,7 @@ def reduce_in_rank_order(own: torch.Tensor, others: torch.Tensor, rank: int, op:
         own /= world_size
 
 
-def add_in_rank_order(own: torch.Tensor, others: torch.Tensor, rank: int) -> None:
+def add_in_rank_order(own: torch.Tensor, others: torch.Tensor | list[torch.Tensor], rank: int) -> None:
     """Leave in ``own`` the sum over all ranks, added from rank 0 upwards, as a single process would add them.
 
     Floating-point addition is commutative but not associative, so the order of the ranks decides the last

@@ -1,5 +1,6 @@
 """The collectives as the backend has them, for NCCL and for the fake process group of a rehearsal."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import final
@@ -9,6 +10,7 @@ import torch.distributed as dist
 from torch.distributed import ReduceOp
 
 from zerolab.collectives.base import Comm, Subject, Work
+from zerolab.collectives.direct import reduce_in_rank_order
 from zerolab.collectives.names import all_gather_single, reduce_scatter_single
 from zerolab.trace import Event
 
@@ -18,54 +20,97 @@ class NativeComm(Comm):
     """The backend's own collectives, asynchronous on its own stream and ordered against the current one.
 
     What is handed over is counted as a ring sends it, (N-1)/N of it a pass. The order of the sum is the
-    library's, so bits may differ from gloo's.
+    library's, so bits may differ from gloo's. After ``torch.use_deterministic_algorithms(True)`` shards are
+    exchanged and added up in rank order instead, in as many bytes.
+
+    The CPUs check each collective while it is under way. Where ranks have issued different ones, `Work.wait`
+    raises an error before it makes the device wait for a message that will not come.
     """
 
-    @property
-    def device(self) -> torch.device:
-        """This rank's GPU; in a rehearsal the meta device, where nothing has memory."""
-        backend = dist.get_backend(self.group)
-        return (
-            torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("meta")
-        )
-
     def reduce_scatter(self, flat: torch.Tensor, unit: Subject, op: ReduceOp = ReduceOp.SUM) -> Work:
-        """The native reduce-scatter, in place: the output is this rank's own slice of the input."""
-        own = self.own(flat)
-        work = self._call("reduce_scatter", flat, unit, 1, partial(reduce_scatter_single, own, flat))
-        return work.then(partial(self._divide, own, op))
+        """The native reduce-scatter, in place: the output is this rank's own slice of the input.
+
+        Memory: none; N shards of scratch with deterministic algorithms.
+        """
+        event, own = self._begin("reduce_scatter", flat, unit, passes=1), self.own(flat)
+        if torch.are_deterministic_algorithms_enabled():
+            work = self._exchange_and_add(event, flat, op)
+        else:
+            work = self._reduce(event, flat, own, op, partial(reduce_scatter_single, own, flat))
+        return work.then(partial(self.trace.finish, event))
 
     def all_gather(self, flat: torch.Tensor, unit: Subject) -> Work:
         """The native all-gather, in place: the input is this rank's own slice of the output."""
-        start = partial(all_gather_single, flat, self.own(flat))
-        return self._call("all_gather", flat, unit, 1, start)
+        event = self._begin("all_gather", flat, unit, passes=1)
+        return self._gather(event, flat).then(partial(self.trace.finish, event))
 
     def all_reduce(self, flat: torch.Tensor, unit: Subject, op: ReduceOp = ReduceOp.SUM) -> Work:
-        """The native all-reduce."""
-        work = self._call("all_reduce", flat, unit, 2, partial(dist.all_reduce, flat))
-        return work.then(partial(self._divide, flat, op))
+        """The native all-reduce; with deterministic algorithms its two halves in turn."""
+        event = self._begin("all_reduce", flat, unit, passes=2)
+        if torch.are_deterministic_algorithms_enabled():
+            work = self._exchange_and_add(event, flat, op).then(partial(self._gather, event, flat))
+        else:
+            work = self._reduce(event, flat, flat, op, partial(dist.all_reduce, flat), passes=2)
+        return work.then(partial(self.trace.finish, event))
 
-    def check_same_collective(self, what: str) -> None:
-        """Nothing: native collectives match by their order, and the CPU runs ahead of them to the step's own
-        message, which carries a digest of what was issued.
-        """
+    def _gather(self, event: Event, flat: torch.Tensor) -> Work:
+        return self._issue(event, flat, partial(all_gather_single, flat, self.own(flat)))
 
-    def _exchange_rows(self, rows: torch.Tensor, event: Event) -> None:
-        all_gather_single(rows.view(-1), rows[self.rank].clone().view(-1), group=self.control)
+    def _reduce(
+        self,
+        event: Event,
+        flat: torch.Tensor,
+        result: torch.Tensor,
+        op: ReduceOp,
+        native: Callable,
+        passes: int = 1,
+    ) -> Work:
+        """Call a native reduction of ``flat``, and divide so that ``result`` is what ``op`` asks for."""
+        before, native_op, after = _divisors(flat.dtype, op, self.world_size)
+        if before > 1:
+            flat /= before
+        work = self._issue(event, flat, partial(native, op=native_op), passes)
+        return work.then(partial(_divide, result, after))
 
-    def _call(self, op: str, flat: torch.Tensor, unit: Subject, passes: int, start: Callable) -> Work:
+    def _exchange_and_add(self, event: Event, flat: torch.Tensor, op: ReduceOp) -> Work:
+        """Every rank's part of this rank's shard, added up in rank order as on gloo."""
+        rows = flat.new_empty((self.world_size, flat.numel() // self.world_size))
+        work = self._issue(event, flat, partial(dist.all_to_all_single, rows.view(-1), flat))
+        self.meter.report(work, rows)
+        return work.then(partial(self._add, work, [rows], self.own(flat), op))
+
+    def _add(self, work: Work, scratch: list[torch.Tensor], own: torch.Tensor, op: ReduceOp) -> None:
+        if self.world_size > 1:
+            rows = list(scratch.pop())
+            del rows[self.rank]  # it is what ``own`` holds
+            reduce_in_rank_order(own, rows, self.rank, op)
+        self.meter.report(work)
+
+    def _issue(self, event: Event, flat: torch.Tensor, start: Callable, passes: int = 1) -> Work:
         """Start a native collective and count it. With one rank, or without elements, none is started."""
-        event = self._begin(op, flat, unit, passes)
-        waits = []
-        if self.world_size > 1 and flat.numel():
-            event.wire_bytes = passes * flat.nbytes * (self.world_size - 1) // self.world_size
-            waits = [start(group=self.group, async_op=True).wait]
-        return Work(waits).then(partial(self.trace.finish, event))
+        if self.world_size == 1 or not flat.numel():
+            return Work()
+        event.wire_bytes += passes * flat.nbytes * (self.world_size - 1) // self.world_size
+        event.control_bytes += self.control.check_bytes
+        check = self.control.submit(f"{event.op} of {event.unit}")
+        return Work([check, start(group=self.group, async_op=True).wait])
 
-    def _divide(self, summed: torch.Tensor, op: ReduceOp) -> None:
-        """Make the mean of the native sum, where it is asked for. A 16-bit sum was rounded once already.
 
-        The native AVG is not used: it has had silent errors at N = 1.
-        """
-        if op == ReduceOp.AVG:
-            summed /= self.world_size
+def _divide(result: torch.Tensor, divisor: float) -> None:
+    if divisor > 1:
+        result /= divisor
+
+
+def _divisors(dtype: torch.dtype, op: ReduceOp, world_size: int) -> tuple[float, ReduceOp, float]:
+    """By how much to divide before a native reduction, which one to call, and by how much to divide after it.
+
+    bf16 reaches as far as fp32, so it takes the native mean. A sum in fp16 may pass 65,504 and a divided
+    gradient may vanish, so one half of the division comes before the sum and one after it.
+    """
+    if op == ReduceOp.SUM or world_size == 1:
+        return 1, ReduceOp.SUM, 1
+    if dtype == torch.bfloat16:
+        return 1, ReduceOp.AVG, 1
+    if dtype == torch.float16:
+        return math.sqrt(world_size), ReduceOp.SUM, math.sqrt(world_size)
+    return 1, ReduceOp.SUM, world_size

@@ -100,7 +100,7 @@ def _refuse_difference(comm: Comm, what: str, lines: list[str], digests: torch.T
     if bool((digests == digests[0]).all()):
         return
     every: list[list[str]] = [[] for _ in range(comm.world_size)]
-    dist.all_gather_object(every, lines, group=comm.control)
+    dist.all_gather_object(every, lines, group=comm.control.group)
     other = next(rank for rank, theirs in enumerate(every) if theirs != every[0])
     pairs = itertools.zip_longest(every[0], every[other], fillvalue="nothing")
     place, (ours, theirs) = next((index, pair) for index, pair in enumerate(pairs) if pair[0] != pair[1])

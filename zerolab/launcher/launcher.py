@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from zerolab.launcher import forkclient, rank
+from zerolab.launcher.gpus import choose_backend, visible_gpus
 from zerolab.launcher.payload import pickle_payload
 from zerolab.launcher.protocol import Job
 from zerolab.launcher.watch import Launch
 
 RANK_BYTES = 50_000_000  # what a rank adds when it trains something small: its torch is the fork server's
-BACKENDS = ("auto", "gloo", "nccl")
 
 
 def launch(
@@ -36,7 +36,9 @@ def launch(
     """Call ``fn(*args, **kwargs)`` on `world_size` processes of one process group; the results come by rank.
 
     The function may be defined in a notebook cell. Rank 0 prints live, the others' output follows in rank
-    order. `backend` "auto" takes NCCL where every rank can have a GPU, else gloo. `timeout` is in wall
+    order. With `backend` "nccl" the ranks' tensors on GPUs go over NCCL, those on the CPU over gloo, and
+    `zerolab.device()` is the rank's GPU; ranks share GPUs where there are fewer. With "gloo" it is the CPU.
+    "auto" takes NCCL where every rank can have a GPU of its own, and gloo elsewhere. `timeout` is in wall
     seconds. Without `seed` every rank of every launch draws other random numbers. With it the generators of
     Python, numpy and torch start from ``seed + rank``: the run can be repeated, and ranks still differ.
 
@@ -48,18 +50,20 @@ def launch(
     check_seed(seed, world_size)
     payload = pickle_payload(fn, args, kwargs)
     server = forkclient.current()  # imports torch while this process does
-    job = make_job(world_size, choose_backend(backend, world_size), seed)
+    gpus = 0 if backend == "gloo" else visible_gpus()
+    job = make_job(world_size, choose_backend(backend, world_size, gpus), gpus, seed)
     with Launch(server, job, payload, timeout) as running:
         return running.results()
 
 
-def make_job(world_size: int, backend: str, seed: int | None) -> Job:
+def make_job(world_size: int, backend: str, gpus: int, seed: int | None) -> Job:
     """What every rank has to know besides the call: its world, and the caller's as it is now."""
     main = sys.modules["__main__"]
     file = getattr(main, "__file__", None)
     return {
         "world_size": int(world_size),
         "backend": backend,
+        "gpus": gpus,
         "threads": threads_per_rank(world_size),
         "sys_path": list(sys.path),
         "argv": list(sys.argv),
@@ -115,22 +119,6 @@ def check_seed(seed: Any, world_size: int) -> None:
     most = 2**32 - world_size  # numpy's bound, for the last rank
     if not 0 <= seed <= most:
         raise ValueError(f"seed must be between 0 and {most} on {world_size} ranks, got {seed}")
-
-
-def choose_backend(backend: str, world_size: int) -> str:
-    """NCCL where every rank gets its own GPU, else gloo; an explicit choice is kept."""
-    if backend not in BACKENDS:
-        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
-    if backend == "gloo":
-        return backend
-    import torch
-
-    devices = torch.cuda.device_count() if torch.distributed.is_nccl_available() else 0
-    if backend == "nccl" and devices == 0:
-        raise ValueError(
-            f'backend "nccl" needs at least 1 CUDA device for {world_size} ranks, found 0; use "gloo"'
-        )
-    return "nccl" if backend == "nccl" or devices >= world_size else "gloo"
 
 
 def threads_per_rank(world_size: int) -> int:

@@ -40,7 +40,8 @@ class Job(TypedDict):
     """
 
     world_size: int
-    backend: str
+    backend: str  # "gloo", or "nccl" for both
+    gpus: int  # of this host
     threads: int
     sys_path: list[str]
     argv: list[str]

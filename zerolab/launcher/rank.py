@@ -21,6 +21,7 @@ import traceback
 from typing import NoReturn
 
 from zerolab.launcher import payload, protocol
+from zerolab.launcher.gpus import GROUP_BACKENDS, take_gpu
 from zerolab.launcher.output import redirect_output
 from zerolab.launcher.protocol import Job
 from zerolab.launcher.rendezvous import use_loopback
@@ -155,44 +156,27 @@ def seed_generators(seed: int | None) -> None:
 
 
 def join_group(rank: int, job: Job, directory: str) -> None:
-    """Set threads and device, then meet the other ranks through a file, so that no port can be taken."""
+    """Set threads and GPU, then meet the other ranks through a file, so that no port can be taken."""
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(job["threads"])
     use_loopback(os.environ)
-    device = None
     if job["backend"] == "nccl":
         # The caller watches the ranks. NCCL's own watchdog would abort those whose peer is gone.
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
-        devices = torch.cuda.device_count()
-        if job["world_size"] > devices:
-            share_device(rank)
-        device = torch.device("cuda", rank % devices)
-        torch.cuda.set_device(device)
+        take_gpu(rank, job["world_size"], job["gpus"])
     store = dist.FileStore(protocol.path(directory, protocol.STORE), job["world_size"])
     dist.init_process_group(
-        job["backend"],
+        GROUP_BACKENDS[job["backend"]],
         store=store,
         rank=rank,
         world_size=job["world_size"],
         timeout=FOREVER,
-        device_id=device,
     )
-    dist.barrier()  # else a rank that returns at once hangs up on one that is still connecting
-
-
-def share_device(rank: int) -> None:
-    """Let NCCL run several ranks on one GPU: it refuses only ranks of the same host, so each claims its own.
-
-    They then talk through sockets on the loopback: right for checking results, useless for bandwidths.
-    """
-    os.environ |= {
-        "NCCL_HOSTID": f"zl-{rank}",
-        "NCCL_NET": "Socket",
-        "NCCL_IB_DISABLE": "1",
-        "NCCL_SOCKET_IFNAME": "lo",
-    }
+    # A rank that returned at once would hang up on one that is still connecting. Over gloo: NCCL starts when
+    # it is first used.
+    dist.all_reduce(torch.zeros(1))
 
 
 def write_failure(error: BaseException, path: str) -> None:

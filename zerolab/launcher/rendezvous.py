@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, MutableMapping
 from typing import NamedTuple
 
 from zerolab.launcher import local_store
+from zerolab.launcher.gpus import GROUP_BACKENDS, choose_backend, take_gpu, visible_gpus
 
 Environment = Mapping[str, str]
 
@@ -161,25 +162,26 @@ def number(environment: Environment, name: str, default: int | None = None) -> i
     return int(text)
 
 
-def init_process_group() -> None:
+def init_process_group(backend: str = "auto") -> None:
     """Join the group of the launcher that started this process, or make a group of one where none did.
 
     The same program then runs under torchrun, mpirun and srun, as a plain script, and inside ``launch``,
-    where nothing is left to join. NCCL where every local rank has a GPU, then its current device; else gloo.
+    where nothing is left to join. ``backend`` is as for ``launch``: by default NCCL where every local rank
+    has a GPU, which then is `zerolab.device()`, and gloo elsewhere.
 
-    Raises: ValueError where the launcher's variables are incomplete, or other hosts could not reach this one.
+    Raises: ValueError where the launcher's variables are incomplete, other hosts could not reach this one, or
+        NCCL is asked for and there is no GPU.
     """
-    import torch
     import torch.distributed as dist
 
     if dist.is_initialized():
         return
     place = find_place(os.environ) or ALONE
     choose_interface(place, os.environ)
-    index = choose_device(place, torch.cuda.device_count() if dist.is_nccl_available() else 0)
-    device = None if index is None else torch.device("cuda", index)
-    if device:
-        torch.cuda.set_device(device)
+    gpus = gpus_of_node(place, visible_gpus())
+    backend = choose_backend(backend, place.local_world_size, gpus)
+    if backend == "nccl":
+        take_gpu(place.local_rank, place.local_world_size, gpus)
     if place.world_size == 1:
         store = dist.HashStore()
     elif place.job:
@@ -188,21 +190,16 @@ def init_process_group() -> None:
     else:
         store = None  # torch makes one from MASTER_ADDR and MASTER_PORT, or takes that of torchrun's agent
     dist.init_process_group(
-        "nccl" if device else "gloo",
+        GROUP_BACKENDS[backend],
         store=store,
         rank=place.rank,
         world_size=place.world_size,
-        device_id=device,
     )
 
 
-def choose_device(place: Place, visible: int) -> int | None:
-    """The index of this rank's GPU among those it sees; None, for gloo, where a node has too few of them.
-
-    SLURM may show each task its own GPUs alone (``--gpus-per-task``), so the node's count is what matters.
-    """
-    enough = visible > 0 and max(visible, place.node_gpus) >= place.local_world_size
-    return place.local_rank % visible if enough else None
+def gpus_of_node(place: Place, visible: int) -> int:
+    """How many GPUs the ranks of this node have: SLURM may show each of them its own alone."""
+    return max(visible, place.node_gpus) if visible else 0
 
 
 def choose_interface(place: Place, environment: MutableMapping[str, str]) -> None:

@@ -40,6 +40,7 @@ from zerolab.optimizer.settings import (
     check_settings,
     choose,
     describe_groups,
+    device_of,
     engaged,
     group_signature,
     held,
@@ -103,7 +104,7 @@ class ZeroOptimizer(ShardedState, Losses, torch.optim.Optimizer):
         groups = parameter_groups(model, params)
         state_bytes_per_parameter(optimizer_class, defaults)
         self.model, self.trace, self.meter = model, Trace(), MemoryMeter()
-        self.comm = connect(process_group, self.trace, self.meter)
+        self.comm = connect(process_group, device_of(model), self.trace, self.meter)
         self.stage = stage_class(self.comm)
         found = find_units(model, units)
         described = signature(found, stage_class, precision, prefetch, optimizer_class, defaults)

@@ -51,6 +51,21 @@ def check_settings(model: nn.Module, prefetch: int, reduces_in_flight: int) -> N
             )
 
 
+def device_of(model: nn.Module) -> torch.device:
+    """The one device that all parameters are on, apart from those on the meta device; that, if all are.
+
+    Raises: ValueError where they are on several.
+    """
+    devices = {p.device: name for name, p in model.named_parameters() if not p.is_meta}
+    if len(devices) > 1:
+        (first, name), (second, other) = list(devices.items())[:2]
+        raise ValueError(
+            f"parameter {name} is on {first} and {other} on {second}: move the whole model to one device, as "
+            "with model.to(zerolab.device()), before building the optimizer"
+        )
+    return next(iter(devices), torch.device("meta"))
+
+
 def _refuse_wrapped(model: nn.Module) -> None:
     """Refuse a model that something else synchronizes already, and parameters that are sharded or held."""
     for name, module in model.named_modules():

@@ -13,7 +13,16 @@ from support.loops.plans import Action, Loop
 from support.loops.session import Report, Session, differences, in_words, is_clear
 
 TAIL = (("train", 1), ("step",), ("train", 2), ("step",), ("look",))
-OWN_SHARE = {"train", "forward", "evaluate", "without_sync", "raise_in_forward", "freeze", "thaw"}
+OWN_SHARE = {
+    "train",
+    "forward",
+    "evaluate",
+    "without_sync",
+    "raise_in_forward",
+    "raise_in_closure",
+    "freeze",
+    "thaw",
+}
 """What a replica can do alone: the others' gradients are averaged with whatever its own are then."""
 PATIENCE_SECONDS = 60
 RETURNED = "which had returned by then"

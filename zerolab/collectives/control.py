@@ -1,0 +1,100 @@
+"""Control: small messages between the CPUs of a group's ranks, and a check before each collective.
+
+A collective ends when all ranks have issued it. So before each one every rank tells the next what it issues
+(collective_check.py). Rows of a few bytes, such as masks and norms, are exchanged here too. On GPUs none of
+this makes the device wait.
+"""
+
+import itertools
+import weakref
+import zlib
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from zerolab.collectives.collective_check import MESSAGE_BYTES, CollectiveCheck
+from zerolab.collectives.comm_thread import Collective, CommThread
+
+TAGS, _EXCHANGE_TAGS = 2**20, 2**12
+"""How many tags one Comm has for itself. Two for each subject: a quarter of a million units, and their
+gradients. Some for the exchanges of control messages, chosen by what they are about, because those differ in
+size. The last for the collective check. Tags below 2**20 are left to the user.
+"""
+
+_comms: "weakref.WeakKeyDictionary[dist.ProcessGroup, itertools.count]" = weakref.WeakKeyDictionary()
+"""How many Comms each group has had: models that share a group must not receive each other's messages."""
+
+
+class Control:
+    """One rank's end of the control messages of a Comm. A thread runs them, and gloo's collectives.
+
+    Args: group: has to have gloo for CPUs. Attributes: check_bytes: what the check of one collective sends.
+    """
+
+    check_bytes = MESSAGE_BYTES
+
+    def __init__(self, group: dist.ProcessGroup):
+        self.group = group
+        self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
+        number = next(_comms.setdefault(group, itertools.count()))
+        self.first_tag = (1 + number % 1023) * TAGS
+        self._check = CollectiveCheck(group, self.first_tag + TAGS - 1)
+        self._thread = CommThread()
+
+    def submit(self, what: str, collective: Collective | None = None) -> Callable[[], None]:
+        """Run a collective, and check that all ranks issue it as ``what``; returns the wait for both."""
+        return self._thread.submit(self._checked(what, iter([None]) if collective is None else collective))
+
+    def _checked(self, what: str, collective: Collective) -> Collective:
+        """The collective, with its check under way beside its first messages."""
+        wait_and_compare = self._check.start(what)
+        next(collective)
+        yield
+        wait_and_compare()
+        yield from collective
+
+    def exchange(self, rows: torch.Tensor, about: str) -> None:
+        """Send this rank's row to every rank, and receive theirs into place.
+
+        Shapes: rows [world_size, bytes].
+        """
+        tag = self.first_tag + TAGS - 2 - zlib.crc32(about.encode()) % _EXCHANGE_TAGS
+        self.submit(f"exchange of {about}", self._swap(rows, tag))()
+
+    def _swap(self, rows: torch.Tensor, tag: int) -> Collective:
+        works = []
+        for to, source in self.peers():
+            works += self.post(rows[self.rank], to, rows[source], source, tag)
+        yield from arrival(works)
+
+    def peers(self) -> list[tuple[int, int]]:
+        """The ranks to send to and to receive from, in turn, so that no rank is sent to by all at once."""
+        rank, world_size = self.rank, self.world_size
+        return [((rank + step) % world_size, (rank - step) % world_size) for step in range(1, world_size)]
+
+    def post(self, outgoing, to: int, incoming, source: int, tag: int) -> list[dist.Work]:
+        """Start one receive and one send."""
+        return [
+            dist.irecv(incoming, group=self.group, group_src=source, tag=tag),
+            dist.isend(outgoing, group=self.group, group_dst=to, tag=tag),
+        ]
+
+
+class SilentControl(Control):
+    """For a rehearsal, whose only rank sends nothing: all others are taken to say what it says."""
+
+    check_bytes = 0
+
+    def submit(self, what: str, collective: Collective | None = None) -> Callable[[], None]:
+        return lambda: None
+
+    def exchange(self, rows: torch.Tensor, about: str) -> None:
+        rows[:] = rows[self.rank].clone()
+
+
+def arrival(works: list[dist.Work]) -> Collective:
+    """Yield once after messages were posted; wait for them when resumed."""
+    yield
+    for work in works:
+        work.wait()

@@ -1,0 +1,30 @@
+"""Devices: on which one a rank computes, and by which backend of its process group it can be reached.
+
+A group can have a backend for each kind of device. Where ranks have GPUs ours has NCCL for them and gloo for
+CPUs, so a tensor's own device decides how it is sent.
+"""
+
+import torch
+import torch.distributed as dist
+
+
+def device() -> torch.device:
+    """This rank's device: its GPU where the default process group has NCCL, and the CPU everywhere else.
+
+    Build models and batches on it, and the same code runs on both: ``model.to(zerolab.device())``.
+    """
+    if dist.is_available() and dist.is_initialized() and backend_for("cuda") == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def backend_for(device_type: str, group: dist.ProcessGroup | None = None) -> str | None:
+    """The name of a group's backend for one kind of device; None where it has none. The default group's."""
+    backends = dict(each.split(":") for each in dist.get_backend_config(group).split(","))
+    return backends.get(device_type)
+
+
+def describe_backends(group: dist.ProcessGroup | None = None) -> str:
+    """For a message: "gloo for cpu, nccl for cuda"."""
+    pairs = (each.split(":") for each in dist.get_backend_config(group).split(","))
+    return ", ".join(f"{backend} for {device_type}" for device_type, backend in pairs)
