@@ -56,10 +56,10 @@ def connect(
             'here; on GPUs use zerolab.launch(..., backend="nccl") or zerolab.init_process_group()'
         )
     comm = DirectComm if backend == "gloo" else NativeComm
-    return comm(group, where, trace, meter, Control(_gloo_group(group)))
+    return comm(group, where, trace, meter, Control(gloo_group(group)))
 
 
-def _gloo_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
+def gloo_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
     """The group itself where it has gloo for CPUs, or a new one of the same ranks."""
     if backend_for("cpu", group) == "gloo":
         return group
