@@ -16,7 +16,7 @@ TRACED_STEPS = 2
 
 def mean_over_ranks(losses: list[Tensor]) -> list[float]:
     """Each loss averaged over the ranks, in fp64, so that all ranks print the very same number."""
-    means = torch.stack(losses).double()
+    means = torch.stack(losses).double().cpu()
     dist.all_reduce(means)
     return (means / dist.get_world_size()).tolist()
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, RMSprop
 
-from zerolab import checkpoint, data, models
+from zerolab import checkpoint, data, devices, models
 from zerolab.checkpoint import generations
 from zerolab.launcher import WorkerError, init_process_group, launch
 from zerolab.launcher.rendezvous import find_place
@@ -62,7 +62,7 @@ PROMPT, SAMPLE_NUMEL = b"\n    def ", 240
 def train(config: Config) -> list[float]:
     """Train on this rank and return each step's loss; every rank of the process group runs this function."""
     torch.manual_seed(config.seed)
-    rank, device = dist.get_rank(), torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+    rank, device = dist.get_rank(), devices.device()
     model = models.make(config.model).to(device)
     context = model.context if isinstance(model, models.GPT) else None
     training, held_out = data.training_and_held_out(context, config.batch, config.seed)

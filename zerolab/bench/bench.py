@@ -16,6 +16,7 @@ from zerolab.bench.machine import describe
 from zerolab.bench.race import Settings, race
 from zerolab.bench.report import STAGE_OF, Report, Table
 from zerolab.launcher import WorkerError
+from zerolab.launcher.gpus import BACKENDS, choose_backend, visible_gpus
 from zerolab.launcher.launcher import check_arguments, threads_per_rank
 from zerolab.train import at_least, folder
 
@@ -33,6 +34,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--update", default="both", choices=[*UPDATES, "both"], help="which of Adam's kernels (default both)")
     add("--contestants", nargs="+", choices=CONTESTANTS, metavar="NAME", default=list(CONTESTANTS),
         help=f"default all: {', '.join(CONTESTANTS)}")  # fmt: skip
+    add("--backend", default="auto", choices=BACKENDS, help="nccl lets ranks share GPUs (default auto)")
     add("--sweep", action="store_true", help="instead of the tables, 1 to 8 ranks and 1M to 100M parameters")
     add("--out", type=folder, help="a folder for the numbers, the text and a plot; default: print only")
 
@@ -62,8 +64,10 @@ def measure(args: Namespace) -> Iterator[Report]:
         rounds=args.rounds or (SWEEP_ROUNDS if args.sweep else ROUNDS),
         batch=args.batch,
         threads=threads_per_rank(args.world_size),
+        backend=choose_backend(args.backend, args.world_size, visible_gpus()),
     )
-    asked = {"model": args.model, "batch": args.batch, "rounds": settings.rounds, "threads": settings.threads}
+    kept = {name: getattr(settings, name) for name in ("rounds", "threads", "backend")}
+    asked = {"model": args.model, "batch": args.batch, **kept}
     report = Report(describe(), asked)
     if args.sweep:
         settings = replace(settings, update=updates[-1], names=(FLOOR, "ddp", *STAGE_OF))

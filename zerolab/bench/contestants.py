@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Adam
 
+from zerolab.devices import device
 from zerolab.optimizer import STAGES, ZeroOptimizer
 
 LEARNING_RATE = 1e-4
@@ -50,12 +51,6 @@ class Contestant:
         self.backward(self.loss(*batch))
         self.update()
         self.clear()
-
-
-def device() -> torch.device:
-    """Where this rank computes."""
-    gpu = dist.get_backend() == "nccl"
-    return torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
 
 
 def enter(name: str, build: Callable[[], nn.Module], update: str, seed: int = 0) -> Contestant:

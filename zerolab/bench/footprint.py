@@ -23,8 +23,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from zerolab.bench.contestants import Contestant, device, enter
+from zerolab.bench.contestants import Contestant, enter
 from zerolab.bench.race import Batches, Settings, synchronize
+from zerolab.devices import device
 from zerolab.launcher import launch
 from zerolab.models import GPT
 from zerolab.parity.prediction import predict
@@ -54,7 +55,7 @@ class Footprint:
 
 def weigh(settings: Settings, name: str) -> Footprint:
     """Train one contestant alone, in as few steps as show all it holds. Raises: WorkerError if it fails."""
-    ranks = launch(_weigh, settings.world_size, settings, name)
+    ranks = launch(_weigh, settings.world_size, settings, name, backend=settings.backend)
     matches = [rank.states_match for rank in ranks if rank.states_match is not None]
     return Footprint(
         _most(rank.peak_bytes for rank in ranks),

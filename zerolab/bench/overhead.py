@@ -47,7 +47,7 @@ def on_one_rank(settings: Settings, names: list[str]) -> dict[str, Spread]:
 
 def by_profile(settings: Settings, name: str) -> Shares:
     """Where a step's time goes on rank 0, at the race's world size."""
-    return launch(_profile, settings.world_size, settings, name)[0]
+    return launch(_profile, settings.world_size, settings, name, backend=settings.backend)[0]
 
 
 def _profile(settings: Settings, name: str) -> Shares:

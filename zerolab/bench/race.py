@@ -16,8 +16,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from zerolab import data
-from zerolab.bench.contestants import FLOOR, Contestant, device, enter
+from zerolab.bench.contestants import FLOOR, Contestant, enter
 from zerolab.bench.ratios import slowest
+from zerolab.devices import device
 from zerolab.launcher import launch
 
 ALIKE = 1e-3
@@ -28,7 +29,10 @@ WARM_UP_ROUNDS = 3  # buffers and connections come into being, and DDP orders it
 
 @dataclass(frozen=True)
 class Settings:
-    """One race: the model, Adam's flags by the name of their table, and who takes part."""
+    """One race: the model, Adam's flags by the name of their table, and who takes part.
+
+    ``backend``: "gloo" or "nccl", the same at every world size, so that ratios compare one kind of device.
+    """
 
     build: Callable[[], nn.Module]
     names: tuple[str, ...]
@@ -38,6 +42,7 @@ class Settings:
     batch: int
     threads: int
     title: str = "race"
+    backend: str = "gloo"
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,7 @@ class Batches:
 
 def race(settings: Settings) -> Result:
     """Start the ranks, let the contestants train in turn, and bring the ranks' clocks together."""
-    ranks = launch(_train_in_turn, settings.world_size, settings)
+    ranks = launch(_train_in_turn, settings.world_size, settings, backend=settings.backend)
     return Result(
         {name: slowest([rank.seconds[name] for rank in ranks]) for name in settings.names},
         {name: slowest([rank.cpu_seconds[name] for rank in ranks]) for name in settings.names},

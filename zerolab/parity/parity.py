@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from zerolab.devices import backend_for, device
+from zerolab.launcher.gpus import BACKENDS
 from zerolab.launcher.launcher import check_arguments, launch
 from zerolab.measure import MeasuredStates
 from zerolab.memory import ModelStates
@@ -16,7 +18,7 @@ from zerolab.optimizer import STAGES, ZeroOptimizer
 from zerolab.optimizer.probe import state_bytes_per_parameter
 from zerolab.optimizer.settings import choose
 from zerolab.parity.prediction import Prediction, predict
-from zerolab.parity.reference import loss_of, reference
+from zerolab.parity.reference import compute_deterministically, loss_of, reference
 from zerolab.parity.table import print_reports
 from zerolab.precision import PRECISIONS
 from zerolab.trace import Traffic
@@ -30,11 +32,12 @@ class Report:
     """What `verify` found: ``memory`` and ``traffic`` of rank 0's last step, the flags for all ranks.
 
     ``max_abs_diff`` is the largest difference between any parameter of the sharded run and of the reference:
-    0.0 where they are bit-identical, inf where one is NaN.
+    0.0 where they are bit-identical, inf where one is NaN. ``backend``: "gloo" or "nccl".
     """
 
     stage: int
     world_size: int
+    backend: str
     bit_identical: bool
     max_abs_diff: float
     memory: MeasuredStates
@@ -63,6 +66,7 @@ class _Run:
     traffic: Traffic
     predicted: Prediction
     threads: int
+    backend: str
 
 
 def verify(
@@ -72,11 +76,16 @@ def verify(
     inputs: Callable[[int, int], object] | None = None,
     optimizer_class: type[torch.optim.Optimizer] = torch.optim.Adam,
     steps: int = 3,
+    backend: str = "auto",
     **defaults,
 ) -> Report:
     """Train ``steps`` steps on ``world_size`` processes and in one, and compare every bit, byte and message.
 
+    Both train on the same kind of device, GPUs where `launch` chooses NCCL. There torch's deterministic
+    algorithms are switched on, with which the engine adds gradients up in rank order as on gloo.
+
     Args:
+        backend: as for `launch`: "nccl" lets ranks share GPUs where there are fewer of them.
         model_fn: builds the model; forward returns the scalar loss. A small GPT by default.
         inputs: ``inputs(step, rank)`` gives forward's arguments, as a tuple, a dict or one value.
         defaults: the optimizer's keywords, and ZeroOptimizer's own.
@@ -92,10 +101,12 @@ def verify(
             "model_fn was given without inputs: pass inputs(step, rank) -> the arguments of its forward"
         )
     model_fn, inputs = model_fn or small_gpt, inputs or random_tokens
-    runs = launch(_train_sharded, world_size, stage, model_fn, inputs, optimizer_class, steps, defaults)
+    runs = launch(
+        _train_sharded, world_size, stage, model_fn, inputs, optimizer_class, steps, defaults, backend=backend
+    )
     (expected,) = launch(
         reference, 1, model_fn, inputs, world_size, optimizer_class, steps, threads=runs[0].threads,
-        **_without(_ENGINE_KEYWORDS, defaults),
+        backend=runs[0].backend, **_without(_ENGINE_KEYWORDS, defaults),
     )  # fmt: skip
     return _compare(stage, runs, *expected)
 
@@ -103,8 +114,9 @@ def verify(
 def _train_sharded(stage: int, model_fn, inputs, optimizer_class, steps: int, defaults: dict) -> _Run:
     """The same training, as one rank of many, from a seed of its own: parameters start as rank 0's."""
     rank = torch.distributed.get_rank()
+    compute_deterministically()
     torch.manual_seed(rank)
-    model = model_fn()
+    model = model_fn().to(device())
     optimizer = ZeroOptimizer(model, optimizer_class, stage=stage, **defaults)
     losses = []
     for step in range(steps):
@@ -118,7 +130,8 @@ def _train_sharded(stage: int, model_fn, inputs, optimizer_class, steps: int, de
         parameters = {name: p.detach().clone() for name, p in model.named_parameters()}
     mine = parameters if rank == 0 else None
     predicted = predict(optimizer, stage)
-    return _Run(losses, mine, _digest(parameters), memory, traffic, predicted, torch.get_num_threads())
+    threads, backend = torch.get_num_threads(), backend_for(device().type)
+    return _Run(losses, mine, _digest(parameters), memory, traffic, predicted, threads, backend)
 
 
 def _compare(stage: int, runs: list[_Run], expected: dict[str, torch.Tensor], losses: list[float]) -> Report:
@@ -128,6 +141,7 @@ def _compare(stage: int, runs: list[_Run], expected: dict[str, torch.Tensor], lo
     return Report(
         stage=stage,
         world_size=len(runs),
+        backend=first.backend,
         bit_identical=same and all(run.digest == first.digest for run in runs),
         max_abs_diff=max(differences),
         memory=first.memory,
@@ -150,7 +164,7 @@ def _max_abs_diff(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 def _digest(parameters: dict[str, torch.Tensor]) -> bytes:
     digest = hashlib.blake2b()
     for parameter in parameters.values():
-        digest.update(parameter.contiguous().view(-1).view(torch.uint8).numpy())
+        digest.update(parameter.cpu().contiguous().view(-1).view(torch.uint8).numpy())
     return digest.digest()
 
 
@@ -179,6 +193,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--world-size", type=int, nargs="+", default=[1, 2, 4], help="default: 1 2 4")
     parser.add_argument("--steps", type=int, default=3, help="training steps to compare after (default 3)")
     parser.add_argument("--precision", default="fp32", help="default: fp32", metavar="|".join(PRECISIONS))
+    parser.add_argument("--backend", default="auto", choices=BACKENDS, help="nccl lets ranks share GPUs")
     parser.add_argument("--optimizer", default="Adam", help="an elementwise class of torch.optim")
 
 
@@ -193,5 +208,6 @@ def run(args: Namespace) -> int:
     for world_size in args.world_size:
         check_arguments(verify, world_size, None)
     cases = [(stage, world_size) for world_size in args.world_size for stage in args.stage]
-    settings = {"optimizer_class": optimizer_class, "steps": args.steps, "precision": args.precision}
+    settings = {name: getattr(args, name) for name in ("steps", "precision", "backend")}
+    settings["optimizer_class"] = optimizer_class
     return print_reports(verify(stage, world_size, **settings) for stage, world_size in cases)

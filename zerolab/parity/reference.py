@@ -5,11 +5,14 @@ N and takes one step of the stock optimizer. It knows nothing of shards, units o
 mistake with them.
 """
 
+import os
 from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map
 
+from zerolab.devices import device
 from zerolab.launcher.launcher import threads_per_rank
 from zerolab.precision import PRECISIONS, Precision
 
@@ -30,8 +33,9 @@ def reference(
     adds up in another order.
     """
     torch.set_num_threads(threads or threads_per_rank(world_size))
+    compute_deterministically()
     torch.manual_seed(0)
-    model = model_fn()
+    model = model_fn().to(device())
     twins = _Twins(model, PRECISIONS[precision])
     optimizer = optimizer_class(twins.masters, **defaults)
     losses = []
@@ -100,9 +104,21 @@ class _Twins:
                 parameter.copy_(master)
 
 
+def compute_deterministically() -> None:
+    """On a GPU, have equal inputs give equal bits: no TF32, no kernel that adds up in an order of chance."""
+    if device().type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cuda.enable_flash_sdp(False)
+        torch.backends.cuda.enable_mem_efficient_sdp(False)
+        torch.backends.cuda.enable_cudnn_sdp(False)
+
+
 def loss_of(model: nn.Module, inputs: Callable, step: int, rank: int, precision: Precision) -> torch.Tensor:
     """The loss of one rank's micro-batch, with the random numbers (dropout's, say) that belong to it."""
-    arguments = precision.cast(inputs(step, rank))
+    to_device = lambda leaf: leaf.to(device()) if isinstance(leaf, torch.Tensor) else leaf
+    arguments = precision.cast(tree_map(to_device, inputs(step, rank)))
     torch.manual_seed(1_000_003 * (step + 1) + rank)
     if isinstance(arguments, Mapping):
         return model(**arguments)

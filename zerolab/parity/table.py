@@ -12,7 +12,7 @@ def print_reports(reports: Iterable) -> int:
     failed, count = [], 0
     for report in reports:
         if count == 0:
-            print(_HEADING)
+            print(_HEADING if report.backend == "gloo" else f"{_HEADING}Over NCCL, on GPUs.\n")
             print(_row(_COLUMNS))
         count += 1
         verdict = "True" if report.bit_identical else f"off by {report.max_abs_diff:.1e}"
