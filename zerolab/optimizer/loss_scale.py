@@ -50,7 +50,7 @@ class LossScale:
                 "precision is 'mixed_fp16' and the loss was not scaled, so small gradients were lost: call "
                 "optimizer.scale(loss).backward()"
             )
-        mine = not all(_finite(gradient) for gradient in gradients)
+        mine = not _all_finite(gradients)
         overflowed = bool(comm.exchange(torch.tensor(mine, dtype=torch.uint8), "overflows").any())
         if overflowed and self.applied <= SMALLEST:
             raise RuntimeError(
@@ -83,6 +83,7 @@ class LossScale:
 _STATE = ("value", "growth_interval", "good_steps", "skipped_steps")
 
 
-def _finite(gradient: torch.Tensor) -> bool:
-    """A rehearsal's tensors have no contents, so nothing in them that could overflow."""
-    return gradient.is_meta or bool(gradient.isfinite().all())
+def _all_finite(gradients: Iterable[torch.Tensor]) -> bool:
+    """On a GPU the CPU waits once. A rehearsal's tensors have no contents that could overflow."""
+    flags = [gradient.isfinite().all() for gradient in gradients if not gradient.is_meta]
+    return not flags or bool(torch.stack(flags).all())
