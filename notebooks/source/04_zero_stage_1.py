@@ -24,7 +24,7 @@ from torch import nn
 
 import zerolab
 from zerolab import cost, data, memory, models, ring
-from zerolab.course import choice, explore, predict, show, show_diff, show_source
+from zerolab.course import choice, explore, predict, show, show_diff, show_source, verify_on_gpus
 from zerolab.course.figures import both_losses, held_by_rank
 from zerolab.course.lessons.zero_stage_1 import check_zero1, figures, quiz
 from zerolab.launcher import threads_per_rank
@@ -396,6 +396,16 @@ show(both_losses, height=2.6, sharded=sharded_losses, single=single_losses, stag
 # enough: without the all-gather each rank has only its own part right. (The loss is the cross-entropy for
 # each byte of text, in *nats*: with the natural logarithm.)
 #
+# ## On GPUs
+#
+# The ranks of this lesson computed on the CPU and talked through gloo. The same engine runs over NCCL. The
+# next cell trains with stage 1 on GPUs, one rank on each, and compares the bits with one process on one GPU.
+# Where there is only one GPU, two ranks share it.
+
+# %% tags=["nbval-ignore-output"]
+verify_on_gpus(stage=1)
+
+# %% [markdown]
 # ## Summary
 #
 # - After the all-reduce all ranks compute the same update on the same state. Stage 1 divides this work: each

@@ -29,7 +29,7 @@ from torch.distributed import get_rank
 
 import zerolab
 from zerolab import memory, ring
-from zerolab.course import answer, choice, explore, predict, show, show_diff, slider
+from zerolab.course import answer, choice, explore, predict, show, show_diff, slider, verify_on_gpus
 from zerolab.course.figures import both_losses
 from zerolab.course.lessons.zero_stage_2 import check_reduce_and_keep, figures, quiz
 from zerolab.data import NextByte, text
@@ -467,6 +467,16 @@ print(f"traffic a step   {traffic.logical_bytes:>9,}   formula {moved:>9,.0f}")
 
 # %%
 show(both_losses, sharded=sharded, single=alone, stage=2, per="micro-batch")
+
+# %% [markdown]
+# ## On GPUs
+#
+# The ranks of this lesson computed on the CPU and talked through gloo. The same engine runs over NCCL. The
+# next cell trains with stage 2 on GPUs, one rank on each, and compares the bits with one process on one GPU.
+# Where there is only one GPU, two ranks share it.
+
+# %% tags=["nbval-ignore-output"]
+verify_on_gpus(stage=2)
 
 # %% [markdown]
 # ## Summary

@@ -28,7 +28,7 @@ from torch.distributed import get_rank
 
 import zerolab
 from zerolab import memory, ring
-from zerolab.course import explore, predict, show, show_diff, slider
+from zerolab.course import explore, predict, show, show_diff, slider, verify_on_gpus
 from zerolab.course.figures import both_losses
 from zerolab.course.lessons.zero_stage_3 import check_sharded_pass, figures, quiz
 from zerolab.data import NextByte, text
@@ -483,6 +483,16 @@ print(f"prefetch 0, nothing in flight: {max(patient.peak_by_phase.values()) / 1e
 # one unit. So a model that has attention and MLP in modules of their own can be cut there. Whether a model
 # fits depends on its largest unit as much as on the number of ranks.
 #
+# ## On GPUs
+#
+# The ranks of this lesson computed on the CPU and talked through gloo. The same engine runs over NCCL. The
+# next cell trains with stage 3 on GPUs, one rank on each, and compares the bits with one process on one GPU.
+# Where there is only one GPU, two ranks share it.
+
+# %% tags=["nbval-ignore-output"]
+verify_on_gpus(stage=3)
+
+# %% [markdown]
 # ## Summary
 #
 # - At stage 3 a rank holds 16Ψ/N bytes and the units that compute. A unit is whole while it computes, once in

@@ -27,6 +27,8 @@ What a lesson uses
     (``slider``, ``choice``) or without. ``figures`` and ``look`` hold what lessons share.
 ``show_source(function)`` and ``show_diff(module_a, module_b)``
     The live source of the package, never a copy in the notebook.
+``verify_on_gpus(stage)``
+    The same promise over NCCL, where there is a GPU. The cell has the tag ``nbval-ignore-output``.
 ``check_THING(solution)``
     Made by ``@graded`` of a function that runs the solution on ranks (``attempt``) and names its mistake.
     The exercise's cell begins with ``# Exercise`` and ends with the call of the check; the solution is the
@@ -41,6 +43,7 @@ _HOMES = {
     "sliders": ("explore", "slider", "choice"),
     "source": ("show_source", "show_diff"),
     "exercise": ("attempt",),
+    "gpus": ("verify_on_gpus",),
 }
 
 __all__ = [name for names in _HOMES.values() for name in names]
