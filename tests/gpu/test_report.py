@@ -1,6 +1,7 @@
 """Promise: the report on GPUs keeps what each part measured, whatever becomes of the others."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -49,7 +50,7 @@ def test_a_part_that_hangs_or_fails_costs_itself_alone(monkeypatch, tmp_path: Pa
         "from test_report import hang, raises\n"
         'PARTS = {"hangs": (hang, 3), "raises": (raises, 20)}\n'
     )
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'tests'}")
     monkeypatch.setattr(report, "__file__", str(script))
     monkeypatch.setattr(report, "PARTS", {"hangs": (hang, 10), "raises": (raises, 20)})
     assert "ended after 10 seconds" in report.run_part("hangs")["error"]
