@@ -1,4 +1,4 @@
-"""Promise: the cell "on GPUs" verifies over NCCL where there is a GPU, and says what it would do elsewhere."""
+"""Promise: the cell "on GPUs" verifies over NCCL where there is a GPU, and says elsewhere what it would do."""
 
 import torch
 
