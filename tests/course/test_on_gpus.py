@@ -1,4 +1,4 @@
-"""Promise: the cell "on GPUs" verifies over NCCL where there is a GPU, and says elsewhere what it would do."""
+"""Promise: the cell "on GPUs" verifies over NCCL where there is a GPU, or says what it would do."""
 
 import torch
 
