@@ -5,8 +5,17 @@ The face of the package is this list of names; each is imported on first use, so
 """
 
 import importlib
+from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+if TYPE_CHECKING:  # for type checkers and the documentation, which do not run __getattr__
+    from zerolab.checkpoint import export, load, save
+    from zerolab.launcher import LaunchTimeout, WorkerError, init_process_group, launch
+    from zerolab.optimizer import ZeroOptimizer
+    from zerolab.parity import verify
+    from zerolab.rehearsal import rehearse
+    from zerolab.trace import Event, Trace
+
+    __version__: str
 
 _HOMES = {
     "launch": "launcher",
@@ -27,7 +36,20 @@ _MODULES = ("memory", "cost", "presets", "trace", "ring", "collectives", "models
 __all__ = ["__version__", *_HOMES, *_MODULES]
 
 
+def _version() -> str:
+    """The version of this clone's pyproject.toml, or of the installed package."""
+    import tomllib
+    from importlib.metadata import version
+    from pathlib import Path
+
+    pyproject = Path(__file__).parents[1] / "pyproject.toml"
+    project = tomllib.loads(pyproject.read_text("utf-8"))["project"] if pyproject.exists() else {}
+    return project["version"] if project.get("name") == "zerolab" else version("zerolab")
+
+
 def __getattr__(name: str):
+    if name == "__version__":
+        return _version()
     if name in _HOMES:
         return getattr(importlib.import_module(f"zerolab.{_HOMES[name]}"), name)
     if name in _MODULES:
