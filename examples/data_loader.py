@@ -1,4 +1,4 @@
-"""A DataLoader on every rank: a DistributedSampler gives each rank its own examples, in a new order every epoch."""
+"""A DataLoader on every rank: DistributedSampler gives each rank its examples, in a new order each epoch."""
 
 import torch
 from torch import nn

@@ -1,7 +1,7 @@
 """Hooks of mkdocs: links from a page to a file of the repository work on GitHub and on the site.
 
-A page links to ``../notebooks/00_ranks.ipynb`` as a reader of GitHub needs it. The site has pages alone, so such
-a link becomes one to the file on GitHub; an image becomes its contents there.
+A page links to ``../notebooks/00_ranks.ipynb`` as a reader of GitHub needs it. The site has pages alone, so
+such a link becomes one to the file on GitHub; an image becomes its contents there.
 """
 
 import re
@@ -22,7 +22,7 @@ def on_page_markdown(markdown: str, page, config, **_) -> str:
 
 
 def readme_section(title: str, up: str) -> str:
-    """A section of the README without its heading, its links as seen from ``up``, a page's way to the root."""
+    """A section of the README without its heading; ``up`` is the page's way to the root of the repository."""
     readme = (ROOT / "README.md").read_text("utf-8")
     return re.sub(r"\]\((?=\w+/)", f"]({up}", readme.split(f"\n## {title}\n")[1].split("\n## ")[0])
 

@@ -2,8 +2,8 @@
 
     python tools/pictures.py
 
-Both come from what is committed, the outputs of a notebook and the source of the package, so a test can compare them.
-It needs nothing but Python.
+Both come from what is committed, the outputs of a notebook and the source of the package, so a test can
+compare them. It needs nothing but Python.
 """
 
 import difflib
@@ -47,16 +47,24 @@ def diff_picture(before: str, after: str) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" width="{width:.0f}" '
         f'role="img" aria-label="The diff of {before} and {after}" '
         'font-family="ui-monospace, Menlo, Consolas, monospace" font-size="13">\n'
-        f'<rect width="100%" height="100%" fill="{PAPER}" stroke="{FRAME}"/>\n' + "\n".join(rows) + "\n</svg>\n"
+        f'<rect width="100%" height="100%" fill="{PAPER}" stroke="{FRAME}"/>\n'
+        + "\n".join(rows)
+        + "\n</svg>\n"
     )
 
 
 def _row(number: int, line: str, width: float) -> str:
     top = MARGIN + number * LINE_HEIGHT
     mark = MARKS.get(line[:1], "") if number else ""
-    band = f'<rect x="1" y="{top}" width="{width - 2:.0f}" height="{LINE_HEIGHT}" fill="{mark}"/>' if mark else ""
+    band = (
+        f'<rect x="1" y="{top}" width="{width - 2:.0f}" height="{LINE_HEIGHT}" fill="{mark}"/>'
+        if mark
+        else ""
+    )
     weight = "" if number else ' font-weight="bold"'
-    text = f'<text x="{MARGIN}" y="{top + 13}" fill="{INK}"{weight} xml:space="preserve">{escape(line)}</text>'
+    text = (
+        f'<text x="{MARGIN}" y="{top + 13}" fill="{INK}"{weight} xml:space="preserve">{escape(line)}</text>'
+    )
     return band + text
 
 

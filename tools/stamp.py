@@ -2,9 +2,9 @@
 
     python3 tools/stamp.py OWNER/NAME
 
-The address is read from one place, ``[project.urls] Repository`` in pyproject.toml. What names it elsewhere (badges,
-install lines, the notebooks, the site, CITATION.cff, the workflows) is found by the text itself: OWNER/NAME as a word,
-and OWNER.github.io/NAME. It needs nothing but Python and git.
+The address is read from one place, ``[project.urls] Repository`` in pyproject.toml. What names it elsewhere
+(badges, install lines, the notebooks, the site, CITATION.cff, the workflows) is found by the text itself:
+OWNER/NAME as a word, and OWNER.github.io/NAME. It needs nothing but Python and git.
 """
 
 import argparse

@@ -8,12 +8,18 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # for type checkers and the documentation, which do not run __getattr__
-    from zerolab.checkpoint import export, load, save
-    from zerolab.launcher import LaunchTimeout, WorkerError, init_process_group, launch
-    from zerolab.optimizer import ZeroOptimizer
-    from zerolab.parity import verify
-    from zerolab.rehearsal import rehearse
-    from zerolab.trace import Event, Trace
+    from zerolab.checkpoint import export as export
+    from zerolab.checkpoint import load as load
+    from zerolab.checkpoint import save as save
+    from zerolab.launcher import LaunchTimeout as LaunchTimeout
+    from zerolab.launcher import WorkerError as WorkerError
+    from zerolab.launcher import init_process_group as init_process_group
+    from zerolab.launcher import launch as launch
+    from zerolab.optimizer import ZeroOptimizer as ZeroOptimizer
+    from zerolab.parity import verify as verify
+    from zerolab.rehearsal import rehearse as rehearse
+    from zerolab.trace import Event as Event
+    from zerolab.trace import Trace as Trace
 
     __version__: str
 

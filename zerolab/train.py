@@ -4,6 +4,7 @@
 surrounds such a loop: its settings, what it reports, and how the ranks come to be.
 """
 
+import importlib.util
 import math
 import os
 import sys
@@ -44,6 +45,8 @@ class Config:
     prefetch: int = 1
     precision: str = "fp32"
     trace: Path | None = None
+    log: Path | None = None
+    tensorboard: Path | None = None
     save: Path | None = None
     save_every: int = 100
     resume: Path | None = None
@@ -68,7 +71,7 @@ def train(config: Config) -> list[float]:
     training, held_out = data.training_and_held_out(context, config.batch, config.seed)
     optimizer = shard(model, config)
     done = resume(config, optimizer) if config.resume else []
-    progress = Progress(config.epochs, config.steps, optimizer, done)
+    progress = Progress(config.epochs, config.steps, optimizer, done, config.log, config.tensorboard)
     for step in range(len(done), progress.total):
         inputs, targets = (part.to(device) for part in training.batch(step % config.steps, rank))
         loss = model(inputs, targets)
@@ -173,6 +176,24 @@ def folder(text: str) -> Path:
     return path
 
 
+def log_file(text: str) -> Path:
+    """A flag's type: a file that can be written, in a folder that is there or can be made."""
+    path = Path(text).resolve()
+    folder(str(path.parent))
+    if path.exists() and not (path.is_file() and os.access(path, os.W_OK)):
+        raise ArgumentTypeError(f"{text!r} must be a file that can be written")
+    return path
+
+
+def tensorboard_folder(text: str) -> Path:
+    """A flag's type: a folder for TensorBoard, whose package torch's writer needs."""
+    if importlib.util.find_spec("tensorboard") is None:
+        raise ArgumentTypeError(
+            f"the package tensorboard is missing: {sys.executable} -m pip install tensorboard"
+        )
+    return folder(text)
+
+
 def saved(text: str) -> Path:
     """A flag's type: a folder with a checkpoint in it."""
     try:
@@ -201,6 +222,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--seed", at_least(0), "of the weights, the batches and the sample")
     add("--prefetch", at_least(0), "units gathered ahead where parameters are sharded")
     add("--trace", writable, "write what the first steps did into this file")
+    add("--log", log_file, "write loss, speed, memory and bytes sent of each step into this file, as JSON")
+    add("--tensorboard", tensorboard_folder, "write the same into this folder, for TensorBoard")
     add("--save", folder, "keep checkpoints in this folder, the last two")
     add("--save-every", at_least(1), "steps between checkpoints, default 100; one is made at the end too")
     add("--resume", saved, "go on from the checkpoint in this folder; other flags as they were, but for "

@@ -47,9 +47,7 @@ def test_the_guide_says_what_the_committed_soak_found():
     assert found["command"] in page and found["command"] in (root / "tests/soak.py").read_text()
     assert [len(found["outcomes"]), *(each["wrong"] for each in found["outcomes"])] == [100, *[[]] * 100]
     most = max(seconds for _, seconds in found["summary"]["median_and_most_seconds"].values())
-    assert (
-        f"100 of 100 named, nothing left over, nothing lost, and {most:.1f} seconds to the report" in page
-    )
+    assert f"100 of 100 named, nothing left over, nothing lost, and {most:.1f} seconds to the report" in page
 
 
 def test_a_seed_is_one_order_of_all_faults():

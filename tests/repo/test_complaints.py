@@ -1,4 +1,4 @@
-"""Promise: what users of the large engines complain of does not happen here, and the table of what works is shown.
+"""Promise: what users of the large engines complain of does not happen here; what works is shown by tests.
 
 Each complaint has the tests that hold against it. They run where they are; what is checked here is that they
 are there, so that a complaint cannot lose its test when files move.

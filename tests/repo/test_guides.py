@@ -112,7 +112,9 @@ print(2)
 def test_an_example_that_nobody_runs_is_found():
     inline, fenced, program = guides.examples("sample", SAMPLE)
     assert inline == ("sample", "sh", "./zero plan --model gpt2-xl", "")
-    assert unknown_tests(fenced) == ["sample: ./zero verify: there is no tests/repo/test_guides.py::test_gone"]
+    assert unknown_tests(fenced) == [
+        "sample: ./zero verify: there is no tests/repo/test_guides.py::test_gone"
+    ]
     assert unknown_tests(fenced._replace(comment="run by somebody"))[0].endswith("names no test")
     assert "says nothing of zigzag" in unknown_tests(
         fenced._replace(text="./zero zigzag", comment="run by tests/conftest.py::descendants")

@@ -133,7 +133,9 @@ def said(folder: Path, *words: str) -> str:
     (folder / "torch.py").write_text("raise ImportError('torch was loaded')")
     command = [sys.executable, "-m", "zerolab", *words]
     environment = os.environ | {"PYTHONPATH": str(folder)}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=True
+    ).stdout
 
 
 # ---- types

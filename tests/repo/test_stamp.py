@@ -94,8 +94,10 @@ def test_a_place_that_is_forgotten_is_found(clone: Path, line: str):
 
 
 def test_an_address_is_replaced_as_a_word_only():
-    text = "git+https://github.com/a/b https://a.github.io/b/x a/b.git a/b-c aa/b pytorch/pytorch A/b"
-    after = "git+https://github.com/Me/my.c https://me.github.io/my.c/x Me/my.c.git a/b-c aa/b pytorch/pytorch A/b"
+    text = "git+https://github.com/a/b https://a.github.io/b/x a/b.git a/b-c aa/b torch/torch A/b"
+    after = (
+        "git+https://github.com/Me/my.c https://me.github.io/my.c/x Me/my.c.git a/b-c aa/b torch/torch A/b"
+    )
     assert stamp.stamped(text, "a/b", "Me/my.c") == after
 
 

@@ -65,8 +65,10 @@ class Comm(ABC):
     A collective that reduces returns what ``op`` asks for, in every dtype: ReduceOp.SUM, or ReduceOp.AVG for
     the mean. 16-bit tensors are added up in fp32 and rounded once.
 
-    Attributes: rank and world_size within the group; trace, which every call is written into; meter, which
-        counts the bytes of messages under way.
+    Attributes:
+        rank, world_size: this rank's number within the group, and the group's size.
+        trace: which every call is written into.
+        meter: which counts the bytes of messages under way.
     """
 
     def __init__(
