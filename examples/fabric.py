@@ -31,7 +31,7 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad()
         mean = fabric.all_reduce(loss.detach())
-        print(f"rank {fabric.global_rank}  epoch {epoch}  loss {mean.item():.3f}", flush=True)
+        fabric.print(f"{fabric.world_size} ranks, epoch {epoch}  loss {mean.item():.3f}")
 
 
 if __name__ == "__main__":
