@@ -68,11 +68,18 @@ def unknown_tests(example: Example) -> list[str]:
         functions = {node.name for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
         wrong += [] if function in functions else [f"{example}: there is no {file}::{function}"]
         sources += source
-    line = re.sub(r"^(\w+=\S+ )+", "", example.text)
-    subject = re.search(r"(?:\./zero|-m zerolab) (\w+)|(\w+)\.py|(\w+)", line)
-    if example.language == "sh" and not re.search(rf"\b{subject[subject.lastindex]}\b|guides\.", sources):
-        wrong.append(f"{example}: {example.comment} says nothing of {subject[subject.lastindex]}")
+    if example.language == "sh" and not re.search(rf"\b{subject(example.text)}\b|guides\.", sources):
+        wrong.append(f"{example}: {example.comment} says nothing of {subject(example.text)}")
     return wrong
+
+
+def subject(line: str) -> str:
+    """What a command runs: the command of ./zero, the program of Python's, or the launcher."""
+    line = re.sub(r"^(\w+=\S+ )+", "", line)
+    found = re.match(r"\./zero (\w+)", line) or re.match(
+        r"\S*python3? (?:-m zerolab |\S*?)(\w+)(?:\.py)?\b", line
+    )
+    return found[1] if found else Path(line.split()[0]).name
 
 
 def test_what_is_not_run_here_is_run_by_a_test_that_is_there():

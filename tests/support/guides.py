@@ -19,7 +19,7 @@ GUIDES = ["README.md", "CONTRIBUTING.md", *PAGES]
 
 CHUNK = re.compile(r"^```(\w*)\n(.*?)^```$|^<!-- (.*?) -->$|((?:^(?!```|<!--)[^\n]+\n?)+)", re.M | re.S)
 INLINE = re.compile(r"`((?:\./zero|python3?|torchrun|mpirun|srun|\.venv/bin/\w+) [^`]+)`")
-A_NAME = re.compile(r"\./zero \w+|.*(…|\b[A-Z]{4,}\b).*|python3?(\.\d+)? -m zerolab")
+A_NAME = re.compile(r"\./zero \w+|.*(…|COMMAND|FOLDER|NAME).*")
 """What only names a command in a sentence: `./zero lab`, or one with a placeholder in it."""
 
 
