@@ -4,15 +4,16 @@
 
 The address is read from one place, ``[project.urls] Repository`` in pyproject.toml. What names it elsewhere
 (badges, install lines, the notebooks, the site, CITATION.cff, the workflows) is found by the text itself:
-OWNER/NAME as a word, and OWNER.github.io/NAME. It needs nothing but Python and git.
+OWNER/NAME as a word, and OWNER.github.io/NAME. It needs nothing but Python.
 """
 
 import argparse
+import os
 import re
-import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -32,14 +33,19 @@ def repository_slug(root: Path = ROOT) -> str:
 
 
 def texts(root: Path) -> Iterator[tuple[Path, str]]:
-    """Every text file of the clone, tracked or new, but none that git ignores."""
-    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout
-    for path in sorted({root / name for name in listed.split("\0") if name}):
-        try:
-            yield path, path.read_bytes().decode("utf-8")
-        except (UnicodeDecodeError, FileNotFoundError, IsADirectoryError):
-            continue  # a picture, or a file that was just deleted
+    """Every text file of the clone, outside of the folders that .gitignore names."""
+    ignored = [".git", *(line.rstrip("/") for line in (root / ".gitignore").read_text("utf-8").split())]
+
+    def kept(names: list[str]) -> list[str]:
+        return sorted(name for name in names if not any(fnmatch(name, pattern) for pattern in ignored))
+
+    for folder, folders, names in os.walk(root):
+        folders[:] = kept(folders)
+        for path in (Path(folder, name) for name in kept(names)):
+            try:
+                yield path, path.read_bytes().decode("utf-8")
+            except (UnicodeDecodeError, FileNotFoundError):
+                continue  # a picture, or a link to nothing
 
 
 def stamped(text: str, old: str, new: str) -> str:

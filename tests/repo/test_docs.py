@@ -35,6 +35,10 @@ def test_the_site_has_every_page_and_public_name(site: Path):
     api = "".join(text for name, text in html.items() if name.startswith("api/"))
     for name in set(zerolab.__all__) - {"__version__"}:
         assert f'id="zerolab.{name}"' in api, name
+    used = set(re.findall(r"\boptimizer\.(\w+)\(", "".join(map(guides.text, guides.PAGES))))
+    for method in used:
+        assert f'id="zerolab.ZeroOptimizer.{method}"' in api, method
+    assert {"scale", "mean_loss", "full_params", "clip_grad_norm_"} <= used
 
 
 def test_the_lessons_page_has_the_table_and_links_to_github(site: Path):

@@ -23,12 +23,11 @@ ADDRESS = re.compile(
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """A copy of every file that git knows, in a repository of its own."""
+    """A copy of every text file of this clone."""
     for path, _ in stamp.texts(ROOT):
         copy = tmp_path / path.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(path.read_bytes())
-    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     return tmp_path
 
 
@@ -77,6 +76,17 @@ def test_stamping_back_gives_every_byte_back(clone: Path):
     assert len(stamp.stamp(clone, NEW)) > 10
     stamp.stamp(clone, old)
     assert {path: text for path, text in stamp.texts(clone)} == before
+
+
+def test_no_file_that_git_tracks_is_left_out():
+    if not (ROOT / ".git").exists():
+        pytest.skip("this is no clone")
+    done = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(done.stderr)
+    pictures = {name for name in done.stdout.split("\0") if name.endswith(".png")}
+    seen = {path.relative_to(ROOT).as_posix() for path, _ in stamp.texts(ROOT)}
+    assert pictures and {name for name in done.stdout.split("\0") if name} - seen == pictures
 
 
 @pytest.mark.parametrize(
