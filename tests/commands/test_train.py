@@ -25,7 +25,7 @@ def run(*command: str) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True)
 
 
-# --- the two runs of the README ---
+# --- the two runs of docs/commands.md ---
 
 
 def test_both_ranks_of_logistic_print_the_same_falling_loss_and_the_trace_shows_the_partition(tmp_path):
