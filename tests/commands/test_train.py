@@ -314,7 +314,7 @@ def test_tensorboard_gets_the_same_numbers(tmp_path):
 
 
 def test_without_tensorboard_the_flag_says_how_to_install_it(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(train.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("zerolab.flags.importlib.util.find_spec", lambda name: None)
     with pytest.raises(SystemExit):
         main(["train", "--tensorboard", str(tmp_path / "board")])
     assert "the package tensorboard is missing: " in (said := capsys.readouterr().err)

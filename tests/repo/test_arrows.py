@@ -28,7 +28,7 @@ HOUSE = {
     "material": ("models data", ""),
     "checkpoint": ("checkpoint", "wire optimizer checkpoint"),
     "programs": (
-        "parity rehearsal bench doctor progress train",
+        "parity rehearsal bench doctor progress flags train",
         "ground plan tensors wire unit engine launch optimizer checkpoint material programs",
     ),
     "face": ("zerolab __main__", "ground launch optimizer checkpoint programs face"),  # both on first use
