@@ -1,11 +1,10 @@
-"""Turn the lessons' scripts into the notebooks that are committed: stamped, run, and with their outputs.
+"""Turn the lessons' scripts into the notebooks that are committed: with badges, run, and with their outputs.
 
     python notebooks/build.py                    every lesson
     python notebooks/build.py 02_collectives     one
-    python notebooks/build.py --stamp            badges and bootstrap cells alone, nothing is run
 
-A lesson is written in ``source/NN_name.py``, where it can be reviewed and diffed. The repository's slug is
-read from one place, ``[project.urls] Repository`` in pyproject.toml. Whatever would make two builds differ
+A lesson is written in ``source/NN_name.py``, where it can be reviewed and diffed. The repository's slug in
+badges and install lines is what tools/stamp.py reads and replaces. Whatever would make two builds differ
 without a reason (cell ids, widget ids, times, the Python version) is replaced by something that depends on
 the content alone.
 """
@@ -15,7 +14,6 @@ import hashlib
 import os
 import re
 import sys
-import tomllib
 from pathlib import Path
 
 import jupytext
@@ -25,6 +23,9 @@ from nbformat import NotebookNode
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
+sys.path.insert(0, str(ROOT / "tools"))
+from stamp import repository_slug  # noqa: E402
+
 WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 CELL_SECONDS = 120
@@ -43,24 +44,6 @@ BADGES = (
     "[![Launch on Binder](https://mybinder.org/badge_logo.svg)]"
     "(https://mybinder.org/v2/gh/{slug}/HEAD?urlpath=lab/tree/notebooks/{name}.ipynb)"
 )
-
-# Where a slug stands in a badge or an install line, in notebooks and in the README.
-SLUG_LINKS = re.compile(
-    r"(colab\.research\.google\.com/github/|mybinder\.org/v2/gh/|(?:git\+|git clone )https://github\.com/)"
-    r"([\w.-]+/[\w.-]+?)(?=\.git\b|[^\w.-]|$)"
-)
-
-
-def repository_slug(root: Path = ROOT) -> str:
-    """OWNER/NAME, from the one place that has it.
-
-    Raises: ValueError if pyproject.toml's Repository is not a GitHub address.
-    """
-    url = tomllib.loads((root / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
-    match = re.fullmatch(r"https://github\.com/([\w.-]+/[\w.-]+?)(?:\.git)?/?", url)
-    if not match:
-        raise ValueError(f"[project.urls] Repository is {url!r}; write https://github.com/OWNER/NAME")
-    return match[1]
 
 
 def lesson_names() -> list[str]:
@@ -176,25 +159,12 @@ def _rename_widgets(book: NotebookNode, name: str) -> NotebookNode:
     return renamed
 
 
-def stamp(text: str, slug: str) -> str:
-    """The text with every badge and install line pointing to `slug`."""
-    return SLUG_LINKS.sub(lambda match: match[1] + slug, text)
-
-
 def main(argv: list[str] | None = None) -> int:
-    """Build or stamp what was asked for; a failed build leaves the notebook that was there untouched."""
+    """Build what was asked for; a failed build leaves the notebook that was there untouched."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help=f"lessons, of {', '.join(lesson_names())}; all by default")
-    parser.add_argument(
-        "--stamp", action="store_true", help="rewrite badges and bootstrap cells, run nothing"
-    )
     args = parser.parse_args(argv)
     slug = repository_slug()
-    if args.stamp:
-        for path in [ROOT / "README.md", *sorted(HERE.glob("*.ipynb"))]:
-            if path.exists():
-                path.write_text(stamp(path.read_text(), slug))
-        return 0
     unknown = sorted(set(args.names) - set(lesson_names()))
     if unknown:
         parser.error(f"no lesson {', '.join(unknown)}; there are {', '.join(lesson_names())}")

@@ -5,8 +5,23 @@ The face of the package is this list of names; each is imported on first use, so
 """
 
 import importlib
+from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+if TYPE_CHECKING:  # for type checkers and the documentation, which do not run __getattr__
+    from zerolab.checkpoint import export as export
+    from zerolab.checkpoint import load as load
+    from zerolab.checkpoint import save as save
+    from zerolab.launcher import LaunchTimeout as LaunchTimeout
+    from zerolab.launcher import WorkerError as WorkerError
+    from zerolab.launcher import init_process_group as init_process_group
+    from zerolab.launcher import launch as launch
+    from zerolab.optimizer import ZeroOptimizer as ZeroOptimizer
+    from zerolab.parity import verify as verify
+    from zerolab.rehearsal import rehearse as rehearse
+    from zerolab.trace import Event as Event
+    from zerolab.trace import Trace as Trace
+
+    __version__: str
 
 _HOMES = {
     "launch": "launcher",
@@ -28,7 +43,20 @@ _MODULES = ("memory", "cost", "presets", "trace", "ring", "collectives", "models
 __all__ = ["__version__", *_HOMES, *_MODULES]
 
 
+def _version() -> str:
+    """The version of this clone's pyproject.toml, or of the installed package."""
+    import tomllib
+    from importlib.metadata import version
+    from pathlib import Path
+
+    pyproject = Path(__file__).parents[1] / "pyproject.toml"
+    project = tomllib.loads(pyproject.read_text("utf-8"))["project"] if pyproject.exists() else {}
+    return project["version"] if project.get("name") == "zerolab" else version("zerolab")
+
+
 def __getattr__(name: str):
+    if name == "__version__":
+        return _version()
     if name in _HOMES:
         return getattr(importlib.import_module(f"zerolab.{_HOMES[name]}"), name)
     if name in _MODULES:

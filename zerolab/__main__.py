@@ -10,6 +10,8 @@ import importlib
 import sys
 from typing import NoReturn
 
+import zerolab
+
 COMMANDS = {
     "plan": ("zerolab.plan", "what fits on your GPUs at each stage, and why not"),
     "verify": ("zerolab.parity.parity", "run the stages on real processes against single-process training"),
@@ -29,6 +31,7 @@ class Parser(argparse.ArgumentParser):
 def build_parser(chosen: str | None) -> argparse.ArgumentParser:
     """The parser, with the arguments of the chosen command alone filled in."""
     parser = Parser(prog="python -m zerolab", description=__doc__.splitlines()[0])
+    parser.add_argument("--version", action="version", version=f"zerolab {zerolab.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module, summary) in COMMANDS.items():
         command = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)

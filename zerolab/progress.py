@@ -1,5 +1,9 @@
-"""What a training run reports: a bar and a line per epoch as it goes; memory, traffic and loss at its end."""
+"""What a training run reports: a bar and a line per epoch as it goes; memory, traffic and loss at its end.
 
+Where it is asked to, it also logs each step: as a line of JSON, and for TensorBoard.
+"""
+
+import json
 import os
 import time
 from pathlib import Path
@@ -12,6 +16,8 @@ from tqdm import tqdm
 from zerolab.optimizer import ZeroOptimizer
 
 TRACED_STEPS = 2
+LOGGED_STEPS = 10
+"""So many steps are logged at once, because the mean of their losses over the ranks takes a message."""
 
 
 def mean_over_ranks(losses: list[Tensor]) -> list[float]:
@@ -21,13 +27,79 @@ def mean_over_ranks(losses: list[Tensor]) -> list[float]:
     return (means / dist.get_world_size()).tolist()
 
 
+class JsonLines:
+    """A file with one JSON object a line. Lines of steps after `done` are dropped: they are taken again."""
+
+    def __init__(self, path: Path, done: int):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        length = _length_up_to(path, done) if done and path.exists() else 0
+        self.file = path.open("a", encoding="utf-8")
+        self.file.truncate(length)
+
+    def write(self, record: dict[str, float]) -> None:
+        """Add a line at once, so that a run that dies leaves the lines of its steps."""
+        self.file.write(json.dumps(record) + "\n")
+        self.file.flush()
+
+    def close(self) -> None:
+        self.file.close()
+
+
+def _length_up_to(path: Path, step: int) -> int:
+    """The bytes of the lines up to that step; half a line, which a killed run may leave, is not one of them.
+
+    Raises: ValueError where a line is not one that `JsonLines` writes.
+    """
+    length = 0
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                later = not line.endswith(b"\n") or json.loads(line)["step"] > step
+            except (ValueError, TypeError, KeyError):
+                raise ValueError(
+                    f"{path} is not the log of a run: {line[:60]!r}. Pass another file"
+                ) from None
+            if later:
+                break
+            length += len(line)
+    return length
+
+
+class TensorBoard:
+    """The same records as scalars in a folder that TensorBoard reads, written by torch's SummaryWriter."""
+
+    def __init__(self, folder: Path, done: int):
+        from torch.utils.tensorboard import SummaryWriter  # needs a package that is optional
+
+        self.writer = SummaryWriter(folder, purge_step=done + 1 if done else None)
+
+    def write(self, record: dict[str, float]) -> None:
+        """Add a point to each curve."""
+        for name in record.keys() - {"step"}:
+            self.writer.add_scalar(name, record[name], record["step"])
+
+    def close(self) -> None:
+        self.writer.close()
+
+
 class Progress:
     """What a run reports while it goes: a bar on rank 0, a line per epoch on every rank.
 
-    Args: done: the mean losses of the steps that were taken before, in the run that this one goes on with.
+    Args:
+        done: the mean losses of the steps that were taken before, in the run that this one goes on with.
+        log: a file for one JSON object a step.
+        tensorboard: a folder for the same as TensorBoard's curves.
     """
 
-    def __init__(self, epochs: int, epoch_steps: int, optimizer: ZeroOptimizer, done: list[float]):
+    def __init__(
+        self,
+        epochs: int,
+        epoch_steps: int,
+        optimizer: ZeroOptimizer,
+        done: list[float],
+        log: Path | None = None,
+        tensorboard: Path | None = None,
+    ):
         self.epoch_steps, self.total, self.optimizer = epoch_steps, epochs * epoch_steps, optimizer
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.bar = tqdm(total=self.total, initial=len(done), disable=self.rank != 0, unit="step", leave=False)
@@ -35,7 +107,11 @@ class Progress:
         self.losses = list(done)  # the ranks' means of those before
         self.first = len(done)
         self.tokens = 0
-        self.started = time.perf_counter()
+        self.started = self.last = time.perf_counter()
+        self.logging = log is not None or tensorboard is not None
+        self.records: list[dict[str, float]] = []  # of the last steps, without their losses
+        writers = ((JsonLines, log), (TensorBoard, tensorboard)) if self.rank == 0 else ()
+        self.logs = [writer(path, len(done)) for writer, path in writers if path is not None]
 
     def step(self, loss: Tensor, tokens: int) -> None:
         """Count one step. Called before zero_grad(), while gradients too are in memory."""
@@ -47,14 +123,37 @@ class Progress:
             self.memory = self.optimizer.memory()
             self.traffic = self.optimizer.trace.traffic()
             self.trace = self.optimizer.trace.text()
+        if self.logging:
+            self._record(done, tokens)
         if done % 10 == 0:
             self.bar.set_postfix_str(f"loss {loss:.3f}, {self.tokens_per_second:,.0f} tokens/s", False)
         self.bar.update()
 
+    def _record(self, step: int, tokens: int) -> None:
+        """Note what the step did; every few steps, write it down. Collective then."""
+        now = time.perf_counter()
+        speed = tokens * self.world_size / (now - self.last)
+        memory, traffic = self.optimizer.memory(), self.optimizer.trace.traffic()
+        self.last = now
+        self.records.append(
+            {
+                "step": step,
+                "tokens_per_second": round(speed, 1),
+                "memory_bytes": round(memory.total_bytes),
+                "sent_bytes": traffic.wire_bytes,
+            }
+        )
+        if step % LOGGED_STEPS == 0 or step == self.total:
+            self.means()
+
     def means(self) -> list[float]:
         """The mean loss over the ranks of every step so far. Collective."""
         if self.pending:
-            self.losses, self.pending = self.losses + mean_over_ranks(self.pending), []
+            means = mean_over_ranks(self.pending)
+            for record, loss in zip(self.records, means, strict=self.logging):
+                for log in self.logs:
+                    log.write(record | {"loss": loss})
+            self.losses, self.pending, self.records = self.losses + means, [], []
         return self.losses
 
     def epoch(self) -> None:
@@ -66,6 +165,8 @@ class Progress:
     def finish(self, held_out_loss: float, entropy: float, sample: str) -> None:
         """Print how it went, on rank 0."""
         self.bar.close()
+        for log in self.logs:
+            log.close()
         if self.rank != 0:
             return
         categories = ("params", "grads", "optimizer", "padding", "counters", "total")

@@ -4,10 +4,9 @@
 surrounds such a loop: its settings, what it reports, and how the ranks come to be.
 """
 
-import math
 import os
 import sys
-from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace
+from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, RMSprop
 
 from zerolab import checkpoint, data, devices, models
-from zerolab.checkpoint import generations
+from zerolab.flags import at_least, folder, log_file, saved, tensorboard_folder, writable
 from zerolab.launcher import WorkerError, init_process_group, launch
 from zerolab.launcher.rendezvous import find_place
 from zerolab.optimizer import STAGES, ZeroOptimizer
@@ -44,6 +43,8 @@ class Config:
     prefetch: int = 1
     precision: str = "fp32"
     trace: Path | None = None
+    log: Path | None = None
+    tensorboard: Path | None = None
     save: Path | None = None
     save_every: int = 100
     resume: Path | None = None
@@ -68,7 +69,7 @@ def train(config: Config) -> list[float]:
     training, held_out = data.training_and_held_out(context, config.batch, config.seed)
     optimizer = shard(model, config)
     done = resume(config, optimizer) if config.resume else []
-    progress = Progress(config.epochs, config.steps, optimizer, done)
+    progress = Progress(config.epochs, config.steps, optimizer, done, config.log, config.tensorboard)
     for step in range(len(done), progress.total):
         inputs, targets = (part.to(device) for part in training.batch(step % config.steps, rank))
         loss = model(inputs, targets)
@@ -139,49 +140,6 @@ def sample(model: nn.Module, seed: int, device: torch.device) -> str:
     return bytes(tokens[0].tolist()).decode(errors="replace").strip("\n")
 
 
-def at_least(least: int, kind: type = int) -> Callable[[str], float]:
-    """A flag's type: a finite number of at least `least`, and below 2**63, as torch wants its seeds."""
-
-    def parse(text: str) -> float:
-        try:
-            number = kind(text)
-        except ValueError:
-            number = math.nan
-        if not least <= number < 2**63:
-            noun = "whole number" if kind is int else "number"
-            raise ArgumentTypeError(f"{text!r}: pass a {noun} of {least} or more, and below 2**63")
-        return number
-
-    return parse
-
-
-def writable(text: str) -> Path:
-    """A flag's type: a file that can be written, checked now and not at the end of a long training."""
-    path = Path(text).resolve()
-    taken = path.exists() and not path.is_file()  # a directory, or a device that must not be replaced
-    if taken or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        raise ArgumentTypeError(f"{text!r} must be a file in a directory that exists and can be written")
-    return path
-
-
-def folder(text: str) -> Path:
-    """A flag's type: a folder that can be written, or made, with those it is to be in."""
-    path = Path(text).resolve()
-    nearest = next(each for each in (path, *path.parents) if each.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
-        raise ArgumentTypeError(f"{text!r} must be a folder that can be written, or made")
-    return path
-
-
-def saved(text: str) -> Path:
-    """A flag's type: a folder with a checkpoint in it."""
-    try:
-        generations.find(Path(text).resolve())
-    except OSError as error:
-        raise ArgumentTypeError(str(error)) from None
-    return Path(text).resolve()
-
-
 def add_arguments(parser: ArgumentParser) -> None:
     """The flags of `python -m zerolab train`; one that is left out keeps the value of the model's recipe."""
 
@@ -201,6 +159,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--seed", at_least(0), "of the weights, the batches and the sample")
     add("--prefetch", at_least(0), "units gathered ahead where parameters are sharded")
     add("--trace", writable, "write what the first steps did into this file")
+    add("--log", log_file, "write loss, speed, memory and bytes sent of each step into this file, as JSON")
+    add("--tensorboard", tensorboard_folder, "write the same into this folder, for TensorBoard")
     add("--save", folder, "keep checkpoints in this folder, the last two")
     add("--save-every", at_least(1), "steps between checkpoints, default 100; one is made at the end too")
     add("--resume", saved, "go on from the checkpoint in this folder; other flags as they were, but for "

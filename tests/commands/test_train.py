@@ -1,5 +1,6 @@
 """The promise: the training program trains, says the same on every rank, and leaves nothing half-done."""
 
+import json
 import os
 import re
 import subprocess
@@ -24,7 +25,7 @@ def run(*command: str) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True)
 
 
-# --- the two runs of the README ---
+# --- the two runs of docs/commands.md ---
 
 
 def test_both_ranks_of_logistic_print_the_same_falling_loss_and_the_trace_shows_the_partition(tmp_path):
@@ -186,6 +187,8 @@ def test_a_run_that_would_not_be_the_same_is_not_resumed(flags, complaint, tmp_p
         ("--trace .", r"--trace: '.' must be a file in a directory that exists"),
         ("--save /dev/null/runs", r"--save: '/dev/null/runs' must be a folder that can be written"),
         (f"--save {__file__}", r"--save: .* must be a folder that can be written"),
+        (f"--log {__file__}/x.jsonl", r"--log: .* must be a folder that can be written, or made"),
+        ("--log .", r"--log: '.' must be a file that can be written"),
         ("--save-every 0", r"--save-every: '0': pass a whole number of 1 or more"),
         ("--stag 1", r"unrecognized arguments: --stag 1"),
         ("--resume no/such/folder", r"--resume: no checkpoint in .*no/such/folder"),
@@ -243,3 +246,76 @@ def write_and_fail(path: Path) -> str:
         progress.write_trace(path, "new")
     except OSError as error:
         return str(error)
+
+
+# --- logs ---
+
+
+def records(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_the_log_has_the_numbers_of_each_step(tmp_path):
+    """The means are those that train() returns; memory and bytes are those that the run prints at its end."""
+    log = tmp_path / "runs/x.jsonl"
+    flags = "train --model logistic --stage 2 --world-size 2 --epochs 2 --steps 6 --batch 8 --log"
+    done = run("-m", "zerolab", *flags.split(), str(log))
+    assert done.returncode == 0, done.stderr
+    config = replace(train.RECIPES["logistic"], stage=2, epochs=2, steps=6, batch=8)
+    means, _ = zerolab.launch(run_short, 2, config)
+    found = records(log)
+    assert [each["step"] for each in found] == list(range(1, 13))
+    assert [each["loss"] for each in found] == means
+    (memory,) = re.findall(r"memory of rank 0, bytes: .* total ([\d,]+)", done.stdout)
+    (sent,) = re.findall(r"([\d,]+) sent", done.stdout)
+    for each in found:
+        assert list(each) == ["step", "tokens_per_second", "memory_bytes", "sent_bytes", "loss"]
+        assert each["memory_bytes"] == int(memory.replace(",", ""))
+        assert each["sent_bytes"] == int(sent.replace(",", "")) and each["tokens_per_second"] > 0
+
+
+def test_a_log_changes_no_loss_and_is_written_as_the_run_goes(tmp_path: Path):
+    """A run that dies leaves its lines, and the run that goes on drops those of steps it takes again."""
+    log = tmp_path / "x.jsonl"
+    config = replace(train.RECIPES["logistic"], epochs=1, steps=25, batch=8)
+    expected, _ = zerolab.launch(run_short, 2, config)
+    cut = replace(config, log=log, save=tmp_path / "saved", save_every=8)
+    with pytest.raises(zerolab.WorkerError, match="out of power"):
+        zerolab.launch(run_short, 2, cut, 23)
+    assert [each["step"] for each in records(log)] == list(range(1, 21))
+    log.write_text(log.read_text() + '{"step": 21, "lo')
+    again = replace(cut, resume=tmp_path / "saved")
+    assert zerolab.launch(run_short, 2, again)[0] == expected
+    found = records(log)
+    assert [each["step"] for each in found] == list(range(1, 26))
+    assert [each["loss"] for each in found] == expected
+    zerolab.launch(run_short, 2, replace(config, steps=3, log=log))
+    assert [each["step"] for each in records(log)] == [1, 2, 3], "a new run begins a new log"
+
+
+def test_a_file_that_is_no_log_is_not_cut(tmp_path):
+    notes = tmp_path / "notes.txt"
+    notes.write_text("do not lose this\n")
+    with pytest.raises(ValueError, match=r"notes.txt is not the log of a run: b'do not lose"):
+        progress.JsonLines(notes, done=3)
+    assert notes.read_text() == "do not lose this\n"
+
+
+def test_tensorboard_gets_the_same_numbers(tmp_path):
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    config = replace(train.RECIPES["logistic"], epochs=1, steps=4, batch=8, log=tmp_path / "x.jsonl")
+    zerolab.launch(run_short, 2, replace(config, tensorboard=tmp_path / "board", save=tmp_path / "saved"))
+    again = replace(config, epochs=2, tensorboard=tmp_path / "board", resume=tmp_path / "saved")
+    zerolab.launch(run_short, 2, again)
+    events = reader.EventAccumulator(str(tmp_path / "board")).Reload()
+    for name in ("loss", "tokens_per_second", "memory_bytes", "sent_bytes"):
+        written = {event.step: event.value for event in events.Scalars(name)}
+        assert written == pytest.approx({each["step"]: each[name] for each in records(tmp_path / "x.jsonl")})
+
+
+def test_without_tensorboard_the_flag_says_how_to_install_it(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("zerolab.flags.importlib.util.find_spec", lambda name: None)
+    with pytest.raises(SystemExit):
+        main(["train", "--tensorboard", str(tmp_path / "board")])
+    assert "the package tensorboard is missing: " in (said := capsys.readouterr().err)
+    assert "-m pip install tensorboard" in said and os.listdir(tmp_path) == []

@@ -166,9 +166,9 @@ ROW = "| [99_two_and_two](notebooks/99_two_and_two.ipynb) | 5 | add |\n"
 def clone(tmp_path: Path) -> Path:
     """A copy of what the course consists of, with one more lesson that has no notebook yet."""
     leave_out = shutil.ignore_patterns("__pycache__", "*.ipynb_checkpoints")
-    for folder in ("zerolab", "notebooks", "tests"):
+    for folder in ("zerolab", "notebooks", "tests", "tools", "docs"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=leave_out)
-    for file in ("README.md", "pyproject.toml"):
+    for file in ("README.md", "CONTRIBUTING.md", "pyproject.toml"):
         shutil.copy(ROOT / file, tmp_path)
     for file, text in ROOM.items():
         room = tmp_path / "zerolab/course/lessons/two_and_two"

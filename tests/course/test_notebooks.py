@@ -1,24 +1,21 @@
 """The committed notebooks: equal to their source, run, clean, in short cells, and truly compared by nbval."""
 
-import importlib.util
 import json
 import os
 import re
 import subprocess
 import sys
 
+import build
 import nbformat
 import pytest
+from stamp import repository_slug
 from support import ROOT
 
 NOTEBOOKS = ROOT / "notebooks"
 SANITIZE = ROOT / "tests" / "nbval_sanitize.cfg"
 COMMITTED = sorted(NOTEBOOKS.glob("*.ipynb"))
 LONGEST_CELL = 15
-
-_spec = importlib.util.spec_from_file_location("build", NOTEBOOKS / "build.py")
-build = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(build)
 
 
 @pytest.fixture(params=COMMITTED, ids=lambda path: path.stem)
@@ -36,7 +33,7 @@ def test_there_is_a_notebook_for_every_source_and_the_other_way_round():
 
 def test_cells_equal_the_source(committed):
     name, book = committed
-    source = build.notebook(name, build.repository_slug())
+    source = build.notebook(name, repository_slug())
     assert [cell.source for cell in book.cells] == [cell.source for cell in source.cells]
     assert [cell.id for cell in book.cells] == [cell.id for cell in source.cells]
 
@@ -95,38 +92,12 @@ def test_widget_states_are_stored_for_a_page_without_a_kernel(committed):
     assert all(view["model_id"] in state for view in views)
 
 
-# ---- one slug
-
-
-def test_badges_and_installs_agree_with_the_one_slug():
-    slug = build.repository_slug()
-    for path in [ROOT / "README.md", *COMMITTED]:
-        text = path.read_text()
-        found = {match[2] for match in build.SLUG_LINKS.finditer(text)}
-        assert found == {slug}, f"{path.name} links to {found}; python notebooks/build.py --stamp"
-
-
-def test_stamping_changes_every_link_and_nothing_else():
-    before = build.BADGES.format(slug="a/b", name="00_ranks") + build.BOOTSTRAP.format(slug="a/b")
-    before += "\ngit clone https://github.com/a/b.git\nsee https://github.com/pytorch/pytorch"
-    after = build.stamp(before, "me/my.course")
-    assert "a/b" not in after and after.count("me/my.course") == 4
-    assert "me/my.course.git" in after and "https://github.com/pytorch/pytorch" in after
-    assert build.stamp(after, "a/b") == before
-
-
-def test_the_slug_must_be_a_github_address(tmp_path):
-    (tmp_path / "pyproject.toml").write_text('[project.urls]\nRepository = "https://example.com/x"\n')
-    with pytest.raises(ValueError, match="OWNER/NAME"):
-        build.repository_slug(tmp_path)
-
-
 def test_bootstrap_never_installs_torch(committed):
     """--no-deps for the course; the small dependencies by name."""
     _, book = committed
     (cell,) = [cell for cell in code_cells(book) if "%pip" in cell.source]
     installs = [line.split("install -q ")[1] for line in cell.source.splitlines() if "%pip" in line]
-    assert installs == [f"--no-deps git+https://github.com/{build.repository_slug()}", "cloudpickle"]
+    assert installs == [f"--no-deps git+https://github.com/{repository_slug()}", "cloudpickle"]
 
 
 # ---- nbval compares

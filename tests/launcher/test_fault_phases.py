@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from conftest import PYTHONPATH, descendants
-from support import ROOT, faults
+from support import faults, guides
 from support.faults import KINDS, PHASES, STAGES, Fault, Outcome
 
 from zerolab.launcher import forkclient
@@ -73,22 +73,17 @@ def test_no_process_and_no_file_is_left(outcomes):
     assert list(Path(tempfile.gettempdir()).glob("zerolab-*")) == []
 
 
-def readme_section() -> str:
-    text = (ROOT / "README.md").read_text("utf-8")
-    return text.split("\n## When a rank dies\n")[1].split("\n## ")[0]
-
-
 def command(line: str) -> list[str]:
-    """A ``./zero`` command of the README, run by this Python."""
+    """A ``./zero`` command of the guide, run by this Python."""
     return [sys.executable, "-m", "zerolab", *line.split()[1:]]
 
 
-def test_the_readmes_commands(tmp_path: Path, monkeypatch):
+def test_the_commands_of_the_guide(tmp_path: Path, monkeypatch):
     """A rank of the first is killed, once there is a checkpoint, and the second goes on from it."""
     monkeypatch.chdir(tmp_path)
     environment = os.environ | {"PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"}
-    first, second, _ = re.findall(r"```sh\n(.*)\n```", readme_section())
-    (said,) = re.findall(r"```text\n(.*)\n```", readme_section())
+    first, second, _ = guides.blocks("docs/when_a_rank_dies.md", "sh")
+    (said,) = guides.blocks("docs/when_a_rank_dies.md", "text")
     settings = {"env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command(first), **settings) as running:
         while not Path("runs/a/LATEST").exists():
@@ -98,7 +93,7 @@ def test_the_readmes_commands(tmp_path: Path, monkeypatch):
         os.kill(sorted(descendants(server))[2], signal.SIGKILL)
         _, complaint = running.communicate(timeout=60)
     assert running.returncode == 1
-    assert re.sub(r"rank \d", "rank 2", complaint.splitlines()[-1]) == said
+    assert re.sub(r"rank \d", "rank 2", complaint.splitlines()[-1]) == said.strip()
     saved = Path("runs/a/LATEST").read_text()
     done = subprocess.run(command(second), timeout=120, **settings)
     assert done.returncode == 0, done.stderr

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.hosts import two_hosts
-from support.launchers import check, readme_command, run, same_bits, shell
+from support.launchers import check, guide_command, run, same_bits, shell
 
 import zerolab
 
@@ -52,12 +52,12 @@ def test_a_program_ends_with_the_bits_that_launch_gives_the_same_function(tmp_pa
 
 
 def test_the_training_program_ends_with_the_bits_that_plain_python_gives_it(tmp_path: Path):
-    done = run(shell(f"{readme_command('mpirun')} --save {tmp_path / 'saved'}"), tmp_path)
+    done = run(shell(f"{guide_command('mpirun')} --save {tmp_path / 'saved'}"), tmp_path)
     check([done], tmp_path / "saved")
 
 
 def test_two_hosts_when_they_are_told_where_rank_0_is(tmp_path: Path):
-    mpirun = f"{readme_command('mpirun, two hosts')} --save {tmp_path / 'saved'}"
+    mpirun = f"{guide_command('mpirun, two hosts')} --save {tmp_path / 'saved'}"
     with two_hosts(tmp_path) as hosts:
         agent = in_place_of_ssh(tmp_path, hosts)
         settings = {"OMPI_MCA_plm_rsh_agent": agent, "PRTE_MCA_plm_ssh_agent": agent}

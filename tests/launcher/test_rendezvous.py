@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import run_script
-from support.launchers import check, readme_command, run, shell
+from support.launchers import check, guide_command, run, shell
 
 import zerolab
 from zerolab import train
@@ -205,17 +205,17 @@ def test_a_program_alone(tmp_path: Path):
 
 def test_the_same_program_under_torchrun(tmp_path: Path):
     (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM))
-    torchrun = readme_command("torchrun").partition(" -m zerolab")[0]
+    torchrun = guide_command("torchrun").partition(" -m zerolab")[0]
     done = run(shell(f"{torchrun} program.py"), tmp_path, CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 0 and "2 2.0 True True" in done.output.splitlines(), done.output
 
 
 def test_the_training_program_under_torchrun_ends_with_the_bits_that_plain_python_gives_it(tmp_path: Path):
-    done = run(shell(f"{readme_command('torchrun')} --save {tmp_path / 'saved'}"), tmp_path)
+    done = run(shell(f"{guide_command('torchrun')} --save {tmp_path / 'saved'}"), tmp_path)
     check([done], tmp_path / "saved")
 
 
 def test_one_rank_under_torchrun_is_one_rank(tmp_path: Path):
-    torchrun = readme_command("torchrun").replace("--nproc-per-node 2", "--nproc-per-node 1")
+    torchrun = guide_command("torchrun").replace("--nproc-per-node 2", "--nproc-per-node 1")
     done = run(shell(f"{torchrun} --epochs 1 --steps 5"), tmp_path)
     assert done.returncode == 0 and done.losses.keys() == {0}, done.output

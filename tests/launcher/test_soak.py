@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import soak
 from conftest import PYTHONPATH
-from support import faults
+from support import faults, guides
 from support.faults import Fault, Outcome
 
 import zerolab
@@ -40,16 +40,14 @@ def test_a_short_soak_as_it_is_run_by_hand(tmp_path: Path):
     assert f"- Named rightly: {FAULTS} of {FAULTS}.\n- Left over, processes and files: 0.\n- Lost" in text
 
 
-def test_the_readme_says_what_the_committed_soak_found():
+def test_the_guide_says_what_the_committed_soak_found():
     root = Path(soak.__file__).parents[1]
     found = json.loads((root / "benchmarks/results/soak-100-seed-0.json").read_text())
-    readme = (root / "README.md").read_text("utf-8").replace("\n", " ")
-    assert found["command"] in readme and found["command"] in (root / "tests/soak.py").read_text()
+    page = guides.text("docs/when_a_rank_dies.md").replace("\n", " ")
+    assert found["command"] in page and found["command"] in (root / "tests/soak.py").read_text()
     assert [len(found["outcomes"]), *(each["wrong"] for each in found["outcomes"])] == [100, *[[]] * 100]
     most = max(seconds for _, seconds in found["summary"]["median_and_most_seconds"].values())
-    assert (
-        f"100 of 100 named, nothing left over, nothing lost, and {most:.1f} seconds to the report" in readme
-    )
+    assert f"100 of 100 named, nothing left over, nothing lost, and {most:.1f} seconds to the report" in page
 
 
 def test_a_seed_is_one_order_of_all_faults():

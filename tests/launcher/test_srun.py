@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.hosts import ADDRESSES, two_hosts
-from support.launchers import check, readme_command, run, shell
+from support.launchers import check, guide_command, run, shell
 from support.slurm import Node, cluster, needs_slurm, this_host
 
 pytestmark = needs_slurm()
@@ -20,7 +20,7 @@ def slurm() -> Iterator[dict[str, str]]:
 
 
 def test_the_training_program_ends_with_the_bits_that_plain_python_gives_it(slurm, tmp_path: Path):
-    done = run(shell(f"{readme_command('srun')} --save {tmp_path / 'saved'}"), tmp_path, **slurm)
+    done = run(shell(f"{guide_command('srun')} --save {tmp_path / 'saved'}"), tmp_path, **slurm)
     check([done], tmp_path / "saved")
 
 
@@ -73,18 +73,18 @@ FAILING_PROGRAM = """
 )
 def test_a_rank_that_fails_ends_the_job(slurm, how: str, words: str, tmp_path: Path):
     (tmp_path / "program.py").write_text(textwrap.dedent(FAILING_PROGRAM))
-    srun = readme_command("srun").partition(" -m zerolab")[0]
+    srun = guide_command("srun").partition(" -m zerolab")[0]
     done = run(shell(f"{srun} program.py"), tmp_path, **slurm, HOW=how)
     assert done.returncode != 0 and words in done.output, done.output
 
 
 def test_two_hosts(tmp_path: Path):
-    """The README's command; and tasks that SLURM spreads unevenly, of which each finds its place."""
+    """The guide's command; and tasks that SLURM spreads unevenly, of which each finds its place."""
     (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM))
     with two_hosts(tmp_path) as hosts:
         nodes = [Node(host.name, address, host.on()) for host, address in zip(hosts, ADDRESSES, strict=True)]
         with cluster(nodes) as slurm:
-            command = f"{readme_command('srun, two hosts')} --save {tmp_path / 'saved'}"
+            command = f"{guide_command('srun, two hosts')} --save {tmp_path / 'saved'}"
             check([run(hosts[0].on(*shell(command)), tmp_path, **slurm)], tmp_path / "saved")
             start = "srun --nodes 2 --ntasks 3 --kill-on-bad-exit"
             meet = "--export=ALL,MASTER_ADDR=node01,MASTER_PORT=29500"

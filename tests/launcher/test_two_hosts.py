@@ -1,6 +1,6 @@
 """Promise: ranks on two hosts train as ranks on one, and the cable carries the bytes that the ledger says.
 
-The hosts are network namespaces, see hosts.py; what is run there is what the README gives.
+The hosts are network namespaces, see hosts.py; what is run there is what docs/launchers.md gives.
 """
 
 import json
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.hosts import ADDRESSES, INTERFACE, Host, two_hosts
-from support.launchers import check, readme_command, run_all, shell
+from support.launchers import check, guide_command, run_all, shell
 from support.network import Count, agrees
 
 
@@ -25,7 +25,7 @@ def on_each(hosts: list[Host], command: str) -> list[list[str]]:
 
 
 def test_torchrun_with_its_c10d_rendezvous(hosts: list[Host], tmp_path: Path):
-    command = f"{readme_command('torchrun, on each of two hosts')} --save {tmp_path / 'saved'}"
+    command = f"{guide_command('torchrun, on each of two hosts')} --save {tmp_path / 'saved'}"
     runs = run_all(on_each(hosts, command), tmp_path)
     check(runs, tmp_path / "saved")
     assert [set(done.losses) for done in runs] in ([{0}, {1}], [{1}, {0}]), "a rank on each host"
@@ -42,7 +42,7 @@ NETWORK_PROGRAM = """
 def test_the_cable_carries_the_bytes_of_the_ledger(hosts: list[Host], tmp_path: Path):
     """On each host, in each direction, at each stage; what one rank receives is what the other sent."""
     (tmp_path / "program.py").write_text(textwrap.dedent(NETWORK_PROGRAM))
-    torchrun = readme_command("torchrun, on each of two hosts").partition(" -m zerolab")[0]
+    torchrun = guide_command("torchrun, on each of two hosts").partition(" -m zerolab")[0]
     runs = run_all(on_each(hosts, f"{torchrun} program.py"), tmp_path)
     assert all(done.returncode == 0 for done in runs), [done.output for done in runs]
     lines = [line for done in runs for line in done.output.splitlines() if line.startswith("counts")]
@@ -66,7 +66,7 @@ FAILING_PROGRAM = """
 
 def test_a_rank_that_dies_on_one_host_ends_the_job_on_both(hosts: list[Host], tmp_path: Path):
     (tmp_path / "program.py").write_text(textwrap.dedent(FAILING_PROGRAM))
-    torchrun = readme_command("torchrun, on each of two hosts").partition(" -m zerolab")[0]
+    torchrun = guide_command("torchrun, on each of two hosts").partition(" -m zerolab")[0]
     runs = run_all(on_each(hosts, f"{torchrun} program.py"), tmp_path)
     assert all(done.returncode != 0 for done in runs)
     assert any("SIGKILL" in done.output for done in runs)
@@ -76,7 +76,7 @@ def test_a_host_whose_name_leads_to_its_loopback_is_refused_at_once(hosts: list[
     """As Debian and Ubuntu write /etc/hosts; and with the way out that the error names it trains."""
     for host, address in zip(hosts, ADDRESSES, strict=True):
         host.known.write_text(host.known.read_text().replace(address, "127.0.1.1"))
-    command = f"{readme_command('torchrun').partition(' -m ')[2]} --epochs 1 --steps 5"
+    command = f"{guide_command('torchrun').partition(' -m ')[2]} --epochs 1 --steps 5"
     place = f"WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR={ADDRESSES[0]} MASTER_PORT=29500"
     commands = [
         host.on("sh", "-c", f"RANK={rank} {place} exec python -m {command}")

@@ -28,10 +28,10 @@ HOUSE = {
     "material": ("models data", ""),
     "checkpoint": ("checkpoint", "wire optimizer checkpoint"),
     "programs": (
-        "parity rehearsal bench doctor progress train",
+        "parity rehearsal bench doctor progress flags train",
         "ground plan tensors wire unit engine launch optimizer checkpoint material programs",
     ),
-    "face": ("zerolab __main__", ""),  # both import by name, on first use
+    "face": ("zerolab __main__", "ground launch optimizer checkpoint programs face"),  # both on first use
 }
 COURSE = "course"  # may import everything; nobody imports it
 CALCULATORS = {"memory", "cost", "plan"}  # their formulas are by stage

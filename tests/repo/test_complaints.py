@@ -1,4 +1,4 @@
-"""Promise: what users of the large engines complain of does not happen here, and the README's table is shown.
+"""Promise: what users of the large engines complain of does not happen here; what works is shown by tests.
 
 Each complaint has the tests that hold against it. They run where they are; what is checked here is that they
 are there, so that a complaint cannot lose its test when files move.
@@ -8,7 +8,7 @@ import ast
 import re
 
 import pytest
-from support import ROOT
+from support import ROOT, guides
 
 COMPLAINTS = {
     "gradients are lost or rescaled under accumulation": (
@@ -87,9 +87,9 @@ def test_a_complaint_has_tests_that_hold_against_it(complaint: str):
         assert function in functions_in(file), name
 
 
-def test_every_line_of_the_readmes_table_names_a_test_file():
-    section = (ROOT / "README.md").read_text("utf-8").split("## What works and what is refused\n")[1]
-    rows = re.findall(r"^\| (?!what a|---)(.*) \| (.*) \|$", section.split("\n## ")[0], re.MULTILINE)
+def test_every_line_of_the_table_of_what_works_names_a_test_file():
+    page = guides.text("docs/what_works.md")
+    rows = re.findall(r"^\| (?!what a|---)(.*) \| (.*) \|$", page, re.MULTILINE)
     assert len(rows) > 20
     for what, shown in rows:
         files = re.findall(r"`(test_\w+\.py)`", shown)

@@ -1,9 +1,9 @@
-"""Promise: what is said in two places agrees: README, pins, pyproject, Binder, continuous integration."""
+"""Promise: what is said in two places agrees: guides, pins, pyproject, Binder, continuous integration."""
 
 import ast
-import json
 import os
 import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
-from support import ROOT
+from support import ROOT, guides
+
+import zerolab
 
 
 def pins(path: str) -> dict[str, str]:
@@ -33,23 +35,14 @@ def requirements(lines: list[str]) -> dict[str, Requirement]:
 
 
 def readme_commands() -> list[str]:
-    """The commands of the README's section of that name: one to a fenced block."""
-    section = (ROOT / "README.md").read_text("utf-8").split("## Two commands")[1].split("\n## ")[0]
-    return [block.strip() for block in re.findall(r"```sh\n(.*?)```", section, re.DOTALL)]
+    """The commands of the README's section of that name, after the one that fetches the repository."""
+    fenced = re.findall(r"```sh\n(.*?)```", guides.section("README.md", "Two commands"), re.DOTALL)
+    return [block.strip() for block in fenced[1:]]
 
 
 def test_continuous_integration_runs_the_readmes_test_command():
     assert readme_commands() == ["./zero lab", "./zero verify", "./zero test"]
     assert (ROOT / ".ci/run").read_text("utf-8").splitlines()[-1] == readme_commands()[-1]
-
-
-@pytest.mark.parametrize("guide", ["README.md", "cloud/README.md"])
-def test_the_guides_name_the_repository_of_pyproject(guide: str):
-    text = (ROOT / guide).read_text("utf-8")
-    named = re.findall(
-        r"(?:github\.com|colab\.research\.google\.com/github|mybinder\.org/v2/gh)/([\w-]+/[\w-]+)", text
-    )
-    assert named and set(named) == {project()["urls"]["Repository"].removeprefix("https://github.com/")}
 
 
 def test_the_scripts_can_be_run_from_a_clone():
@@ -69,9 +62,9 @@ def test_what_the_package_needs_is_pinned_within_its_range():
 @pytest.mark.parametrize(
     "version, taken", [("2.10.0", False), ("2.11.0", True), ("2.13.1", True), ("2.14.0", False)]
 )
-def test_the_range_of_torch_is_the_one_the_readme_names(version: str, taken: bool):
+def test_the_range_of_torch_is_the_one_the_guide_names(version: str, taken: bool):
     assert (version in requirements(project()["dependencies"])["torch"].specifier) == taken
-    assert "torch 2.11 to 2.13" in (ROOT / "README.md").read_text("utf-8")
+    assert "torch 2.11 to 2.13" in guides.text("docs/setup.md")
 
 
 def imported(files: Iterable[Path]) -> set[str]:
@@ -106,36 +99,58 @@ def test_binder_takes_the_same_versions_and_the_cpu_build():
     assert (ROOT / "binder/runtime.txt").read_text("utf-8").strip() == "python-3.12"
 
 
-def readme_section(title: str) -> str:
-    return (ROOT / "README.md").read_text("utf-8").split(f"\n## {title}\n")[1].split("\n## ")[0]
+MAP = "docs/architecture.md"
 
 
-def test_every_module_is_on_the_readmes_map():
-    on_map = set(re.findall(r"\b\w+\.py\b", readme_section("The house, in reading order")))
+def test_every_module_is_on_the_map_of_the_architecture():
+    (drawn,) = guides.blocks(MAP, "text")
+    on_map = set(re.findall(r"\b\w+\.py\b", drawn))
     public = {path.name for path in (ROOT / "zerolab").glob("[!_]*.py")}
     packages = {path.parent.name for path in (ROOT / "zerolab").glob("*/__init__.py")}
-    assert public <= on_map
-    assert packages == set(re.findall(r"^(\w+)/", readme_section("The house, in reading order"), re.M))
-    tests = {"test_arrows.py", "test_clipping.py"}
-    assert on_map - public == {"stage0.py", "stage3.py", "__init__.py", "build.py"} | tests
+    assert on_map == public | {"stage0.py", "stage3.py"}
+    assert packages == set(re.findall(r"^(\w+)/", drawn, re.M))
 
 
-def test_every_file_the_readme_names_is_there():
-    text = (ROOT / "README.md").read_text("utf-8")
-    named = re.findall(r"\]\(([\w./]+)\)|`((?:tests|notebooks|binder|cloud)/[\w./]*)`", text)
-    assert [name for pair in named for name in pair if name and not (ROOT / name).exists()] == []
+# ---- the version
 
 
-def test_the_readmes_example_runs(tmp_path: Path):
-    """As a script of its own, without a guard around it: what a reader would paste."""
-    example = tmp_path / "example.py"
-    example.write_text(re.search(r"```python\n(.*?)```", readme_section("The engine"), re.DOTALL)[1])
-    done = subprocess.run(
-        [sys.executable, str(example)],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert len(json.loads(done.stdout)) == 2
+def test_the_version_is_the_one_of_pyproject(tmp_path: Path):
+    """In a clone pyproject.toml is asked; elsewhere the metadata that pip installed."""
+    assert zerolab.__version__ == project()["version"]
+    assert "__version__ = " not in (ROOT / "zerolab/__init__.py").read_text("utf-8")
+    shutil.copytree(ROOT / "zerolab", tmp_path / "zerolab", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "zerolab-9.8.7.dist-info").mkdir()
+    (tmp_path / "zerolab-9.8.7.dist-info/METADATA").write_text("Name: zerolab\nVersion: 9.8.7\n")
+    assert said(tmp_path, "--version") == "zerolab 9.8.7\n"
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "zerolab"\nversion = "1.2.3"\n')
+    assert said(tmp_path, "--version") == "zerolab 1.2.3\n"
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "another"\nversion = "1.2.3"\n')
+    assert said(tmp_path, "--version") == "zerolab 9.8.7\n"
+
+
+def said(folder: Path, *words: str) -> str:
+    """What the package in the folder says to these words; it must not load torch for them."""
+    (folder / "torch.py").write_text("raise ImportError('torch was loaded')")
+    command = [sys.executable, "-m", "zerolab", *words]
+    environment = os.environ | {"PYTHONPATH": str(folder)}
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=True
+    ).stdout
+
+
+# ---- types
+
+
+def test_type_checkers_are_told_the_names_of_the_face():
+    """``__getattr__`` tells them nothing, so the imports under TYPE_CHECKING must name what it finds."""
+    tree = ast.parse((ROOT / "zerolab/__init__.py").read_text("utf-8"))
+    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    told = {alias.name: node.module.removeprefix("zerolab.") for node in imports for alias in node.names}
+    assert ast.unparse(block.test) == "TYPE_CHECKING" and told == zerolab._HOMES
+
+
+def test_the_mark_of_a_typed_package_is_installed_with_it():
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]
+    assert "py.typed" in tools["setuptools"]["package-data"]["zerolab"]
+    assert (ROOT / "zerolab/py.typed").exists()

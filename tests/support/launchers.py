@@ -1,4 +1,4 @@
-"""Launchers as a user starts them: the commands that the README gives, run as they stand there."""
+"""Launchers as a user starts them: the commands that docs/launchers.md gives, run as they stand there."""
 
 import functools
 import os
@@ -16,7 +16,7 @@ import torch
 from conftest import PYTHONPATH, descendants
 
 import zerolab
-from support import ROOT
+from support import guides
 from support.losses import losses_by_rank
 from zerolab import models, train
 
@@ -34,10 +34,10 @@ class Done(NamedTuple):
         return losses_by_rank(self.output)
 
 
-def readme_command(launcher: str) -> str:
-    """The command in the row of that name in the README's table of launchers."""
-    section = (ROOT / "README.md").read_text("utf-8").split("\n## Launchers\n")[1].split("\n## ")[0]
-    return re.search(rf"^\| {re.escape(launcher)} \| `([^`]+)` \|", section, re.M)[1]
+def guide_command(launcher: str) -> str:
+    """The command in the row of that name in the table of docs/launchers.md."""
+    page = guides.text("docs/launchers.md")
+    return re.search(rf"^\| {re.escape(launcher)} \| `([^`]+)` \|", page, re.M)[1]
 
 
 def environment() -> dict[str, str]:
@@ -90,9 +90,9 @@ def shell(command: str) -> list[str]:
 
 @functools.cache
 def expected() -> tuple[dict, dict]:
-    """Each rank's losses, and the parameters, when plain python starts the training of the README's table."""
+    """Each rank's losses, and the parameters, when plain python starts the training of the table."""
     with tempfile.TemporaryDirectory() as folder:
-        done = run(shell(f"{readme_command('plain python')} --save {folder}/saved"), Path(folder))
+        done = run(shell(f"{guide_command('plain python')} --save {folder}/saved"), Path(folder))
         assert done.returncode == 0, done.output
         return done.losses, saved_parameters(Path(folder, "saved"))
 

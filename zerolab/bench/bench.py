@@ -15,10 +15,10 @@ from zerolab.bench.footprint import Footprint
 from zerolab.bench.machine import describe
 from zerolab.bench.race import Settings, race
 from zerolab.bench.report import STAGE_OF, Report, Table
+from zerolab.flags import at_least, folder
 from zerolab.launcher import WorkerError
 from zerolab.launcher.gpus import BACKENDS, choose_backend, visible_gpus
 from zerolab.launcher.launcher import check_arguments, threads_per_rank
-from zerolab.train import at_least, folder
 
 MODELS = [name for name in models.MODELS if name.startswith("gpt")]
 ROUNDS, SWEEP_ROUNDS = 40, 7

@@ -67,7 +67,7 @@ class Comm(ABC):
     the mean. 16-bit tensors are added up in fp32 and rounded once.
 
     Attributes:
-        rank, world_size: within the group.
+        rank, world_size: this rank's number within the group, and the group's size.
         device: where the flat buffers are, and where a model on the meta device is given memory.
         control: small messages between CPUs.
         trace: every call is written into it.

@@ -1,0 +1,181 @@
+"""Promise: what README, CONTRIBUTING and the pages of docs/ tell a reader to run, runs as it is written."""
+
+import ast
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support import ROOT, guides
+from support.guides import Example
+
+from zerolab.__main__ import COMMANDS
+
+EXAMPLES = [example for guide in guides.GUIDES for example in guides.examples(guide, guides.text(guide))]
+AS_WRITTEN = {example.text.strip(): example for example in EXAMPLES if not example.comment}
+SHORTER = {  # flags that win over those of the guide, because they come last
+    "train": ["--steps", "3", "--batch", "4"],
+    "bench": ["--model", "gpt-tiny", "--rounds", "1"],
+    "verify": ["--steps", "1"],
+}
+OF_THE_CLONE = ("tests/", "examples/", "tools/", "notebooks/", "mkdocs", "ruff")
+
+
+def words(line: str) -> list[str]:
+    """The words that run a line of a guide with this Python."""
+    program, *arguments = shlex.split(line, comments=True)
+    if program == "./zero":
+        program, arguments = "python", ["-m", "zerolab", *arguments]
+    if program.endswith("torchrun"):
+        program, arguments = "python", ["-m", "torch.distributed.run", *arguments]
+    if Path(program).name in ("python", "python3"):
+        program = sys.executable
+    shorter = next((SHORTER[word] for word in arguments if word in SHORTER and "zerolab" in arguments), [])
+    return [program, *arguments, *shorter]
+
+
+def run(command: list[str], cwd: Path, **environment: str) -> str:
+    ours = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=cwd, env=os.environ | ours | environment, capture_output=True, text=True, timeout=280
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("example", AS_WRITTEN.values(), ids=str)
+def test_an_example_runs_as_it_is_written(example: Example, tmp_path: Path):
+    if example.language == "python":
+        (tmp_path / "example.py").write_text(example.text)
+        run([sys.executable, "example.py"], tmp_path)
+        return
+    (tmp_path / "runs").mkdir()
+    for line in example.text.strip().splitlines():
+        of_the_clone = any(word.startswith(OF_THE_CLONE) for word in shlex.split(line))
+        run(words(line), ROOT if of_the_clone else tmp_path)
+
+
+def unknown_tests(example: Example) -> list[str]:
+    """What is wrong with the comment of an example: a test that is not there, or knows nothing of it."""
+    named = re.findall(r"(tests/[\w/]+\.py)::(\w+)", example.comment)
+    wrong, sources = [] if named else [f"{example}: {example.comment!r} names no test"], ""
+    for file, function in named:
+        source = (ROOT / file).read_text("utf-8") if (ROOT / file).exists() else ""
+        functions = {node.name for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
+        wrong += [] if function in functions else [f"{example}: there is no {file}::{function}"]
+        sources += source
+    if example.language == "sh" and not re.search(rf"\b{subject(example.text)}\b|guides\.", sources):
+        wrong.append(f"{example}: {example.comment} says nothing of {subject(example.text)}")
+    return wrong
+
+
+def subject(line: str) -> str:
+    """What a command runs: the command of ./zero, the program of Python's, or the launcher."""
+    line = re.sub(r"^(\w+=\S+ )+", "", line)
+    found = re.match(r"\./zero (\w+)", line) or re.match(
+        r"\S*python3? (?:-m zerolab |\S*?)(\w+)(?:\.py)?\b", line
+    )
+    return found[1] if found else Path(line.split()[0]).name
+
+
+def test_what_is_not_run_here_is_run_by_a_test_that_is_there():
+    run_elsewhere = [each for each in EXAMPLES if each.comment and not each.comment.startswith("not run: ")]
+    assert run_elsewhere and [wrong for example in run_elsewhere for wrong in unknown_tests(example)] == []
+
+
+def test_what_no_test_runs_needs_the_network_or_an_editor():
+    not_run = {example.text.split()[0] for example in EXAMPLES if example.comment.startswith("not run: ")}
+    assert not_run == {"git", "pip"}
+
+
+def test_a_command_that_a_sentence_names_is_there():
+    for guide in guides.GUIDES:
+        named = set(re.findall(r"`\./zero ([a-z]+)", guides.text(guide)))
+        assert named <= {"lab", "test", "help", *COMMANDS}, guide
+
+
+SAMPLE = """\
+# Sample
+
+Run `./zero plan --model gpt2-xl` or `./zero lab`; `./zero train …` is only a name.
+
+<!-- run by tests/repo/test_guides.py::test_gone -->
+```sh
+./zero verify
+```
+
+```python
+print(1)
+
+print(2)
+```
+"""
+
+
+def test_an_example_that_nobody_runs_is_found():
+    inline, fenced, program = guides.examples("sample", SAMPLE)
+    assert inline == ("sample", "sh", "./zero plan --model gpt2-xl", "")
+    assert unknown_tests(fenced) == [
+        "sample: ./zero verify: there is no tests/repo/test_guides.py::test_gone"
+    ]
+    assert unknown_tests(fenced._replace(comment="run by somebody"))[0].endswith("names no test")
+    assert "says nothing of zigzag" in unknown_tests(
+        fenced._replace(text="./zero zigzag", comment="run by tests/conftest.py::descendants")
+    )[0]  # fmt: skip
+    assert program == ("sample", "python", "print(1)\n\nprint(2)\n", "")
+
+
+# ---- examples that say more than that they ran
+
+
+def number(text: str) -> int:
+    return int(text.replace(",", ""))
+
+
+def test_the_script_to_start_from_runs_alone_and_under_torchrun(tmp_path: Path):
+    (script,) = guides.blocks("docs/train_your_own_model.md", "python")
+    (command,) = guides.blocks("docs/train_your_own_model.md", "sh")
+    (tmp_path / "yours.py").write_text(script)
+    alone = run([sys.executable, "yours.py"], tmp_path)
+    assert command.split()[0].endswith("/torchrun")
+    both = run(words(command), tmp_path)
+    pattern = r"rank (\d): loss (\d\.\d+), ([\d,]+) bytes of model states"
+    ((_, _, whole),) = re.findall(pattern, alone)
+    halves = sorted(re.findall(pattern, both))
+    assert [rank for rank, *_ in halves] == ["0", "1"]
+    for _, loss, held in halves:
+        assert float(loss) < 0.8, "it learns"
+        assert 1.9 < number(whole) / number(held) < 2.1, "two ranks hold half each"
+
+
+def test_the_commands_about_checkpoints_run_one_after_the_other(tmp_path: Path):
+    (commands,) = guides.blocks("docs/checkpoints.md", "sh")
+    first, second = (run(words(line), tmp_path) for line in commands.splitlines())
+    assert re.search(r"epoch +2 ", first)
+    assert re.search(r"epoch +4 ", second) and not re.search(r"epoch +1 ", second)
+
+
+def test_a_batch_script_finds_the_first_host(tmp_path: Path):
+    (export,) = guides.blocks("docs/launchers.md", "sh")
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text('#!/bin/sh\n[ "$*" = "show hostnames node[01-02]" ] && printf "node01\\nnode02\\n"\n')
+    scontrol.chmod(0o755)
+    job = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "node[01-02]"}
+    said = run(["sh", "-c", f"{export}\necho $MASTER_ADDR $MASTER_PORT"], tmp_path, **job)
+    assert said == "node01 29500\n"
+
+
+def test_the_example_of_the_readme_gives_the_bytes_of_both_ranks(tmp_path: Path):
+    """As a script of its own, without a guard around it: what a reader would paste."""
+    (tmp_path / "example.py").write_text(guides.blocks("README.md", "python")[0])
+    assert len(json.loads(run([sys.executable, "example.py"], tmp_path))) == 2
+
+
+def test_the_example_about_checkpoints_goes_on_where_it_stopped(tmp_path: Path):
+    (tmp_path / "example.py").write_text(guides.blocks("docs/checkpoints.md", "python")[0])
+    assert run([sys.executable, "example.py"], tmp_path) == "[5, 5, 5]\n"
+    assert (tmp_path / "model.pt").exists()
