@@ -11,6 +11,7 @@ if TYPE_CHECKING:  # for type checkers and the documentation, which do not run _
     from zerolab.checkpoint import export as export
     from zerolab.checkpoint import load as load
     from zerolab.checkpoint import save as save
+    from zerolab.devices import device as device
     from zerolab.launcher import LaunchTimeout as LaunchTimeout
     from zerolab.launcher import WorkerError as WorkerError
     from zerolab.launcher import init_process_group as init_process_group

@@ -1,11 +1,13 @@
 """Promise: SLURM's own srun starts the ranks, on one host or two, and a rank that fails ends the job."""
 
+import sys
 import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support import ROOT
 from support.hosts import ADDRESSES, two_hosts
 from support.launchers import check, guide_command, run, shell
 from support.slurm import Node, cluster, needs_slurm, this_host
@@ -54,6 +56,17 @@ def test_a_batch_job_listens_on_the_loopback_only(slurm, tmp_path: Path):
     printed = (tmp_path / "printed").read_text()
     expected = [f"{rank} of 2, {rank} of 2 here, network: False" for rank in range(2)]
     assert places(printed) == sorted(2 * expected), printed
+
+
+def test_the_recipe_for_a_cluster_of_gpus(slurm, tmp_path: Path):
+    """On CPUs, and smaller: flags of sbatch go before the script's own, and those of train come last."""
+    smaller = ["--nodes=1", "--ntasks-per-node=2", "--gpus-per-node=0", "--wait", "--output", "printed"]
+    flags = ["--model", "logistic", "--epochs", "1", "--steps", "5", "--save", str(tmp_path / "saved")]
+    recipe = str(ROOT / "cloud" / "slurm.sh")
+    done = run(["sbatch", *smaller, recipe, *flags], tmp_path, **slurm, ZEROLAB_PYTHON=sys.executable)
+    printed = (tmp_path / "printed").read_text()
+    assert done.returncode == 0, printed + done.output
+    assert "rank 1  epoch  1" in printed and (tmp_path / "saved").exists()
 
 
 FAILING_PROGRAM = """
