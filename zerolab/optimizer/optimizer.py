@@ -49,6 +49,7 @@ from zerolab.optimizer.settings import (
 from zerolab.optimizer.sharded_state import ShardedState
 from zerolab.optimizer.slices import Slice
 from zerolab.optimizer.slots import Slots, guard_loading
+from zerolab.optimizer.state_dict_storages import separate_storages
 from zerolab.precision import PRECISIONS
 from zerolab.stages.stage0 import Stage0
 from zerolab.stages.stage1 import Stage1
@@ -119,7 +120,9 @@ class ZeroOptimizer(ShardedState, Losses, torch.optim.Optimizer):
         self.loss_scale = LossScale() if self.precision.scales_loss else None
         self.training = TrainingRun(self.trace, self.meter)
         self.engine = Engine(model, runs, self.stage, self.training, prefetch, reduces_in_flight)
-        guard_loading(model, self._slots, lambda: bool(self.engine.gatherer.full_params_open))
+        full_params_open = lambda: bool(self.engine.gatherer.full_params_open)
+        guard_loading(model, self._slots, full_params_open)
+        separate_storages(model, self.units, full_params_open)
         if self.precision.has_masters:
             model.register_forward_pre_hook(Hook(self._cast_inputs), prepend=True, with_kwargs=True)
         engaged.add(model)
