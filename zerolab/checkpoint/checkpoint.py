@@ -38,6 +38,7 @@ def save(optimizer: ZeroOptimizer, path: str | Path, extra: Any = None, keep: in
     Raises: OSError on every rank where any failed to write, or where another run saves into ``path``; the
         last checkpoint is as it was. ValueError for a ``keep`` below 1; RuntimeError inside full_params().
     """
+    require_zero_optimizer(optimizer)
     if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
         raise ValueError(f"keep is {keep!r}: pass how many generations to keep, 1 or more")
     optimizer.require_idle("save")
@@ -50,6 +51,15 @@ def save(optimizer: ZeroOptimizer, path: str | Path, extra: Any = None, keep: in
         _write_generation(folder, optimizer, description, extra, keep)
     finally:
         lock.release()
+
+
+def require_zero_optimizer(optimizer: ZeroOptimizer) -> None:
+    """Raises: TypeError for anything else, such as a ZeroOptimizer that something has wrapped."""
+    if not isinstance(optimizer, ZeroOptimizer):
+        raise TypeError(
+            f"optimizer is a {type(optimizer).__name__}: pass the ZeroOptimizer itself, which is "
+            "optimizer.optimizer after accelerator.prepare(optimizer)"
+        )
 
 
 def _write_generation(
@@ -102,6 +112,7 @@ def load(optimizer: ZeroOptimizer, path: str | Path, trust: bool = False) -> Any
         record and the last good generation, or where ``extra`` needs ``trust``; RuntimeError inside
         full_params().
     """
+    require_zero_optimizer(optimizer)
     optimizer.require_idle("load")
     comm = optimizer.comm
     folder = from_rank_0(comm, lambda: generations.find(Path(path).resolve()))
