@@ -13,8 +13,6 @@ from zerolab.checkpoint import buffers, generations
 from zerolab.checkpoint.records import Record, pickled, unpickle
 from zerolab.optimizer import Shard, ZeroOptimizer
 
-FORMAT = 2
-
 
 def key_of(shard: Shard) -> str:
     """The name under which a shard's tensor is stored."""
@@ -27,7 +25,7 @@ def describe(optimizer: ZeroOptimizer) -> dict:
     """
     groups = zip(_group_names(optimizer), optimizer.param_groups, strict=True)
     return {
-        "format": FORMAT,
+        "format": generations.FORMAT,
         "world_size": optimizer.world_size,
         "parameters": _forms(optimizer.model),
         "buffers": _buffer_forms(optimizer.model),
@@ -65,8 +63,11 @@ def read(folder: Path, trust: bool) -> dict:
         raise OSError(f"{path} is damaged: {error}") from error
     if damaged:
         raise OSError(f"{path} is damaged: the checksum of its {damaged} is wrong")
-    if manifest["format"] != FORMAT:
-        raise ValueError(f"{path} is of format {manifest['format']}, and this version reads {FORMAT}")
+    if manifest["format"] != generations.FORMAT:
+        raise ValueError(
+            f"{path} is of format {manifest['format']}, and this version reads format {generations.FORMAT}: "
+            "load it with the version of zerolab that saved it"
+        )
     by_key: dict[str, list[Record]] = {}
     for record in (Record(*each) for each in manifest["records"]):
         by_key.setdefault(record.key, []).append(record)
