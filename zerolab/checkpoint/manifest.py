@@ -9,7 +9,7 @@ from zipfile import ZipFile
 from torch import nn
 from torch.utils.serialization import config
 
-from zerolab.checkpoint import buffers, generations
+from zerolab.checkpoint import buffers, extra_state, generations
 from zerolab.checkpoint.records import Record, pickled, unpickle
 from zerolab.optimizer import Shard, ZeroOptimizer
 
@@ -29,6 +29,7 @@ def describe(optimizer: ZeroOptimizer) -> dict:
         "world_size": optimizer.world_size,
         "parameters": _forms(optimizer.model),
         "buffers": _buffer_forms(optimizer.model),
+        "extra_state": _extra_state_forms(optimizer.model),
         "optimizer": optimizer.optimizer_class.__name__,
         "loss_scale": optimizer.state_dict().get("loss_scale"),
         "groups": [{"names": names, "options": _options(group)} for names, group in groups],
@@ -90,7 +91,7 @@ def require_whole(manifest: dict) -> None:
 def check(manifest: dict, optimizer: ZeroOptimizer) -> None:
     """See that a checkpoint is of this model and optimizer. Raises: ValueError, with the first difference."""
     _check_forms("parameter", manifest["parameters"], _forms(optimizer.model))
-    check_buffers(manifest, optimizer.model)
+    check_modules(manifest, optimizer.model)
     stored, ours = manifest["optimizer"], optimizer.optimizer_class.__name__
     if stored != ours:
         raise ValueError(
@@ -116,9 +117,10 @@ def _check_groups(stored: list[list[str]], ours: list[list[str]]) -> None:
         )
 
 
-def check_buffers(manifest: dict, model: nn.Module) -> None:
-    """See that the buffers are this model's. Raises: ValueError, with the first difference."""
+def check_modules(manifest: dict, model: nn.Module) -> None:
+    """See that buffers and extra state are this model's. Raises: ValueError, with the first difference."""
     _check_forms("buffer", manifest["buffers"], _buffer_forms(model))
+    _check_forms("the extra state of", manifest["extra_state"], _extra_state_forms(model))
 
 
 def _check_forms(kind: str, stored: dict[str, str], ours: dict[str, str]) -> None:
@@ -142,6 +144,10 @@ def _form(parameter: nn.Parameter) -> str:
 
 def _buffer_forms(model: nn.Module) -> dict[str, str]:
     return {name: f"of shape {tuple(buffer.shape)}" for name, buffer in buffers.persistent(model).items()}
+
+
+def _extra_state_forms(model: nn.Module) -> dict[str, str]:
+    return {name or "the model": "there" for name in extra_state.keepers(model)}
 
 
 def _group_names(optimizer: ZeroOptimizer) -> list[list[str]]:
