@@ -1,16 +1,19 @@
 """Manifest: what a checkpoint says of itself, so that it is read into the right model or not at all."""
 
 import pickle
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 from pathlib import Path
+from types import NoneType
+from typing import Any
 from zipfile import ZipFile
 
+import torch
 from torch import nn
 from torch.utils.serialization import config
 
 from zerolab.checkpoint import buffers, extra_state, generations
-from zerolab.checkpoint.records import Record, pickled, unpickle
+from zerolab.checkpoint.records import Record, pickled, serialized, unpickle
 from zerolab.optimizer import Shard, ZeroOptimizer
 
 
@@ -22,9 +25,11 @@ def key_of(shard: Shard) -> str:
 def describe(optimizer: ZeroOptimizer) -> dict:
     """Names and forms, the optimizer's class, its parameter groups by name, and its state but for the values
     that are sharded: of those the dtype. Only its records are still missing.
+
+    Warns of values that `read` refuses without ``trust``. Raises: ValueError for one that does not pickle.
     """
     groups = zip(_group_names(optimizer), optimizer.param_groups, strict=True)
-    return {
+    description = {
         "format": generations.FORMAT,
         "world_size": optimizer.world_size,
         "parameters": _forms(optimizer.model),
@@ -37,13 +42,34 @@ def describe(optimizer: ZeroOptimizer) -> dict:
         "tensors": {key_of(shard): shard.numel for shard in optimizer.shards()}
         | {buffers.key_of(name, 0): b.numel() for name, b in buffers.persistent(optimizer.model).items()},
     }
+    for what, value in _named_values(description):
+        _require_storable(what, value)
+    return description
+
+
+def _named_values(description: dict) -> Iterator[tuple[str, Any]]:
+    """The user's and the optimizer's own values in a manifest, with what each is."""
+    for place, group in enumerate(description["groups"]):
+        for name, value in group["options"].items():
+            yield f"this checkpoint: hyperparameter {name} of parameter group {place}", value
+    for parameter, state in description["state"].items():
+        for key, value in state.items():
+            yield f"this checkpoint: the optimizer's {key} for {parameter}", value
+
+
+def _require_storable(what: str, value: Any) -> None:
+    if not isinstance(value, (bool, int, float, str, NoneType, torch.Tensor, torch.dtype)):
+        try:
+            pickled(what, value)
+        except Exception as error:
+            raise ValueError(f"{what} cannot be saved: {error}. Keep there what pickles") from error
 
 
 def write(folder: Path, manifest: dict) -> None:
     """Write the manifest, which makes the generation complete. Raises: ValueError if a record is missing."""
     require_whole(manifest)
     with config.patch("save.compute_crc32", True):
-        content = pickled("manifest", manifest | {"records": [tuple(each) for each in manifest["records"]]})
+        content = serialized(manifest | {"records": [tuple(each) for each in manifest["records"]]})
     generations.put(folder / generations.MANIFEST, content)
 
 
