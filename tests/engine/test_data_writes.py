@@ -9,6 +9,7 @@ from support.trained import on_two_ranks
 from torch import nn
 
 import zerolab
+from zerolab.unit import FlatUnit
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares the ranks the import of pytest
 
@@ -97,3 +98,22 @@ def write_the_same(stage: int) -> tuple[int, str]:
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_the_same_values_on_every_rank_are_kept(stage: int):
     assert on_two_ranks(write_the_same, stage) == [(1, "accepted")] * 2
+
+
+def count_checksums(stage: int) -> list[int]:
+    """How many times a unit's values are read in each step."""
+    optimizer, counts = build(stage), []
+    plain = FlatUnit.checksum
+    FlatUnit.checksum = lambda unit: counts.append(unit) or plain(unit)
+    found = []
+    for _ in range(2 * UNITS):
+        counts.clear()
+        train(optimizer, 1)
+        found.append(len(counts))
+    return found
+
+
+@pytest.mark.parametrize("stage, reads", [(0, 1), (2, 1), (3, 2)])
+def test_no_step_reads_more_than_one_unit(stage: int, reads: int):
+    for found in on_two_ranks(count_checksums, stage):
+        assert found[1:] == [reads] * (2 * UNITS - 1)

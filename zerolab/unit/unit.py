@@ -243,7 +243,6 @@ class FlatUnit:
             self.shard.copy_(self.flat[self.owned])
         self.sync_master_from_params()
         self.versions.note()
-        self._gathered = None
 
     @torch.no_grad()
     def sync_master_from_params(self) -> None:
