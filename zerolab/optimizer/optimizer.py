@@ -79,6 +79,11 @@ class ZeroOptimizer(ShardedState, Losses, torch.optim.Optimizer):
         prefetch: units gathered ahead of the one at work (stage 3); 0 is the synchronous textbook.
         reduces_in_flight: reductions left under way while backward goes on; 0 waits for each.
 
+    What is written to parameters is kept, or refused at the next step: at stage 3 write inside `full_params`. A
+    write through ``p.data`` has no version counter: one in each step is found after as many steps as there are
+    units, on CPUs; a single one that differs by rank is lost unseen at stages 1 and 2, unless it is that unit's
+    turn to be compared, and so is any made in a backward pass at stage 3.
+
     Memory: see the stages, in zerolab/stages.
     Comm: 2Ψ a step at stages 0-2, 3Ψ at 3.
     Raises: ValueError and TypeError for values out of bounds; RuntimeError without a process group, or where
