@@ -1,8 +1,8 @@
 """Promise: what users of the large engines complain of does not happen here, and the README's table is shown.
 
-Each complaint has the tests that hold against it, and some the public thread in which a user of another engine
-tells of it. They run where they are; what is checked here is that they are there, so that a complaint cannot lose
-its test when files move.
+Each complaint has the tests that hold against it, and some the public thread in which a user of another
+engine tells of it. They run where they are; what is checked here is that they are there, so that a complaint
+cannot lose its test when files move.
 """
 
 import ast

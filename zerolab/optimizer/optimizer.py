@@ -79,10 +79,11 @@ class ZeroOptimizer(ShardedState, Losses, torch.optim.Optimizer):
         prefetch: units gathered ahead of the one at work (stage 3); 0 is the synchronous textbook.
         reduces_in_flight: reductions left under way while backward goes on; 0 waits for each.
 
-    What is written to parameters is kept, or refused at the next step: at stage 3 write inside `full_params`. A
-    write through ``p.data`` has no version counter: one in each step is found after as many steps as there are
-    units, on CPUs; a single one that differs by rank is lost unseen at stages 1 and 2, unless it is that unit's
-    turn to be compared, and so is any made in a backward pass at stage 3.
+    What is written to parameters is kept, or refused at the next step; at stage 3 write inside `full_params`.
+    Writes through ``p.data`` have no version counter. For them the values of one unit are compared in each
+    step, on CPUs: what a forward writes in every step, and ranks that differ at stage 0, are found after as
+    many steps as there are units. A single write in forward at stage 3, or on one rank at stages 1 and 2, may
+    be overwritten unseen, and so may any in a backward pass at stage 3.
 
     Memory: see the stages, in zerolab/stages.
     Comm: 2Ψ a step at stages 0-2, 3Ψ at 3.
