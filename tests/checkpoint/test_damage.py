@@ -13,7 +13,7 @@ from support.numbered import build, fill, filled_with, outcome, save_numbers
 from torch import nn
 
 import zerolab
-from zerolab.checkpoint import manifest
+from zerolab.checkpoint import generations, manifest
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares the ranks the import of pytest
 
@@ -143,10 +143,65 @@ def test_the_checksums_are_our_own_and_no_setting_turns_them_off(tmp_path: Path)
     assert zerolab.launch(save_without_checksums_of_torchs, 1, tmp_path) == ["done"]
 
 
-def test_a_checkpoint_of_another_format_is_refused(tmp_path: Path, monkeypatch):
-    folder = tmp_path / "generation-000001"
-    folder.mkdir()
-    manifest.write(folder, {"format": 99, "tensors": {}, "records": []})
-    with pytest.raises(ValueError, match="is of format 99, and this version reads 3"):
-        monkeypatch.setattr(manifest, "FORMAT", 3)
-        manifest.read(folder, trust=False)
+def of_older_formats(folder: Path) -> dict[str, tuple[Path, str]]:
+    """Folders as earlier versions have left them, and what is said of each."""
+    first, second, third = (folder / f"format {number}" for number in (1, 2, 3))
+    (first / "generation-000004").mkdir(parents=True)
+    (first / "generation-000004" / ".metadata").write_bytes(b"")
+    (second / "generation-000004").mkdir(parents=True)
+    for path in (first, second):
+        (path / "LATEST").write_text("generation-000004")
+    manifest.write(second / "generation-000004", {"format": 2, "tensors": {}, "records": []})
+    manifest.write(third, {"format": 99, "tensors": {}, "records": []})
+    refused = "of format 1 or 2, and this version reads format 3: load it with the version of zerolab that"
+    return {
+        "1": (first, f"ValueError: {first} is {refused}"),
+        "1, by its path": (first / "generation-000004", "FileNotFoundError: .* or of format 1, which had no"),
+        "2": (second, f"ValueError: {second} is {refused}"),
+        "2, by its path": (
+            second / "generation-000004",
+            "ValueError: .* is of format 2, and this version reads",
+        ),
+        "99": (third, "ValueError: .* is of format 99, and this version reads format 3: load it with"),
+    }
+
+
+def test_a_checkpoint_of_another_format_is_refused_by_its_number(tmp_path: Path):
+    (tmp_path / "format 3").mkdir()
+    cases = of_older_formats(tmp_path)
+    (found,) = zerolab.launch(load_all, 1, {case: folder for case, (folder, _) in cases.items()})
+    for case, (_, expected) in cases.items():
+        assert re.match(expected, found[case]), (case, found[case])
+
+
+def test_no_flipped_bit_in_latest_names_another_generation(tmp_path: Path):
+    """Of 000005 one bit makes 000001, 000004 and 000007, all of them whole."""
+    zerolab.launch(save_numbers, 1, tmp_path, range(7), keep=7)
+    shutil.rmtree(tmp_path / "generation-000007")
+    shutil.rmtree(tmp_path / "generation-000006")
+    latest = tmp_path / "LATEST"
+    generations.commit(tmp_path / "generation-000005", keep=7)
+    assert generations.find(tmp_path).name == "generation-000005"
+    for offset in range(latest.stat().st_size):
+        for bit in range(8):
+            flip(latest, offset, 1 << bit)
+            with pytest.raises(
+                OSError, match=r"LATEST is damaged; complete are: generation-000005, .*-000001"
+            ):
+                generations.find(tmp_path)
+            flip(latest, offset, 1 << bit)
+    latest.write_bytes(latest.read_bytes()[:20])
+    with pytest.raises(OSError, match="LATEST is damaged"):
+        generations.find(tmp_path)
+
+
+def save_over_a_damaged_latest(folder: Path) -> str:
+    optimizer = build()
+    zerolab.save(optimizer, folder)
+    flip(folder / "LATEST", 16, 1)
+    zerolab.save(optimizer, folder)
+    return outcome(lambda: zerolab.load(optimizer, folder))
+
+
+def test_the_next_save_writes_a_damaged_latest_anew(tmp_path: Path):
+    assert zerolab.launch(save_over_a_damaged_latest, 1, tmp_path) == ["done"]

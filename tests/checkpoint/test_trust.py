@@ -1,5 +1,6 @@
 """Promise: loading a checkpoint runs no code from it, unless the user asks for that."""
 
+import datetime
 import io
 import os
 import pickle
@@ -15,6 +16,7 @@ import cloudpickle
 import pytest
 import torch
 from support.numbered import build, filled_with, outcome
+from torch import nn
 
 import zerolab
 from zerolab.checkpoint import manifest, records
@@ -128,3 +130,38 @@ def test_plain_values_and_tensors_need_no_trust(tmp_path: Path):
     random = found.pop("random")
     assert torch.equal(random, PLAIN["random"])
     assert found == {key: value for key, value in PLAIN.items() if key != "random"}
+
+
+def save_with_hyperparameter(folder: Path, make: Callable) -> tuple[str, list[str]]:
+    """On a rank: what save says, and its warnings."""
+    model = nn.Linear(3, 3)
+    groups = [{"params": [model.weight]}, {"params": [model.bias], "schedule": make()}]
+    optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, params=groups, lr=0.1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        said = outcome(lambda: zerolab.save(optimizer, folder))
+    if said == "done":
+        said = outcome(lambda: zerolab.load(optimizer, folder))
+    return said, [str(each.message) for each in caught if "trust" in str(each.message)]
+
+
+NAMED = "this checkpoint: hyperparameter schedule of parameter group 1"
+
+
+def test_a_hyperparameter_that_takes_code_is_named_once(tmp_path: Path):
+    (said, warned), (other, silent) = zerolab.launch(
+        save_with_hyperparameter, 2, tmp_path, lambda: datetime.timedelta(1)
+    )
+    assert warned == [f"{NAMED} holds datetime.timedelta: only load(..., trust=True) will read it"]
+    assert silent == [] and said == other and "pass load(..., trust=True)" in said
+
+
+def test_a_hyperparameter_that_does_not_pickle_is_refused_by_name_on_every_rank(tmp_path: Path):
+    for said, warned in zerolab.launch(save_with_hyperparameter, 2, tmp_path, lambda: lambda step: step):
+        assert re.match(f"ValueError: {NAMED} cannot be saved: .*lambda.*. Keep there what pickles", said)
+        assert warned == []
+
+
+@pytest.mark.parametrize("value", [1, 0.5, "cosine", None, True, (0.9, 0.99), [1, 2], {"a": 1}])
+def test_plain_hyperparameters_need_no_trust(tmp_path: Path, value):
+    assert zerolab.launch(save_with_hyperparameter, 1, tmp_path, lambda: value) == [("done", [])]

@@ -135,7 +135,7 @@ def uneven_inputs(stage: int) -> None:
 REFUSED = {
     ddp_before: "the model is a DistributedDataParallel, .*: pass the bare module",
     ddp_inside: "submodule 0 is a DistributedDataParallel, .*: pass the bare module",
-    ddp_after: "wrapped in DistributedDataParallel after it: call the model itself",
+    ddp_after: "wrapped in DistributedDataParallel after it, .*: call the model itself",
     fsdp: "the model is a FSDPModule, .*: pass the bare module",
     tensor_parallel: r"parameter 0.weight is a DTensor, .*: pass a model of plain parameters",
     shared_with_another_model: "parameter 0.weight belongs to another ZeroOptimizer, that of a Sequential",

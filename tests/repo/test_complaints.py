@@ -1,7 +1,8 @@
 """Promise: what users of the large engines complain of does not happen here; what works is shown by tests.
 
-Each complaint has the tests that hold against it. They run where they are; what is checked here is that they
-are there, so that a complaint cannot lose its test when files move.
+Each complaint has the tests that hold against it, and some the public thread in which a user of another
+engine tells of it. They run where they are; what is checked here is that they are there, so that a complaint
+cannot lose its test when files move.
 """
 
 import ast
@@ -65,6 +66,59 @@ COMPLAINTS = {
     ),
     "zero-size parameters and chunks": ("test_parity.py::test_the_same_bits",),
     "N = 1": ("test_parity.py::test_the_same_bits", "test_memory.py::test_the_census_leaves_no_byte_out"),
+    # What this engine itself did not pass at first.
+    "a saved state dict lacks parameters, taken for tied ones (huggingface/transformers#28630)": (
+        "test_state_dict_storages.py::test_a_tool_that_leaves_out_tied_weights_saves_every_parameter",
+    ),
+    "parameters edited while they are gathered (deepspeedai/DeepSpeed#7811)": (
+        "test_user_writes.py::test_full_params_that_one_rank_alone_wrote_in_are_refused",
+        "test_user_writes.py::test_one_rank_may_write_for_all",
+    ),
+    "values written to parameters are lost at the next step (deepspeedai/DeepSpeed#2424)": (
+        "test_user_writes.py::test_a_forward_that_writes_is_refused_at_stage_3",
+        "test_data_writes.py::test_a_forward_that_writes_at_stage_3_is_refused_after_as_many_steps_as_units",
+        "test_data_writes.py::test_the_same_values_on_every_rank_are_kept",
+    ),
+    "replicas drift apart": (
+        "test_user_writes.py::test_a_forward_that_writes_other_values_on_each_rank_is_refused",
+        "test_data_writes.py::test_values_that_differ_by_rank_are_found_after_as_many_steps_as_units",
+        "test_cleared_gradients.py::test_gradients_cleared_on_one_rank_alone_are_refused",
+    ),
+    "an optimizer's own step counter is wrong, and so are its updates (NVIDIA/Megatron-LM#5974)": (
+        "test_own_counters.py::test_the_single_processs_bits_at_every_stage",
+        "test_own_counters.py::test_a_count_is_saved_and_goes_on_at_another_size",
+    ),
+    "an optimizer that is not elementwise is sharded all the same": (
+        "test_probe.py::test_what_depends_on_more_than_one_element_is_refused",
+    ),
+    "clipping through Accelerate finds no gradients (huggingface/finetrainers#405)": (
+        "test_reduced_gradient.py::test_every_use_of_a_reduced_gradient_is_an_error_that_says_how",
+        "test_frameworks.py::test_what_accelerate_cannot_do_is_refused",
+    ),
+    "a model that something else synchronizes too": (
+        "test_refused_models.py::test_it_is_refused_with_the_way_out",
+        "test_frameworks.py::test_the_trainer_itself_is_refused",
+    ),
+    "buffers of rank 0 alone come back (facebookresearch/fairseq2#1245)": (
+        "test_buffers.py::test_every_rank_gets_its_own_buffers_or_rank_0s",
+    ),
+    "a module's extra state is lost (deepspeedai/DeepSpeed#3510)": (
+        "test_extra_state.py::test_every_rank_gets_back_its_own_or_rank_0s",
+    ),
+    "another checkpoint than the one meant is loaded without a word (deepspeedai/DeepSpeed#8499)": (
+        "test_damage.py::test_no_flipped_bit_in_latest_names_another_generation",
+        "test_two_runs.py::test_a_run_that_finds_anothers_newer_save_is_told",
+    ),
+    "a damaged checkpoint is loaded, or part of it": (
+        "test_damage.py::test_any_flipped_bit_is_refused_or_changes_nothing",
+    ),
+    "loading a checkpoint runs code": (
+        "test_trust.py::test_no_code_in_an_extra_runs_unless_it_is_asked_for",
+        "test_trust.py::test_no_code_in_any_other_file_runs",
+    ),
+    "all ranks draw the same random numbers": (
+        "test_seeds.py::test_no_two_ranks_and_no_two_launches_draw_the_same",
+    ),
 }
 
 

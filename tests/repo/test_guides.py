@@ -179,3 +179,9 @@ def test_the_example_about_checkpoints_goes_on_where_it_stopped(tmp_path: Path):
     (tmp_path / "example.py").write_text(guides.blocks("docs/checkpoints.md", "python")[0])
     assert run([sys.executable, "example.py"], tmp_path) == "[5, 5, 5]\n"
     assert (tmp_path / "model.pt").exists()
+
+
+def test_the_page_on_accelerate_and_the_trainer_shows_the_files_of_its_examples():
+    shown = guides.blocks("docs/accelerate_and_trainer.md", "python")
+    files = [ROOT / "examples" / name for name in ("accelerate_loop.py", "trainer_loop.py")]
+    assert shown == [path.read_text("utf-8") for path in files]

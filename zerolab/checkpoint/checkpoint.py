@@ -6,7 +6,7 @@
 What is stored is named after parameters and knows nothing of ranks, stages or units: ``model.<name>`` is the
 parameter as the optimizer updates it, in fp32 also where the model keeps 16 bits, ``optimizer.<name>.<key>``
 its state. Each rank writes its 1/N of every unit, and reads whatever it owns at its stage, at its N. Padding
-is never stored. Buffers are every rank's own, and so is ``extra``.
+is never stored. Buffers are every rank's own, and so are the modules' extra state and ``extra``.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
-from zerolab.checkpoint import buffers, generations, manifest, records
+from zerolab.checkpoint import buffers, extra_state, generations, manifest, records
 from zerolab.checkpoint.folder_lock import FolderLock
 from zerolab.checkpoint.manifest import key_of
 from zerolab.checkpoint.records import Record
@@ -26,7 +26,7 @@ from zerolab.optimizer import Shard, ZeroOptimizer
 
 
 def save(optimizer: ZeroOptimizer, path: str | Path, extra: Any = None, keep: int = 2) -> None:
-    """Store parameters, optimizer state, buffers and ``extra`` in the folder ``path``, as a new generation.
+    """Store parameters, optimizer state, buffers, extra state and ``extra`` in ``path``, a new generation.
 
     Collective, between two steps: gradients are not stored. ``extra`` is whatever else the run needs
     (scheduler, random states, position in the data): anything that pickles, each rank its own. Where loading
@@ -38,6 +38,7 @@ def save(optimizer: ZeroOptimizer, path: str | Path, extra: Any = None, keep: in
     Raises: OSError on every rank where any failed to write, or where another run saves into ``path``; the
         last checkpoint is as it was. ValueError for a ``keep`` below 1; RuntimeError inside full_params().
     """
+    require_zero_optimizer(optimizer)
     if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
         raise ValueError(f"keep is {keep!r}: pass how many generations to keep, 1 or more")
     optimizer.require_idle("save")
@@ -52,6 +53,15 @@ def save(optimizer: ZeroOptimizer, path: str | Path, extra: Any = None, keep: in
         lock.release()
 
 
+def require_zero_optimizer(optimizer: ZeroOptimizer) -> None:
+    """Raises: TypeError for anything else, such as a ZeroOptimizer that something has wrapped."""
+    if not isinstance(optimizer, ZeroOptimizer):
+        raise TypeError(
+            f"optimizer is a {type(optimizer).__name__}: pass the ZeroOptimizer itself, which is "
+            "optimizer.optimizer after accelerator.prepare(optimizer)"
+        )
+
+
 def _write_generation(
     folder: Path, optimizer: ZeroOptimizer, description: dict, extra: Any, keep: int
 ) -> None:
@@ -64,11 +74,15 @@ def _write_generation(
             raise FileNotFoundError(
                 f"rank 0 made {folder} and here it is not: save to a file system that all ranks share"
             )
-        manifest.check_buffers(description, optimizer.model)
+        manifest.check_modules(description, optimizer.model)
         shards = ((key_of(shard), shard) for shard in optimizer.shards(disjoint=True))
         own_buffers = buffers.to_store(optimizer.model, comm.rank, first)
         path = folder / f"__{comm.rank}_0.distcp"  # as torch.distributed.checkpoint names them
-        return records.write(path, chain(shards, own_buffers), {_extra_key(comm.rank): extra})
+        objects = {
+            _extra_key(comm.rank): extra,
+            extra_state.key_of(comm.rank): extra_state.collect(optimizer.model),
+        }
+        return records.write(path, chain(shards, own_buffers), objects)
 
     def finish() -> None:
         generations.put(folder / ".metadata", records.torch_metadata(found))
@@ -89,19 +103,20 @@ def load(optimizer: ZeroOptimizer, path: str | Path, trust: bool = False) -> Any
     """Take up a run where `save` left it, at any world size, stage, precision and layout of units; ``extra``.
 
     Collective. Parameters, optimizer state, hyperparameters and buffers become the stored ones and gradients
-    are cleared. Each rank gets back its own buffers and ``extra`` if there are as many as saved, else rank
-    0's; tensors in ``extra`` are on the CPU. All is read once before, to verify its checksums.
+    are cleared. Each rank gets back its own buffers, extra state and ``extra`` if there are as many as saved,
+    else rank 0's; tensors in the latter two are on the CPU. All is read once before, to verify its checksums.
 
     Args:
         path: the folder given to `save`, or one generation in it.
-        trust: whether loading ``extra`` may run code, as pickle does for most classes. Pass True only if you
-            trust everybody who could write to ``path``.
+        trust: whether loading may run code, as pickle does for most classes in ``extra`` and extra state.
+            Pass True only if you trust everybody who could write to ``path``.
     Memory: two records, at most 64 MiB each in fp32. Comm: Ψ at stages 1 and 2, none at others.
     Raises, before anything is changed: FileNotFoundError without a checkpoint; ValueError where it is of
         another model or optimizer, naming the first difference; OSError where it is damaged, naming the
         record and the last good generation, or where ``extra`` needs ``trust``; RuntimeError inside
         full_params().
     """
+    require_zero_optimizer(optimizer)
     optimizer.require_idle("load")
     comm = optimizer.comm
     folder = from_rank_0(comm, lambda: generations.find(Path(path).resolve()))
@@ -109,8 +124,9 @@ def load(optimizer: ZeroOptimizer, path: str | Path, trust: bool = False) -> Any
     _require_fit(stored, optimizer)
     found, failed = stored["records"], f"{folder} could not be read"
     rank = comm.rank if stored["world_size"] == comm.world_size else 0
-    (place,) = found[_extra_key(rank)]
-    extra = on_every_rank(comm, failed, lambda: records.read(folder, place, trust))
+    places = [found[_extra_key(rank)][0], found[extra_state.key_of(rank)][0]]
+    read = lambda: [records.read(folder, place, trust) for place in places]
+    extra, states = on_every_rank(comm, failed, read)
 
     def fill(shards: Iterator[Shard]) -> None:
         named = ((key_of(shard), shard) for shard in shards)
@@ -118,6 +134,7 @@ def load(optimizer: ZeroOptimizer, path: str | Path, trust: bool = False) -> Any
 
     optimizer.replace(stored["state"], fill)
     on_every_rank(comm, failed, lambda: buffers.restore(optimizer.model, rank, folder, found))
+    on_every_rank(comm, failed, lambda: extra_state.restore(optimizer.model, states))
     _take_settings(optimizer, stored)
     return extra
 

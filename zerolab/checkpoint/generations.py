@@ -1,6 +1,6 @@
 """Generations: a folder of checkpoints in which writing the next can never harm the last.
 
-    path/LATEST               the name of the newest complete generation
+    path/LATEST               the name of the newest complete generation, and its CRC-32
     path/.lock                locked while a process saves
     path/generation-000007/   one checkpoint; its manifest is written last
 
@@ -13,8 +13,10 @@ import errno
 import os
 import re
 import shutil
+import zlib
 from pathlib import Path
 
+FORMAT = 3
 LATEST = "LATEST"
 MANIFEST = "manifest.pt"
 _saved: dict[Path, str] = {}
@@ -44,7 +46,7 @@ def commit(folder: Path, keep: int) -> None:
     """
     path = folder.parent
     _sync(folder)
-    put(path / LATEST, folder.name.encode())
+    put(path / LATEST, _checksummed(folder.name).encode())
     _sync(path)
     _saved[path] = folder.name
     for old in _generations(path)[:-keep]:
@@ -67,7 +69,7 @@ def put(path: Path, content: bytes) -> None:
 def discard(folder: Path) -> None:
     """Remove a generation whose save failed, unless it failed after all was done."""
     latest = folder.parent / LATEST
-    if not latest.exists() or latest.read_text() != folder.name:
+    if not latest.exists() or latest.read_bytes() != _checksummed(folder.name).encode():
         _remove(folder)
 
 
@@ -75,23 +77,51 @@ def find(path: Path) -> Path:
     """The generation to load: the latest in ``path``, or ``path`` itself if it is one.
 
     Whoever loads goes on from there, so that other processes may have saved into ``path`` before.
-    Raises: FileNotFoundError where there is none.
+    Raises: FileNotFoundError where there is none; OSError where LATEST is damaged; ValueError for one that an
+        older version wrote.
     """
     _saved.pop(path, None)
     _saved.pop(path.parent, None)
     if (path / MANIFEST).exists():
         return path
+    if (path / ".metadata").exists():
+        raise FileNotFoundError(
+            f"{path} is incomplete, or of format 1, which had no {MANIFEST}; this version reads format "
+            f"{FORMAT}. {_complete(path.parent)}"
+        )
     try:
-        folder = path / (path / LATEST).read_text()
+        folder = path / _latest(path)
     except (FileNotFoundError, NotADirectoryError):
         raise FileNotFoundError(f"no checkpoint in {path}: nothing was saved there to the end") from None
     if not (folder / MANIFEST).exists():
-        complete = ", ".join(each.name for each in others(folder)) or "none"
         raise FileNotFoundError(
-            f"{path / LATEST} names {folder.name}, which is not there or incomplete; complete are: "
-            f"{complete}. Load one of those by its own path"
+            f"{path / LATEST} names {folder.name}, which is not there or incomplete; {_complete(path)}"
         )
     return folder
+
+
+def _latest(path: Path) -> str:
+    """The name in LATEST. Without a checksum a flipped bit could name another generation, and load it."""
+    text = (path / LATEST).read_text(errors="replace")
+    name = text.split(" ")[0]
+    if _NAME.fullmatch(name) and text == _checksummed(name):
+        return name
+    if _NAME.fullmatch(text):
+        raise ValueError(
+            f"{path} is of format 1 or 2, and this version reads format {FORMAT}: load it with the version "
+            "of zerolab that saved it"
+        )
+    raise OSError(f"{path / LATEST} is damaged; {_complete(path)}")
+
+
+def _checksummed(name: str) -> str:
+    """What LATEST holds."""
+    return f"{name} {zlib.crc32(name.encode()):08x}\n"
+
+
+def _complete(path: Path) -> str:
+    names = ", ".join(each.name for each in others(path / LATEST)) or "none"
+    return f"complete are: {names}. Load one of those by its own path"
 
 
 def others(folder: Path) -> list[Path]:
@@ -101,11 +131,11 @@ def others(folder: Path) -> list[Path]:
 
 
 def _require_ours(path: Path) -> None:
-    ours, latest = _saved.get(path), (path / LATEST).read_text() if (path / LATEST).exists() else None
-    if ours and latest and _number(path / latest) > _number(path / ours):
+    ours, complete = _saved.get(path), others(path / LATEST)
+    if ours and complete and _number(complete[0]) > _number(path / ours):
         raise FileExistsError(
-            f"another run has saved {latest} into {path} since this one saved {ours}: give each run a folder "
-            "of its own"
+            f"another run has saved {complete[0].name} into {path} since this one saved {ours}: give each "
+            "run a folder of its own"
         )
 
 

@@ -1,19 +1,20 @@
 """Manifest: what a checkpoint says of itself, so that it is read into the right model or not at all."""
 
 import pickle
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 from pathlib import Path
+from types import NoneType
+from typing import Any
 from zipfile import ZipFile
 
+import torch
 from torch import nn
 from torch.utils.serialization import config
 
-from zerolab.checkpoint import buffers, generations
-from zerolab.checkpoint.records import Record, pickled, unpickle
+from zerolab.checkpoint import buffers, extra_state, generations
+from zerolab.checkpoint.records import Record, pickled, serialized, unpickle
 from zerolab.optimizer import Shard, ZeroOptimizer
-
-FORMAT = 2
 
 
 def key_of(shard: Shard) -> str:
@@ -24,13 +25,16 @@ def key_of(shard: Shard) -> str:
 def describe(optimizer: ZeroOptimizer) -> dict:
     """Names and forms, the optimizer's class, its parameter groups by name, and its state but for the values
     that are sharded: of those the dtype. Only its records are still missing.
+
+    Warns of values that `read` refuses without ``trust``. Raises: ValueError for one that does not pickle.
     """
     groups = zip(_group_names(optimizer), optimizer.param_groups, strict=True)
-    return {
-        "format": FORMAT,
+    description = {
+        "format": generations.FORMAT,
         "world_size": optimizer.world_size,
         "parameters": _forms(optimizer.model),
         "buffers": _buffer_forms(optimizer.model),
+        "extra_state": _extra_state_forms(optimizer.model),
         "optimizer": optimizer.optimizer_class.__name__,
         "loss_scale": optimizer.state_dict().get("loss_scale"),
         "groups": [{"names": names, "options": _options(group)} for names, group in groups],
@@ -38,13 +42,34 @@ def describe(optimizer: ZeroOptimizer) -> dict:
         "tensors": {key_of(shard): shard.numel for shard in optimizer.shards()}
         | {buffers.key_of(name, 0): b.numel() for name, b in buffers.persistent(optimizer.model).items()},
     }
+    for what, value in _named_values(description):
+        _require_storable(what, value)
+    return description
+
+
+def _named_values(description: dict) -> Iterator[tuple[str, Any]]:
+    """The user's and the optimizer's own values in a manifest, with what each is."""
+    for place, group in enumerate(description["groups"]):
+        for name, value in group["options"].items():
+            yield f"this checkpoint: hyperparameter {name} of parameter group {place}", value
+    for parameter, state in description["state"].items():
+        for key, value in state.items():
+            yield f"this checkpoint: the optimizer's {key} for {parameter}", value
+
+
+def _require_storable(what: str, value: Any) -> None:
+    if not isinstance(value, (bool, int, float, str, NoneType, torch.Tensor, torch.dtype)):
+        try:
+            pickled(what, value)
+        except Exception as error:
+            raise ValueError(f"{what} cannot be saved: {error}. Keep there what pickles") from error
 
 
 def write(folder: Path, manifest: dict) -> None:
     """Write the manifest, which makes the generation complete. Raises: ValueError if a record is missing."""
     require_whole(manifest)
     with config.patch("save.compute_crc32", True):
-        content = pickled("manifest", manifest | {"records": [tuple(each) for each in manifest["records"]]})
+        content = serialized(manifest | {"records": [tuple(each) for each in manifest["records"]]})
     generations.put(folder / generations.MANIFEST, content)
 
 
@@ -65,8 +90,11 @@ def read(folder: Path, trust: bool) -> dict:
         raise OSError(f"{path} is damaged: {error}") from error
     if damaged:
         raise OSError(f"{path} is damaged: the checksum of its {damaged} is wrong")
-    if manifest["format"] != FORMAT:
-        raise ValueError(f"{path} is of format {manifest['format']}, and this version reads {FORMAT}")
+    if manifest["format"] != generations.FORMAT:
+        raise ValueError(
+            f"{path} is of format {manifest['format']}, and this version reads format {generations.FORMAT}: "
+            "load it with the version of zerolab that saved it"
+        )
     by_key: dict[str, list[Record]] = {}
     for record in (Record(*each) for each in manifest["records"]):
         by_key.setdefault(record.key, []).append(record)
@@ -89,7 +117,7 @@ def require_whole(manifest: dict) -> None:
 def check(manifest: dict, optimizer: ZeroOptimizer) -> None:
     """See that a checkpoint is of this model and optimizer. Raises: ValueError, with the first difference."""
     _check_forms("parameter", manifest["parameters"], _forms(optimizer.model))
-    check_buffers(manifest, optimizer.model)
+    check_modules(manifest, optimizer.model)
     stored, ours = manifest["optimizer"], optimizer.optimizer_class.__name__
     if stored != ours:
         raise ValueError(
@@ -115,9 +143,10 @@ def _check_groups(stored: list[list[str]], ours: list[list[str]]) -> None:
         )
 
 
-def check_buffers(manifest: dict, model: nn.Module) -> None:
-    """See that the buffers are this model's. Raises: ValueError, with the first difference."""
+def check_modules(manifest: dict, model: nn.Module) -> None:
+    """See that buffers and extra state are this model's. Raises: ValueError, with the first difference."""
     _check_forms("buffer", manifest["buffers"], _buffer_forms(model))
+    _check_forms("the extra state of", manifest["extra_state"], _extra_state_forms(model))
 
 
 def _check_forms(kind: str, stored: dict[str, str], ours: dict[str, str]) -> None:
@@ -141,6 +170,10 @@ def _form(parameter: nn.Parameter) -> str:
 
 def _buffer_forms(model: nn.Module) -> dict[str, str]:
     return {name: f"of shape {tuple(buffer.shape)}" for name, buffer in buffers.persistent(model).items()}
+
+
+def _extra_state_forms(model: nn.Module) -> dict[str, str]:
+    return {name or "the model": "there" for name in extra_state.keepers(model)}
 
 
 def _group_names(optimizer: ZeroOptimizer) -> list[list[str]]:

@@ -134,10 +134,16 @@ def read(folder: Path, record: Record, trust: bool = False) -> Any:
 
 def pickled(what: str, value: Any) -> bytes:
     """What torch.save writes of an object. Warns where `unpickle` will refuse it."""
+    content = serialized(value)
+    if names := _needs_code(io.BytesIO(content)):
+        warnings.warn(f"{what} holds {names}: only load(..., trust=True) will read it", stacklevel=2)
+    return content
+
+
+def serialized(value: Any) -> bytes:
+    """What torch.save writes of an object."""
     buffer = io.BytesIO()
     torch.save(value, buffer)
-    if names := _needs_code(buffer):
-        warnings.warn(f"{what} holds {names}: only load(..., trust=True) will read it", stacklevel=2)
     return buffer.getvalue()
 
 

@@ -21,6 +21,7 @@ from zipfile import ZipFile, ZipInfo
 
 import torch
 
+from zerolab.checkpoint.checkpoint import require_zero_optimizer
 from zerolab.checkpoint.together import from_rank_0
 from zerolab.optimizer import ZeroOptimizer
 
@@ -38,6 +39,7 @@ def export(optimizer: ZeroOptimizer, path: str | Path) -> None:
     Memory: one unit whole, and on rank 0 a copy of one parameter. Comm: Ψ.
     Raises: OSError on every rank if rank 0 cannot write; RuntimeError inside full_params().
     """
+    require_zero_optimizer(optimizer)
     optimizer.require_idle("export")
     archive = Archive(Path(path).resolve())
 

@@ -87,7 +87,8 @@ class ModelHooks:
         if inside_ddp():
             raise RuntimeError(
                 "this model has a ZeroOptimizer, which reduces its gradients, and was wrapped in "
-                "DistributedDataParallel after it: call the model itself"
+                "DistributedDataParallel after it, as accelerator.prepare(model) and the Trainer do: call "
+                "the model itself"
             )
         if not inside_backward():
             self.gatherer.rewind()

@@ -50,6 +50,7 @@ from zerolab.optimizer.settings import (
 from zerolab.optimizer.sharded_state import ShardedState
 from zerolab.optimizer.slices import Slice
 from zerolab.optimizer.slots import Slots, guard_loading
+from zerolab.optimizer.state_dict_storages import separate_storages
 from zerolab.precision import PRECISIONS
 from zerolab.stages.stage0 import Stage0
 from zerolab.stages.stage1 import Stage1
@@ -78,6 +79,12 @@ class ZeroOptimizer(ShardedState, Losses, torch.optim.Optimizer):
         process_group: the ranks that train together; all of them by default.
         prefetch: units gathered ahead of the one at work (stage 3); 0 is the synchronous textbook.
         reduces_in_flight: reductions left under way while backward goes on; 0 waits for each.
+
+    What is written to parameters is kept, or refused at the next step; at stage 3 write inside `full_params`.
+    Writes through ``p.data`` have no version counter. For them the values of one unit are compared in each
+    step, on CPUs: what a forward writes in every step, and ranks that differ at stage 0, are found after as
+    many steps as there are units. A single write in forward at stage 3, or on one rank at stages 1 and 2, may
+    be overwritten unseen, and so may any in a backward pass at stage 3.
 
     Memory: see the stages, in zerolab/stages.
     Comm: 2Ψ a step at stages 0-2, 3Ψ at 3.
@@ -120,7 +127,9 @@ class ZeroOptimizer(ShardedState, Losses, torch.optim.Optimizer):
         self.loss_scale = LossScale() if self.precision.scales_loss else None
         self.training = TrainingRun(self.trace, self.meter)
         self.engine = Engine(model, runs, self.stage, self.training, prefetch, reduces_in_flight)
-        guard_loading(model, self._slots, lambda: bool(self.engine.gatherer.full_params_open))
+        full_params_open = lambda: bool(self.engine.gatherer.full_params_open)
+        guard_loading(model, self._slots, full_params_open)
+        separate_storages(model, self.units, full_params_open)
         if self.precision.has_masters:
             model.register_forward_pre_hook(Hook(self._cast_inputs), prepend=True, with_kwargs=True)
         engaged.add(model)

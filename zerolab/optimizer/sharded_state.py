@@ -25,7 +25,9 @@ class ShardedState:
         if state_dict.get("zerolab") != self._tag():
             raise ValueError(
                 f"this state_dict is the shard of {state_dict.get('zerolab', 'another optimizer')}, and this "
-                f"is {self._tag()}: load it on the rank and with the layout it was saved from"
+                f"is {self._tag()}: load it on the rank and with the layout it was saved from. Accelerate's "
+                "save_state() and the Trainer save rank 0's alone: save with zerolab.save(), which stores "
+                "every rank's, and load with zerolab.load()"
             )
         if self.loss_scale is not None and "loss_scale" in state_dict:
             self.loss_scale.load_state_dict(state_dict["loss_scale"])
