@@ -25,8 +25,9 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares the ranks 
 STAGES = pytest.mark.parametrize("stage", [0, 1, 2, 3])
 
 
-def example(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
+def example(file: str) -> ModuleType:
+    name = Path(file).stem
+    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / file)
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     cloudpickle.register_pickle_by_value(module)
@@ -41,13 +42,13 @@ def one_thread(monkeypatch):
 
 @pytest.fixture
 def accelerate_loop() -> ModuleType:
-    return example("accelerate_loop")
+    return example("accelerate_loop.py")
 
 
 @pytest.fixture
 def trainer_loop() -> ModuleType:
     pytest.importorskip("transformers")
-    return example("trainer_loop")
+    return example("trainer_loop.py")
 
 
 def differing(found: Tensors, expected: nn.Module) -> list[str]:

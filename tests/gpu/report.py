@@ -1,9 +1,9 @@
 """Measure on this machine's GPUs: python tests/gpu/report.py --out benchmarks/results
 
 It runs every part of parts.py in a process of its own, with a time limit of its own, so that one that hangs
-costs itself alone. It writes gpu.json, and a page of Markdown, with the machine, the versions and the date. On a
-machine without a GPU the parts run on the CPU, and the files are called cpu-trial: they
-show that the parts run, and nothing of a GPU.
+costs itself alone. It writes gpu.json, and a page of Markdown, with the machine, the versions and the date.
+On a machine without a GPU the parts run on the CPU, and the files are called cpu-trial: they show that the
+parts run, and nothing of a GPU.
 """
 
 import argparse

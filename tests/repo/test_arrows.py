@@ -31,7 +31,7 @@ HOUSE = {
         "parity rehearsal bench doctor progress flags train",
         "ground plan tensors wire unit engine launch optimizer checkpoint material programs",
     ),
-    "face": ("zerolab __main__", "tensors ground launch optimizer checkpoint programs face"),  # both on first use
+    "face": ("zerolab __main__", "tensors ground launch optimizer checkpoint programs face"),  # on first use
 }
 COURSE = "course"  # may import everything; nobody imports it
 CALCULATORS = {"memory", "cost", "plan"}  # their formulas are by stage
