@@ -14,6 +14,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from zerolab.optimizer import ZeroOptimizer
+from zerolab.trace import save_timelines
 
 TRACED_STEPS = 2
 LOGGED_STEPS = 10
@@ -122,7 +123,7 @@ class Progress:
         if done - self.first == min(TRACED_STEPS, self.total - self.first):
             self.memory = self.optimizer.memory()
             self.traffic = self.optimizer.trace.traffic()
-            self.trace = self.optimizer.trace.text()
+            self.trace, self.timeline = self.optimizer.trace.text(), self.optimizer.trace.timeline()
         if self.logging:
             self._record(done, tokens)
         if done % 10 == 0:
@@ -193,16 +194,22 @@ model.
 """
 
 
-def write_trace(path: Path, text: str) -> None:
-    """Write the traces of all ranks, which only together show the partition, to one file: all or nothing."""
-    texts = [None] * dist.get_world_size()
-    dist.all_gather_object(texts, text)
+def write_trace(path: Path, text: str, timeline: list[dict]) -> None:
+    """Write the traces of all ranks, which only together show the partition, to one file: all or nothing.
+
+    A path that ends in .json gets their timelines, for Perfetto; any other gets the text.
+    """
+    parts: list[tuple[str, list[dict]]] = [("", [])] * dist.get_world_size()
+    dist.all_gather_object(parts, (text, timeline))
     if dist.get_rank() != 0:
         return
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        ranks = "\n".join(f"rank {rank}\n{part}" for rank, part in enumerate(texts))
-        partial.write_text(f"{TRACE_HEADING}\n{ranks}")
+        if path.suffix == ".json":
+            save_timelines(partial, [each for _, each in parts])
+        else:
+            ranks = "\n".join(f"rank {rank}\n{each}" for rank, (each, _) in enumerate(parts))
+            partial.write_text(f"{TRACE_HEADING}\n{ranks}")
         os.replace(partial, path)  # atomic: a reader finds the old file or the new one, never half of one
     finally:
         partial.unlink(missing_ok=True)

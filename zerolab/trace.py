@@ -5,6 +5,7 @@ leaves one `Event` here, and every total the package prints is a sum over events
 torch.
 """
 
+import json
 import sys
 import time
 from collections import deque
@@ -81,15 +82,25 @@ class Traffic:
 class Trace:
     """The events of the last few steps, and their traffic; older steps are forgotten, to stay small.
 
-    Steps are counted from 0; what construction does happens in step -1. ``phase`` is what the run is doing
-    now: the engine sets it.
+    Steps are counted from 0; what construction does happens in step -1.
+
+    Attributes:
+        phase: what the run is doing now. `enter` changes it.
+        rank: whose trace it is.
     """
 
     def __init__(self, keep_steps: int = 4, clock=time.perf_counter):
         self.step_number = -1
-        self.phase = "setup"
+        self.rank = 0
         self._clock = clock
         self._steps: deque[tuple[int, list[Event]]] = deque([(-1, [])], maxlen=keep_steps + 1)
+        self.phase = "setup"
+        self._phases: deque[tuple[str, float]] = deque([(self.phase, clock())], maxlen=_PHASES * keep_steps)
+
+    def enter(self, phase: str) -> None:
+        """The run begins to do something else."""
+        self.phase = phase
+        self._phases.append((phase, self._clock()))
 
     @property
     def events(self) -> list[Event]:
@@ -145,6 +156,39 @@ class Trace:
             total.add(event)
         return total
 
+    def timeline(self) -> list[dict]:
+        """The remembered steps as events of Chrome's trace format, in microseconds.
+
+        A rank is a process. One lane has its phases and updates; the others have its communication, as many
+        as there were collectives under way at once.
+        """
+        events = [event for event in self.events if event.end is not None]
+        first, now = min((event.start for event in events), default=0.0), self._clock()
+        stops = [start for _, start in list(self._phases)[1:]] + [now]
+        found = [_lane(self.rank, 0, "compute")]
+        for (phase, start), stop in zip(self._phases, stops, strict=True):
+            if stop > first:
+                found.append(_span(self.rank, 0, phase, max(start, first), stop))
+        free = [now]  # when each lane is free; the first has the phases
+        for event in sorted(events, key=lambda event: event.start):
+            lane = 0
+            if event.op != "update":
+                lane = next((n for n, end in enumerate(free) if n and end <= event.start), len(free))
+                if lane == len(free):
+                    found.append(_lane(self.rank, lane, "communication"))
+                    free.append(now)
+                free[lane] = event.end
+            name = f"{event.op} {event.unit}"
+            found.append(_span(self.rank, lane, name, event.start, event.end) | {"args": _details(event)})
+        return found
+
+    def save(self, path: str | Path) -> None:
+        """Write `timeline` into a file that Perfetto (ui.perfetto.dev) and chrome://tracing open.
+
+        Each rank writes its own, as in ``trace.save(f"trace-{trace.rank}.json")``; `merge` makes one of them.
+        """
+        save_timelines(path, [self.timeline()])
+
     def text(self) -> str:
         """The trace to be read: a heading a step, a line an event, and below it the slices it touched."""
         lines = []
@@ -155,6 +199,38 @@ class Trace:
         return "\n".join(lines) + "\n"
 
 
+def save_timelines(path: str | Path, timelines: Iterable[list[dict]]) -> None:
+    """Write the timelines of several ranks into one file."""
+    events = [event for timeline in timelines for event in timeline]
+    Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}) + "\n", "utf-8")
+
+
+def merge(paths: Iterable[str | Path], path: str | Path) -> None:
+    """Make one file of those that several ranks of one host have written: their clocks are the same."""
+    save_timelines(path, [json.loads(Path(each).read_text("utf-8"))["traceEvents"] for each in paths])
+
+
+def _lane(rank: int, lane: int, name: str) -> dict:
+    return {
+        "ph": "M",
+        "name": "thread_name",
+        "pid": rank,
+        "tid": lane,
+        "args": {"name": f"rank {rank}: {name}"},
+    }
+
+
+def _span(rank: int, lane: int, name: str, start: float, stop: float) -> dict:
+    times = {"ts": start * 1e6, "dur": (stop - start) * 1e6}
+    return {"ph": "X", "name": name, "pid": rank, "tid": lane, **times}
+
+
+def _details(event: Event) -> dict:
+    names = ("phase", "step", "logical_bytes", "wire_bytes", "dtype", "slices", "where")
+    return {name: getattr(event, name) for name in names} | {"shape": list(event.shape)}
+
+
+_PHASES = 64  # a step has four; one with many micro-batches two for each
 _PACKAGE = Path(__file__).parent
 _shown: dict[str, str] = {}
 _MESSENGERS = (str(_PACKAGE / "trace.py"), str(_PACKAGE / "collectives"))

@@ -86,7 +86,7 @@ def train(config: Config) -> list[float]:
     # Every rank evaluates and samples: a sharded model needs all of them for each of its forwards.
     progress.finish(evaluate(model, held_out, device), held_out.entropy(), sample(model, config.seed, device))
     if config.trace:
-        write_trace(config.trace, progress.trace)
+        write_trace(config.trace, progress.trace, progress.timeline)
     return progress.losses
 
 
@@ -158,7 +158,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--clip", at_least(0, float), "largest norm of the gradient; 0 does not clip")
     add("--seed", at_least(0), "of the weights, the batches and the sample")
     add("--prefetch", at_least(0), "units gathered ahead where parameters are sharded")
-    add("--trace", writable, "write what the first steps did into this file")
+    add("--trace", writable, "write what the first steps did into this file; .json is for ui.perfetto.dev")
     add("--log", log_file, "write loss, speed, memory and bytes sent of each step into this file, as JSON")
     add("--tensorboard", tensorboard_folder, "write the same into this folder, for TensorBoard")
     add("--save", folder, "keep checkpoints in this folder, the last two")

@@ -47,6 +47,17 @@ def test_both_ranks_of_logistic_print_the_same_falling_loss_and_the_trace_shows_
     assert os.listdir(tmp_path) == ["trace.txt"]
 
 
+
+def test_a_trace_that_ends_in_json_is_a_timeline_of_all_ranks(tmp_path):
+    trace = tmp_path / "trace.json"
+    flags = "--model logistic --stage 3 --world-size 2 --epochs 1 --steps 3"
+    assert run("-m", "zerolab", "train", *flags.split(), "--trace", str(trace)).returncode == 0
+    events = json.loads(trace.read_text())["traceEvents"]
+    for rank in (0, 1):
+        names = [event["name"] for event in events if event["pid"] == rank]
+        assert {"forward", "backward", "step", "update root", "reduce_scatter root"} <= set(names)
+
+
 def update_slices(text: str) -> set[str]:
     """The parameter slices listed below the trace's lines about updates."""
     slices, inside = set(), False

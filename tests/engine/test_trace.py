@@ -1,5 +1,7 @@
 """Promise: bytes can be traced to events, and events to slices of parameters and to the lines that did it."""
 
+import itertools
+import json
 import linecache
 import re
 import sys
@@ -153,3 +155,55 @@ def test_where_is_the_callers_own_line():
     path, line = event.where.rsplit(":", 1)
     assert Path(path).name == Path(__file__).name
     assert "trace.begin" in linecache.getline(__file__, int(line))
+
+
+# The timeline.
+
+
+def train_and_save(folder: Path) -> list[Event]:
+    model = subjects.gpt()
+    optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=3, lr=0.1, reduces_in_flight=2)
+    for step in range(2):
+        model(*subjects.tokens(step, optimizer.rank)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    optimizer.trace.save(folder / f"{optimizer.rank}.json")
+    return optimizer.trace.events
+
+
+def spans(file: Path, rank: int) -> list[dict]:
+    events = json.loads(file.read_text())["traceEvents"]
+    return [event for event in events if event["pid"] == rank and event["ph"] == "X"]
+
+
+def test_a_timeline_has_every_event_of_every_rank(tmp_path: Path):
+    by_rank = zerolab.launch(train_and_save, 2, tmp_path)
+    zerolab.trace.merge(sorted(tmp_path.glob("?.json")), tmp_path / "merged.json")
+    for rank, events in enumerate(by_rank):
+        drawn = [span for span in spans(tmp_path / "merged.json", rank) if "args" in span]
+        assert [span["name"] for span in drawn] == [
+            f"{e.op} {e.unit}" for e in sorted(events, key=lambda e: e.start)
+        ]
+        assert sum(span["args"]["wire_bytes"] for span in drawn) == sum(e.wire_bytes for e in events) > 0
+        assert all((span["tid"] == 0) == span["name"].startswith("update") for span in drawn)
+        assert sum(span["dur"] for span in drawn) == pytest.approx(1e6 * sum(e.seconds for e in events))
+
+
+def test_a_lane_shows_one_thing_at_a_time_and_updates_lie_in_the_step(tmp_path: Path):
+    zerolab.launch(train_and_save, 2, tmp_path)
+    drawn = spans(tmp_path / "0.json", 0)
+    lanes = {span["tid"] for span in drawn}
+    assert len(lanes) > 2, "collectives were under way at once"
+    for lane in lanes - {0}:
+        ends = [(span["ts"], span["ts"] + span["dur"]) for span in drawn if span["tid"] == lane]
+        assert all(stop <= start for (_, stop), (start, _) in itertools.pairwise(sorted(ends)))
+    phases = [span for span in drawn if "args" not in span]
+    step = ["forward", "backward", "forward", "step"]
+    assert [span["name"] for span in phases] == ["setup", *step, *step, "forward"]
+    updates = [span for span in drawn if span["name"].startswith("update")]
+    assert updates and all(within(u, [p for p in phases if p["name"] == "step"]) for u in updates)
+
+
+def within(inner: dict, spans: list[dict]) -> bool:
+    end = inner["ts"] + inner["dur"]
+    return any(each["ts"] <= inner["ts"] and end <= each["ts"] + each["dur"] for each in spans)

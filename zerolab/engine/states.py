@@ -53,7 +53,8 @@ class TrainingRun:
                 "first, and after an exception call optimizer.zero_grad()"
             )
         self.state = state
-        self.trace.phase = self.meter.phase = state.value
+        self.meter.phase = state.value
+        self.trace.enter(state.value)
 
     @contextmanager
     def during(self, state: TrainingState) -> Iterator[None]:

@@ -112,6 +112,7 @@ class ZeroOptimizer(ShardedState, Losses, torch.optim.Optimizer):
         state_bytes_per_parameter(optimizer_class, defaults)
         self.model, self.trace, self.meter = model, Trace(), MemoryMeter()
         self.comm = connect(process_group, device_of(model), self.trace, self.meter)
+        self.trace.rank = self.comm.rank
         self.stage = stage_class(self.comm)
         found = find_units(model, units)
         described = signature(found, stage_class, precision, prefetch, optimizer_class, defaults)
