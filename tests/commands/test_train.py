@@ -254,7 +254,7 @@ def write_and_fail(path: Path) -> str:
 
     os.replace = replace
     try:
-        progress.write_trace(path, "new")
+        progress.write_trace(path, "new", [])
     except OSError as error:
         return str(error)
 

@@ -25,6 +25,10 @@ def ddp_before(stage: int) -> None:
     optimizer_of(nn.parallel.DistributedDataParallel(small()), stage)
 
 
+def data_parallel(stage: int) -> None:
+    optimizer_of(nn.DataParallel(small()), stage)
+
+
 def ddp_inside(stage: int) -> None:
     optimizer_of(nn.Sequential(nn.parallel.DistributedDataParallel(small()), nn.Linear(2, 2)), stage)
 
@@ -134,6 +138,7 @@ def uneven_inputs(stage: int) -> None:
 
 REFUSED = {
     ddp_before: "the model is a DistributedDataParallel, .*: pass the bare module",
+    data_parallel: "the model is a DataParallel, .*: pass the bare module",
     ddp_inside: "submodule 0 is a DistributedDataParallel, .*: pass the bare module",
     ddp_after: "wrapped in DistributedDataParallel after it, .*: call the model itself",
     fsdp: "the model is a FSDPModule, .*: pass the bare module",
