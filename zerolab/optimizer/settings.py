@@ -16,7 +16,13 @@ engaged: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 held: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """The parameters that a ZeroOptimizer holds, with the class of its model."""
 
-_WRAPPERS = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine"}
+_WRAPPERS = {
+    "DataParallel",
+    "DistributedDataParallel",
+    "FullyShardedDataParallel",
+    "FSDPModule",
+    "DeepSpeedEngine",
+}
 
 
 def check_settings(model: nn.Module, prefetch: int, reduces_in_flight: int) -> None:
