@@ -213,6 +213,38 @@ def test_a_skipped_step_is_not_counted():
         assert (skipped, counted) == (0, 1) and set(inner) == {1}
 
 
+def split_in(groups: int, model: nn.Module) -> list[dict]:
+    listed = list(model.parameters())
+    return [{"params": listed[place::groups]} for place in range(groups)]
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_count_in_a_tensor_of_the_users_is_counted_once_a_step(world_size: int, groups: int, anew: bool):
+    """Once for each group that has it."""
+    def train(stage: int) -> tuple:
+        plain, model = three_layers(), three_layers()
+        keywords = {"where": "tensor in the group"}
+        expected = CountingAdam(split_in(groups, plain), **keywords, count=torch.zeros(()))
+        optimizer = zerolab.ZeroOptimizer(
+            model, CountingAdam, stage=stage, params=split_in(groups, model), **keywords, count=torch.zeros(())
+        )
+        found=[]
+        for number in range(5):
+            if anew and number == 2:
+                for each in (expected, optimizer):
+                    each.param_groups[0]["count"] = torch.zeros(())
+            step(expected, plain, number)
+            step(optimizer, model, number)
+            found.append(same(parameters(model, optimizer), plain.parameters()))
+        return found, [g["count"].item() for g in optimizer.param_groups], [g["count"].item() for g in expected.param_groups]
+
+    for stage in (1, 3):
+        print(zerolab.launch(train, world_size, stage))
+    assert 0
+
+
 @pytest.mark.parametrize("where", ["group", "tensor in the group", "group, made in step"])
 def test_a_count_is_saved_and_goes_on_at_another_size(where: str, tmp_path: Path):
     """As torch does it: a count in ``self`` is in no state_dict."""

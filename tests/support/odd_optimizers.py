@@ -27,10 +27,14 @@ class SignSGD(torch.optim.Optimizer):
 
 
 class CountingAdam(torch.optim.Optimizer):
-    """Adam, whose one step counter is in one of the places that people use."""
+    """Adam, whose one step counter is in one of the places that people use.
 
-    def __init__(self, params, lr: float = 1e-2, where: str = "self"):
-        count = torch.zeros(()) if where == "tensor in the group" else 0
+    Args: count: the tensor to count in, where that is "tensor in the group"; a new one by default.
+    """
+
+    def __init__(self, params, lr: float = 1e-2, where: str = "self", count: torch.Tensor | None = None):
+        if count is None:
+            count = torch.zeros(()) if where == "tensor in the group" else 0
         super().__init__(params, {"lr": lr, "where": where, "count": count})
         self.count = 0
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from zerolab.optimizer.groups import options_of
-from zerolab.optimizer.trial import APART, PLANS, SHARDED, TOGETHER, Held, Trial, gradients
+from zerolab.optimizer.trial import APART, PLANS, TOGETHER, Held, Plan, Trial, gradients
 
 _IMPLEMENTATIONS = ("foreach", "fused", "capturable")
 """Keywords that choose how an update is computed and not what it is; the probe runs torch's plain loop."""
@@ -69,7 +69,7 @@ def state_bytes_per_parameter(
                 return optimizer_class(own, **deepcopy(defaults))
 
             try:
-                _known[key] = max([_probe(partial(Trial, build, plan)) for plan in PLANS])
+                _known[key] = max([_probe(partial(Trial, build, plan), plan) for plan in PLANS])
             except _Refused as no:
                 message = f"{optimizer_class.__name__} cannot be sharded: {no.reason}. {no.way_out}"
                 raise ValueError(message) from no.__cause__
@@ -92,11 +92,11 @@ def _construct(optimizer_class: type, defaults: dict, options: dict) -> None:
     optimizer_class([matrix], **defaults | {key: value for key, value in options.items() if key in known})
 
 
-def _probe(make: _Make) -> float:
+def _probe(make: _Make, plan: Plan) -> float:
     """Step whole parameters and slices of them side by side; bytes of state for each element."""
     whole = _try(partial(make, TOGETHER), "it does not take parameters of different shapes in two groups")
-    sharded = _try(partial(make, SHARDED), "it does not take a parameter that was cut")
-    for step, kind in enumerate(whole.kinds):
+    sharded = _try(partial(make, plan.sharded), "it does not take a parameter that was cut")
+    for step, kind in enumerate(plan.kinds):
         given = gradients(kind, step, whole.weights())
         _try(partial(whole.step, given), "its step on plain gradients failed")
         _try(partial(sharded.step, given), "its step on slices of parameters, which may be empty, failed")

@@ -4,54 +4,70 @@ The gradients bring out what an optimizer may do rarely, because it looks at a g
 to the weights, at a jump in size, or at how many parameters had a gradient.
 """
 
+import math
 from collections.abc import Callable
+from itertools import pairwise, starmap
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
-_SHAPES = ((6, 7), (11,), (4, 3, 2, 2), ())
-"""A matrix and a bias in the first unit, a convolution in the second, a scalar in the third."""
-_LARGE = ((131, 130), *_SHAPES[1:])
-"""Some optimizers treat a small matrix like a vector. The lengths are no multiples of a vector register's."""
-_SCALES = (1.0, 0.01, 30.0, 1.0)
 _GROUPS = (0, 1, 0, 1)
 _UNITS = ((0, 1), (2,), (3,))
-_FIRST_NUMEL = (26, 0, 5, 1)
-"""How much of each parameter the first rank owns: nothing of the bias, all of the scalar."""
+_UNUSED = {"first unit unused": _UNITS[0], "bias unused": (1,)}
 
 WHOLE = slice(None)
-TOGETHER = [[(index, WHOLE) for index in range(len(_SHAPES))]]
+TOGETHER = [[(index, WHOLE) for index in range(4)]]
 """As in a single process: every parameter, in one optimizer."""
-APART = [[(index, WHOLE)] for index in range(len(_SHAPES))]
+APART = [[(index, WHOLE)] for index in range(4)]
 """Every parameter in an optimizer of its own."""
-SHARDED = [
-    *([(index, slice(0, _FIRST_NUMEL[index])) for index in unit] for unit in _UNITS),
-    *([(index, slice(_FIRST_NUMEL[index], None)) for index in unit] for unit in _UNITS),
-    [],
-]
-"""As on two ranks with three units, and a unit none of whose parameters is trained."""
-
-_UNUSED = {"first unit unused": _UNITS[0], "bias unused": (1,)}
 
 
 class Plan(NamedTuple):
-    """Shapes to try an optimizer on, and the kind of gradients in each step."""
+    """What to try an optimizer on: four parameters, and the kind of gradients in each step.
+
+    Attributes:
+        shapes: a matrix and a bias in the first unit, a convolution in the second, a scalar in the third.
+        scales: how large each parameter starts.
+        cuts: where each parameter is cut. The last piece of each is the last rank's.
+    """
 
     shapes: tuple[tuple[int, ...], ...]
+    scales: tuple[float, ...]
+    cuts: tuple[tuple[int, ...], ...]
     kinds: tuple[str, ...]
+
+    @property
+    def sharded(self) -> list[list[tuple]]:
+        """As on two ranks with three units, and a unit none of whose parameters is trained."""
+        pieces = [list(starmap(slice, pairwise((0, *cuts, None)))) for cuts in self.cuts]
+        return [
+            *([(index, part) for index in unit for part in pieces[index][:-1]] for unit in _UNITS),
+            *([(index, pieces[index][-1]) for index in unit] for unit in _UNITS),
+            [],
+        ]
 
 
 PLANS = (
     Plan(
-        _SHAPES,
-        (
+        shapes=((6, 7), (11,), (4, 3, 2, 2), ()),
+        scales=(1.0, 0.01, 30.0, 1.0),
+        cuts=((26,), (0,), (5,), (1,)),  # the first rank has nothing of the bias, and all of the scalar
+        kinds=(
             *("smooth", "smooth", "small", "large", "parallel", "orthogonal", "orthogonal", "spiky"),
             *("first unit unused", "orthogonal", "zero", "smooth", "large", "bias unused", "small", "spiky"),
             *("parallel", "smooth", "orthogonal", "small", "smooth", "zero", "spiky", "smooth"),
         ),
     ),
-    Plan(_LARGE, ("smooth", "spiky", "orthogonal")),
+    # Some optimizers treat a small matrix like a vector. Some operations, such as sigmoid and pow, round
+    # otherwise in the last elements of a tensor, which do not fill a vector register: pieces of 15 have no
+    # others, and weights near zero show the last bit of an update.
+    Plan(
+        shapes=((131, 130), (11,), (4, 3, 2, 2), ()),
+        scales=(1e-6, 1e-6, 1e-6, 1e-6),
+        cuts=(tuple(range(15, 600, 15)), (0,), (5,), (1,)),
+        kinds=("smooth", "spiky", "orthogonal"),
+    ),
 )
 """The small one first: it takes milliseconds also where an optimizer decomposes matrices."""
 
@@ -81,7 +97,7 @@ class Trial:
         self.held: list[Held] = []
         self.optimizers: list[torch.optim.Optimizer] = []
         for each in places:
-            tensors = [(index, part, _start(plan.shapes[index], index, part)) for index, part in each]
+            tensors = [(index, part, _start(plan, index, part)) for index, part in each]
             groups: list[list[nn.Parameter]] = [[], []]
             for index, _, tensor in tensors:
                 groups[_GROUPS[index]].append(tensor)
@@ -100,16 +116,16 @@ class Trial:
 
     def weights(self) -> list[torch.Tensor]:
         """[numel] each parameter, its slices joined."""
-        pieces: list[list[torch.Tensor]] = [[] for _ in _SHAPES]
+        pieces: list[list[torch.Tensor]] = [[] for _ in _GROUPS]
         for each in self.held:
             pieces[each.index].append(each.tensor.detach().view(-1))
         return [torch.cat(each) for each in pieces]
 
 
-def _start(shape: tuple[int, ...], index: int, part: slice) -> nn.Parameter:
-    numel = torch.Size(shape).numel()
-    values = torch.linspace(-1.0, 1.0, numel + 1, dtype=torch.float32)[:numel] * _SCALES[index]
-    return nn.Parameter(values.view(shape) if part == WHOLE else values[part].clone())
+def _start(plan: Plan, index: int, part: slice) -> nn.Parameter:
+    numel = math.prod(plan.shapes[index])
+    values = torch.linspace(-1.0, 1.0, numel + 1, dtype=torch.float32)[:numel] * plan.scales[index]
+    return nn.Parameter(values.view(plan.shapes[index]) if part == WHOLE else values[part].clone())
 
 
 def _halve_rate(group: dict) -> None:
