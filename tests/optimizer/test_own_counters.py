@@ -3,6 +3,7 @@ as in a single process, and what it writes into its parameter groups is shown an
 """
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import cloudpickle
@@ -213,36 +214,60 @@ def test_a_skipped_step_is_not_counted():
         assert (skipped, counted) == (0, 1) and set(inner) == {1}
 
 
-def split_in(groups: int, model: nn.Module) -> list[dict]:
-    listed = list(model.parameters())
-    return [{"params": listed[place::groups]} for place in range(groups)]
+def two_groups(model: nn.Module) -> list[dict]:
+    """Both of them have the defaults, and with these a tensor of the user's."""
+    return [{"params": model[0].parameters()}, {"params": model[1:].parameters()}]
 
 
+def two_groups_with_a_tensor(model: nn.Module) -> list[dict]:
+    shared = {"count": torch.zeros(())}
+    return [group | shared for group in two_groups(model)]
+
+
+def start_anew(change: str, count: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
+    """What a user may do with a tensor that the optimizer counts in."""
+    groups = optimizer.param_groups
+    match change:
+        case "in place":
+            count.zero_()
+        case "a new tensor":
+            groups[0]["count"] = torch.zeros(())
+        case "a new tensor in all groups":
+            for group, new in zip(groups, [torch.zeros(())] * len(groups), strict=True):
+                group["count"] = new
+
+
+def with_a_count_of_the_users(groups: Callable, stage: int, change: str = "") -> bool:
+    """Whether every step leaves a single process's parameters, counts, and count in the user's own tensor."""
+    models, counts = (three_layers(), three_layers()), (torch.zeros(()), torch.zeros(()))
+    own = [{"where": "tensor in the group", "count": count} for count in counts]
+    plain = CountingAdam(groups(models[0]), **own[0])
+    sharded = zerolab.ZeroOptimizer(models[1], CountingAdam, stage, params=groups(models[1]), **own[1])
+    equal = []
+    for number in range(5):
+        for each, model, count in zip((plain, sharded), models, counts, strict=True):
+            if number == 2:
+                start_anew(change, count, each)
+            step(each, model, number)
+        shown = [[group["count"] for group in each.param_groups] for each in (plain, sharded)]
+        equal += [same(parameters(models[1], sharded), models[0].parameters())]
+        equal += [same(*shown), torch.equal(*counts)]
+    return all(equal)
+
+
+@pytest.mark.parametrize("groups", [nn.Module.parameters, two_groups, two_groups_with_a_tensor])
 @pytest.mark.parametrize("world_size", [1, 2])
-@pytest.mark.parametrize("groups", [1, 2])
-@pytest.mark.parametrize("anew", [False, True])
-def test_a_count_in_a_tensor_of_the_users_is_counted_once_a_step(world_size: int, groups: int, anew: bool):
-    """Once for each group that has it."""
-    def train(stage: int) -> tuple:
-        plain, model = three_layers(), three_layers()
-        keywords = {"where": "tensor in the group"}
-        expected = CountingAdam(split_in(groups, plain), **keywords, count=torch.zeros(()))
-        optimizer = zerolab.ZeroOptimizer(
-            model, CountingAdam, stage=stage, params=split_in(groups, model), **keywords, count=torch.zeros(())
-        )
-        found=[]
-        for number in range(5):
-            if anew and number == 2:
-                for each in (expected, optimizer):
-                    each.param_groups[0]["count"] = torch.zeros(())
-            step(expected, plain, number)
-            step(optimizer, model, number)
-            found.append(same(parameters(model, optimizer), plain.parameters()))
-        return found, [g["count"].item() for g in optimizer.param_groups], [g["count"].item() for g in expected.param_groups]
-
+def test_a_count_in_a_tensor_of_the_users_is_counted_once_a_step(world_size: int, groups: Callable):
+    """Once for each group: in a single process they all count in the same tensor."""
     for stage in (1, 3):
-        print(zerolab.launch(train, world_size, stage))
-    assert 0
+        assert zerolab.launch(with_a_count_of_the_users, world_size, groups, stage) == [True] * world_size
+
+
+@pytest.mark.parametrize("groups", [nn.Module.parameters, two_groups])
+@pytest.mark.parametrize("change", ["in place", "a new tensor", "a new tensor in all groups"])
+def test_a_count_that_the_user_starts_anew_is_counted_from_there(change: str, groups: Callable):
+    for stage in (1, 3):
+        assert zerolab.launch(with_a_count_of_the_users, 2, groups, stage, change) == [True, True]
 
 
 @pytest.mark.parametrize("where", ["group", "tensor in the group", "group, made in step"])

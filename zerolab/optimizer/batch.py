@@ -46,17 +46,19 @@ class Batch:
     def __init__(self, spans: list[Span], optimizer_class: type, defaults: dict, groups: list[tuple]):
         self._spans = set(spans)
         self._slices: list[Slice] = []
-        own = [self._take(options, slices) for options, slices in groups]
-        self.optimizer = optimizer_class(own, **deepcopy(defaults))
+        # one call: a tensor that several groups have stays one tensor
+        defaults, options = deepcopy((defaults, [each for each, _ in groups]))
+        own = [self._take(each, slices) for each, (_, slices) in zip(options, groups, strict=True)]
+        self.optimizer = optimizer_class(own, **defaults)
 
     def add_group(self, options: dict, slices: list[Slice]) -> None:
         """Another group, empty where all of its parameters are in other batches."""
-        self.optimizer.add_param_group(self._take(options, slices))
+        self.optimizer.add_param_group(self._take(deepcopy(options), slices))
 
     def _take(self, options: dict, slices: list[Slice]) -> dict:
         mine = [each for each in slices if each.span in self._spans]
         self._slices += mine
-        return deepcopy(options) | {"params": [each.tensor for each in mine]}
+        return options | {"params": [each.tensor for each in mine]}
 
     def step(self, used: set[Span], scale: float) -> None:
         """Update what was used. A slice without a gradient is left alone, as by any torch optimizer."""

@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 
-_REMOVED = object()
-
 
 def options_of(group: dict) -> dict:
     """A parameter group without its parameters: lr, weight decay and the rest."""
@@ -20,6 +18,10 @@ def options_of(group: dict) -> dict:
 
 class SharedGroup:
     """One parameter group in all its copies.
+
+    Several groups may hold the same tensor, as a default is, and an optimizer may count in it. So a change in
+    place is repeated in place, and ``memo`` (as in copy.deepcopy) makes one copy of a new tensor for all
+    groups of an optimizer.
 
     Args:
         copies: the group in each stock optimizer.
@@ -31,42 +33,41 @@ class SharedGroup:
         self._shown: dict[str, tuple] = {}
         self._used: dict[str, tuple] = {}
 
-    def fill_in(self, group: dict, defaults: dict) -> None:
+    @torch.no_grad()
+    def fill_in(self, group: dict, defaults: dict, memo: dict) -> None:
         """Show the options that the user left out. A tensor of the user's, such as an lr, stays."""
-        given = {key: value for key, value in (defaults | group).items() if isinstance(value, torch.Tensor)}
-        self.take_back(group)
+        given = {
+            key: value
+            for key, value in (defaults | group).items()
+            if isinstance(value, torch.Tensor) and isinstance(self.source.get(key), torch.Tensor)
+        }
+        for each in self._copies:
+            for key, value in given.items():
+                each[key].copy_(value)  # it may have changed since the optimizer was built
+        self.take_back(group, memo)
         group.update(given)
-        self._shown = {key: value for key, value in _values(group).items() if key not in given}
+        self._shown = _values(group)
 
-    def hand_over(self, group: dict) -> None:
+    def hand_over(self, group: dict, memos: list[dict]) -> None:
         """Give the stock optimizers what the user changed in ``group`` since the last call."""
-        changes, self._shown = _changes(group, self._shown)
-        if changes:
-            for each in self._copies:
-                _write(each, changes)
+        now = _values(group)
+        if changed := _changed(now, self._shown):
+            for each, memo in zip(self._copies, memos, strict=True):
+                _repeat(changed, now, self._shown, each, memo)
             self._used = _values(self.source)
+        self._shown = now
 
-    def take_back(self, group: dict) -> None:
+    def take_back(self, group: dict, memo: dict) -> None:
         """Show in the user's ``group`` what the stock optimizers changed since the last call."""
-        changes, self._used = _changes(self.source, self._used)
-        if changes:
-            _write(group, changes)
+        now = _values(self.source)
+        if changed := _changed(now, self._used):
+            _repeat(changed, now, self._used, group, memo)
             self._shown = _values(group)
-
-
-def _changes(group: dict, before: dict[str, tuple]) -> tuple[dict[str, Any], dict[str, tuple]]:
-    """What is new or another value than ``before``, or gone; and the values now."""
-    now = _values(group)
-    changed = {key: value for key, (value, mark) in now.items() if not _same(before.get(key), value, mark)}
-    return changed | {key: _REMOVED for key in before if key not in now}, now
+        self._used = now
 
 
 def _values(group: dict) -> dict[str, tuple]:
     return {key: (value, _mark(value)) for key, value in options_of(group).items()}
-
-
-def _same(before: tuple | None, value: Any, mark: Any) -> bool:
-    return before is not None and before[0] is value and before[1] == mark
 
 
 def _mark(value: Any) -> Any:
@@ -80,10 +81,23 @@ def _mark(value: Any) -> Any:
     return value if isinstance(value, (bool, int, float, str)) else id(value)
 
 
-def _write(group: dict, changes: dict[str, Any]) -> None:
-    """Copies of the values: a tensor that an optimizer counts in must not be that of all of them."""
-    for key, value in changes.items():
-        if value is _REMOVED:
+def _changed(now: dict[str, tuple], before: dict[str, tuple]) -> list[str]:
+    """The keys that are new, are gone, or have another value."""
+    return [key for key in before | now if not (_same(key, now, before) and now[key][1] == before[key][1])]
+
+
+def _same(key: str, now: dict[str, tuple], before: dict[str, tuple]) -> bool:
+    """Whether it is the same object, which may have changed in place."""
+    return key in now and key in before and now[key][0] is before[key][0]
+
+
+@torch.no_grad()
+def _repeat(changed: list[str], now: dict, before: dict, group: dict, memo: dict) -> None:
+    """Make the same changes to another copy of a group, with copies of the values."""
+    for key in changed:
+        if key not in now:
             group.pop(key, None)
+        elif isinstance(value := now[key][0], torch.Tensor) and _same(key, now, before):
+            group[key].copy_(value)
         else:
-            group[key] = copy.deepcopy(value)
+            group[key] = copy.deepcopy(value, memo)

@@ -43,8 +43,9 @@ class LocalUpdate:
         for optimizer in self.optimizers:
             self.state.include(optimizer)
         self._shared = [self._share(place) for place in range(len(groups))]
+        memo: dict = {}
         for shared, group in zip(self._shared, groups, strict=True):
-            shared.fill_in(group, defaults)
+            shared.fill_in(group, defaults, memo)
 
     @property
     def slices(self) -> list[Slice]:
@@ -73,17 +74,19 @@ class LocalUpdate:
             self.state.include(batch.optimizer)
         self._cuts.append(slices)
         self._shared.append(self._share(-1))
-        self._shared[-1].fill_in(group, self._defaults)
+        self._shared[-1].fill_in(group, self._defaults, {})
 
     def hand_over(self, groups: list[dict]) -> None:
         """Give the optimizers what was changed in the user's groups, as by a scheduler."""
+        memos: list[dict] = [{} for _ in self.optimizers]
         for shared, group in zip(self._shared, groups, strict=True):
-            shared.hand_over(group)
+            shared.hand_over(group, memos)
 
     def take_back(self, groups: list[dict]) -> None:
         """Show in the user's groups what the optimizers changed in theirs."""
+        memo: dict = {}
         for shared, group in zip(self._shared, groups, strict=True):
-            shared.take_back(group)
+            shared.take_back(group, memo)
 
     def step(self, unit: FlatUnit, used: set[Span], scale: float = 1.0) -> None:
         """Update the unit's slices, those of parameters that some rank used.
