@@ -188,6 +188,23 @@ class LargeMatrices(SignSGD):
         return gradient / gradient.norm(dim=1, keepdim=True) if p.dim() == 2 and len(p) >= 64 else gradient
 
 
+class LastElements(SignSGD):
+    """Now and then rounds otherwise in a tensor's last elements, which fill no vector register.
+
+    So do sigmoid and pow on a CPU, if not on every one; here it is done by hand.
+    """
+
+    def __init__(self, params, lr: float = 1e-3):
+        super().__init__(params, lr)
+
+    def update(self, group, p, gradient):
+        update = gradient.sign() / (1 + gradient.abs())
+        bits = update.flatten().view(torch.int32)
+        last = bits[len(bits) // 16 * 16 :]
+        last += last % 32 == 0
+        return bits.view(torch.float32).view(p.shape)
+
+
 # State that a checkpoint cannot store.
 
 
@@ -236,6 +253,6 @@ class SkipsEmpty(SignSGD):
 ELEMENTWISE = [SignSGD, CountingAdam, OwnSchedule, LateState]
 NOT_ELEMENTWISE = [
     TensorNorm, GlobalNorm, Projection, SpikeDetection, Estimate, CountsParameters, LargestRate, CountsUse,
-    Noise, LargeMatrices,
+    Noise, LargeMatrices, LastElements,
 ]  # fmt: skip
 NOT_STORABLE = [CounterOfOne, LateCounterOfOne, History, GlobalState, SkipsEmpty]
