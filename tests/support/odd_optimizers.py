@@ -189,7 +189,7 @@ class LargeMatrices(SignSGD):
 
 
 class LastElements(SignSGD):
-    """Now and then rounds otherwise in a tensor's last elements, which fill no vector register.
+    """Sometimes rounds differently in a tensor's last elements, which do not fill a vector register.
 
     So do sigmoid and pow on a CPU, if not on every one; here it is done by hand.
     """
