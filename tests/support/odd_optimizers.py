@@ -201,7 +201,7 @@ class LastElements(SignSGD):
         update = gradient.sign() / (1 + gradient.abs())
         bits = update.flatten().view(torch.int32)
         last = bits[len(bits) // 16 * 16 :]
-        last += last % 32 == 0
+        last += last % 256 == 1
         return bits.view(torch.float32).view(p.shape)
 
 
