@@ -1,7 +1,7 @@
-"""Parameter groups of which there are several copies: the user's own, and one in each stock optimizer.
+"""Parameter groups in several copies: the user's own, and one in each stock optimizer.
 
-A scheduler writes to the user's, and a stock optimizer may write to its own: a step counter, a learning rate
-that it decays itself. Copying everything in either direction would undo what the other side wrote, so only
+A scheduler writes to the user's group, and a stock optimizer may write to its own: a step counter, a learning
+rate that it decays itself. Copying all options in one direction would undo what the other side wrote, so only
 changes are copied.
 """
 
@@ -19,13 +19,13 @@ def options_of(group: dict) -> dict:
 class SharedGroup:
     """One parameter group in all its copies.
 
-    Several groups may hold the same tensor, as a default is, and an optimizer may count in it. So a change in
-    place is repeated in place, and ``memo`` (as in copy.deepcopy) makes one copy of a new tensor for all
-    groups of an optimizer.
+    Several groups may hold the same tensor, for example a default, and an optimizer may count in it. So an
+    in-place change is repeated in place. All groups of an optimizer have one ``memo`` (as in copy.deepcopy),
+    so that they get one copy of a new tensor.
 
     Args:
         copies: the group in each stock optimizer.
-        source: the one of them whose values the user is shown; all get the same updates.
+        source: the copy that the user is shown. All copies get the same updates.
     """
 
     def __init__(self, copies: list[dict], source: dict):
@@ -35,7 +35,7 @@ class SharedGroup:
 
     @torch.no_grad()
     def fill_in(self, group: dict, defaults: dict, memo: dict) -> None:
-        """Show the options that the user left out. A tensor of the user's, such as an lr, stays."""
+        """Add the options that the user left out. A tensor that the user gave, such as an lr, stays."""
         given = {
             key: value
             for key, value in (defaults | group).items()
@@ -49,7 +49,7 @@ class SharedGroup:
         self._shown = _values(group)
 
     def hand_over(self, group: dict, memos: list[dict]) -> None:
-        """Give the stock optimizers what the user changed in ``group`` since the last call."""
+        """Copy what the user changed in ``group`` since the last call to the stock optimizers."""
         now = _values(group)
         if changed := _changed(now, self._shown):
             for each, memo in zip(self._copies, memos, strict=True):
@@ -58,7 +58,7 @@ class SharedGroup:
         self._shown = now
 
     def take_back(self, group: dict, memo: dict) -> None:
-        """Show in the user's ``group`` what the stock optimizers changed since the last call."""
+        """Copy what the stock optimizers changed since the last call to the user's ``group``."""
         now = _values(self.source)
         if changed := _changed(now, self._used):
             _repeat(changed, now, self._used, group, memo)
@@ -71,7 +71,7 @@ def _values(group: dict) -> dict[str, tuple]:
 
 
 def _mark(value: Any) -> Any:
-    """What differs after a value was changed in place. A tensor is not read: the CPU would wait for a GPU."""
+    """Something that differs after an in-place change. It reads no tensor: the CPU would wait for a GPU."""
     if isinstance(value, torch.Tensor):
         return id(value), value._version
     if isinstance(value, (list, tuple)):
