@@ -40,7 +40,7 @@ def _materialise(name: str, module: nn.Module, device: torch.device) -> None:
     where = f"{name} ({type(module).__name__}) is on the meta device"
     if not hasattr(module, "reset_parameters"):
         raise ValueError(
-            f"{where} and does not say how it starts: give the class a reset_parameters() that fills its own "
+            f"{where} and has no reset_parameters() to initialize it: give the class one that fills its own "
             "parameters and buffers, or build the model with memory"
         )
     parameters = {key: p for key, p in module._parameters.items() if p is not None and p.is_meta}
