@@ -4,8 +4,6 @@ import math
 
 import torch
 
-from zerolab.collectives import Comm
-
 
 class Losses:
     """The part of ZeroOptimizer that turns a loss into the tensor to call backward on."""
@@ -41,35 +39,19 @@ class Losses:
                 "total_count of all ranks, and not both"
             )
         total = self.total(count) if total_count is None else total_count
-        return part_of_mean(self.comm, loss_sum, total)
+        if not total > 0 or not math.isfinite(total):
+            raise ValueError(
+                f"there are {total} tokens on all ranks together: pass counts whose total is more than 0"
+            )
+        return loss_sum * (self.world_size / total)
 
     def total(self, count: float) -> float:
         """The sum of a number over the ranks. Collective. Comm: 8 bytes a rank.
 
         Raises: ValueError on every rank where a count is negative or not finite.
         """
-        return sum_over_ranks(self.comm, count)
-
-
-def sum_over_ranks(comm: Comm, count: float) -> float:
-    """The sum of a number over the ranks. Comm: 8 bytes a rank.
-
-    Raises: ValueError on every rank where a count is negative or not finite.
-    """
-    counts = comm.exchange(torch.tensor(float(count), dtype=torch.float64), "token counts")
-    for rank, each in enumerate(counts.tolist()):
-        if not each >= 0 or not math.isfinite(each):
-            raise ValueError(f"count is {each} on rank {rank}: pass how many tokens it has, 0 or more")
-    return counts.sum().item()
-
-
-def part_of_mean(comm: Comm, loss_sum: torch.Tensor, total_count: float) -> torch.Tensor:
-    """A rank's loss, such that the mean over ranks is the mean over ``total_count`` tokens.
-
-    Raises: ValueError for a total that is not above 0.
-    """
-    if not total_count > 0 or not math.isfinite(total_count):
-        raise ValueError(
-            f"there are {total_count} tokens on all ranks together: pass counts whose total is more than 0"
-        )
-    return loss_sum * (comm.world_size / total_count)
+        counts = self.comm.exchange(torch.tensor(float(count), dtype=torch.float64), "token counts")
+        for rank, each in enumerate(counts.tolist()):
+            if not each >= 0 or not math.isfinite(each):
+                raise ValueError(f"count is {each} on rank {rank}: pass how many tokens it has, 0 or more")
+        return counts.sum().item()

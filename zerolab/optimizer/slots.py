@@ -70,15 +70,12 @@ class Slots:
                     "inside full_params()"
                 )
         with as_plain_tensors():
-            thawed = [
-                s.span.name
-                for s in self.parameters
-                if s.span.parameter.requires_grad and not s.unit.trainable
-            ]
+            thawed = [s for s in self.parameters if s.span.parameter.requires_grad and not s.unit.trainable]
         if thawed:
             raise RuntimeError(
-                f"parameter {thawed[0]} was frozen when its ZeroOptimizer was built, requires a gradient now "
-                "and would not be trained: build the optimizer while it requires one, and freeze it then"
+                f"parameter {thawed[0].span.name} was frozen when its ZeroOptimizer was built, requires a "
+                "gradient now and would not be trained: build the optimizer while it requires one, and "
+                "freeze it then"
             )
 
 
