@@ -173,3 +173,37 @@ def test_a_group_added_later_gets_a_default_tensor_as_it_is_by_then():
         return same(parameters(model, optimizer), plain.parameters())
 
     assert zerolab.launch(train, 2) == [True, True]
+
+
+def test_a_default_tensor_that_no_group_holds_any_more_is_read_when_a_group_is_added():
+    def train() -> bool:
+        models, rates = (three_layers(), three_layers()), (torch.tensor(0.1), torch.tensor(0.1))
+        plain = torch.optim.SGD(models[0][0].parameters(), lr=rates[0])
+        sharded = zerolab.ZeroOptimizer(
+            models[1], torch.optim.SGD, params=models[1][0].parameters(), lr=rates[1]
+        )
+        for number in range(3):
+            for each, model, rate in zip((plain, sharded), models, rates, strict=True):
+                if number == 1:
+                    each.param_groups[0]["lr"] = torch.tensor(0.3)
+                    rate.mul_(0.5)
+                    each.add_param_group({"params": model[1].parameters()})
+                step(each, model, number)
+        return same(parameters(models[1], sharded), models[0].parameters())
+
+    assert zerolab.launch(train, 2) == [True, True]
+
+
+def test_a_tensor_that_the_optimizer_made_for_all_groups_is_one_tensor_for_the_user_too():
+    def train() -> list[float]:
+        model = three_layers()
+        optimizer = zerolab.ZeroOptimizer(
+            model, CountingAdam, params=two_groups(model), where="tensor in the group"
+        )
+        step(optimizer, model, 0)
+        for group in optimizer.param_groups:
+            group["count"].mul_(3)
+        step(optimizer, model, 1)
+        return [group["count"].item() for group in optimizer.param_groups]
+
+    assert zerolab.launch(train, 2) == [[2 * 3 * 3 + 2] * 2] * 2, "each group counts, in the same tensor"

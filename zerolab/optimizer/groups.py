@@ -62,6 +62,8 @@ class SharedGroup:
         now = _values(self.source)
         if changed := _changed(now, self._used):
             _repeat(changed, now, self._used, group, memo)
+            for each in self._copies:  # the source of another group may be in any of the optimizers
+                memo |= {id(each[k]): group[k] for k in changed if isinstance(each.get(k), torch.Tensor)}
             self._shown = _values(group)
         self._used = now
 
