@@ -47,7 +47,6 @@ def test_both_ranks_of_logistic_print_the_same_falling_loss_and_the_trace_shows_
     assert os.listdir(tmp_path) == ["trace.txt"]
 
 
-
 def test_a_trace_that_ends_in_json_is_a_timeline_of_all_ranks(tmp_path):
     trace = tmp_path / "trace.json"
     flags = "--model logistic --stage 3 --world-size 2 --epochs 1 --steps 3"

@@ -125,7 +125,7 @@ def test_buffers_and_frozen_parameters_start_too():
     [
         (
             lambda: nn.Sequential(nn.Linear(4, 4), Scale()),
-            r"1 \(Scale\) is on the meta .* does not say",
+            r"1 \(Scale\) is on the meta .* has no reset_parameters",
         ),
         (lambda: nn.Sequential(nn.Linear(4, 4), Negligent()), r"1 \(Negligent\) .* leaves scale unwritten"),
         (lambda: nn.Sequential(nn.Linear(4, 4), Angles(False)), r"1 \(Angles\) .* leaves angles unwritten"),

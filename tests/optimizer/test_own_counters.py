@@ -9,8 +9,8 @@ import cloudpickle
 import pytest
 import torch
 from support import subjects
+from support.layers import parameters, same, step, three_layers
 from support.odd_optimizers import CountingAdam, LateState, OwnSchedule
-from torch import nn
 
 import zerolab
 
@@ -50,36 +50,6 @@ def test_the_single_processs_bits_at_every_stage(world_size: int):
 def test_in_mixed_precision_where_a_unit_is_updated_in_batches(where: str, precision: str):
     report = zerolab.verify(2, 2, optimizer_class=CountingAdam, precision=precision, where=where)
     assert report.bit_identical
-
-
-def step(optimizer: torch.optim.Optimizer, model: "Layers", number: int, layers: slice = slice(None)):
-    """A step on a few of the layers."""
-    optimizer.zero_grad()
-    drawn = torch.randn(2, 4, generator=torch.Generator().manual_seed(number))
-    loss = model(drawn, layers).float().square().mean()
-    (optimizer.scale(loss) if hasattr(optimizer, "scale") else loss).backward()
-    optimizer.step()
-
-
-class Layers(nn.Sequential):
-    def forward(self, x: torch.Tensor, layers: slice) -> torch.Tensor:
-        for layer in list(self)[layers]:
-            x = layer(x)
-        return x
-
-
-def three_layers() -> Layers:
-    torch.manual_seed(0)
-    return Layers(*(nn.Linear(4, 4) for _ in range(3)))
-
-
-def parameters(model: nn.Module, optimizer: zerolab.ZeroOptimizer) -> list[torch.Tensor]:
-    with optimizer.full_params():
-        return [p.detach().clone() for p in model.parameters()]
-
-
-def same(ours: list[torch.Tensor], theirs) -> bool:
-    return all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
 
 
 USED = [slice(None), slice(0, 2), slice(0, 2), slice(1, 3), slice(None)]
@@ -123,79 +93,6 @@ def test_a_group_that_is_added_later_finds_the_count_where_it_stands(where: str)
         return same(parameters(model, optimizer), plain.parameters())
 
     assert zerolab.launch(train, 2) == [True, True]
-
-
-def test_the_groups_show_what_the_optimizer_wrote():
-    def train() -> list:
-        model = three_layers()
-        groups = [
-            {"params": model[0].parameters()},
-            {"params": []},
-            {"params": model[1].parameters(), "lr": 0.5},
-        ]
-        optimizer = zerolab.ZeroOptimizer(
-            model, CountingAdam, stage=3, params=groups, where="group, made in step"
-        )
-        for number in range(3):
-            step(optimizer, model, number)
-        saved = optimizer.state_dict()["param_groups"]
-        return [(g["made"], g["lr"], s["made"]) for g, s in zip(optimizer.param_groups, saved, strict=True)]
-
-    assert zerolab.launch(train, 2) == [[(3, 0.01, 3), (3, 0.01, 3), (3, 0.5, 3)]] * 2
-
-
-def decay(optimizer: torch.optim.Optimizer):
-    return torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.9)
-
-
-def test_a_scheduler_and_the_optimizer_may_both_change_a_learning_rate():
-    def train() -> tuple:
-        run, optimizer = subjects.train_sharded("gpt", 1, OwnSchedule, STEPS, schedule=decay)
-        whole = subjects.train_replicas("gpt", 2, OwnSchedule, STEPS, schedule=decay)[0]
-        return subjects.same(run, whole), optimizer.param_groups[0]["lr"]
-
-    for equal, lr in zerolab.launch(train, 2):
-        assert equal and lr == pytest.approx(0.1 * (0.75 * 0.9) ** STEPS)
-
-
-@pytest.mark.parametrize("change", ["in place", "anew", "from outside"])
-def test_a_learning_rate_in_a_tensor_may_be_changed_in_place(change: str):
-    def train() -> tuple:
-        plain, model = three_layers(), three_layers()
-        rates = torch.tensor(0.1), torch.tensor(0.1)
-        expected = torch.optim.SGD(plain.parameters(), lr=rates[0])
-        optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=3, lr=rates[1])
-        for number in range(3):
-            step(expected, plain, number)
-            step(optimizer, model, number)
-            for each, rate in zip((expected, optimizer), rates, strict=True):
-                match change:
-                    case "in place":
-                        each.param_groups[0]["lr"].mul_(0.5)
-                    case "anew":
-                        each.param_groups[0]["lr"] = torch.tensor(0.1 / (number + 2))
-                    case "from outside":
-                        rate.mul_(0.5)
-        return same(parameters(model, optimizer), plain.parameters())
-
-    assert zerolab.launch(train, 2) == [True, True]
-
-
-def test_an_option_that_the_user_removes_or_adds_reaches_every_optimizer():
-    def train() -> tuple:
-        model = three_layers()
-        optimizer = zerolab.ZeroOptimizer(model, CountingAdam, where="group, made in step")
-        step(optimizer, model, 0)
-        optimizer.param_groups[0]["mine"] = [1]
-        del optimizer.param_groups[0]["made"]
-        step(optimizer, model, 1)
-        optimizer.param_groups[0]["mine"].append(2)
-        step(optimizer, model, 2)
-        groups = [each.param_groups[0] for each in optimizer.local.optimizers]
-        return [(group["made"], group["mine"]) for group in [*groups, *optimizer.param_groups]]
-
-    for found in zerolab.launch(train, 2):
-        assert len(found) == 4 and set(map(str, found)) == {"(2, [1, 2])"}
 
 
 def test_a_skipped_step_is_not_counted():
@@ -282,24 +179,3 @@ def test_a_batch_of_converted_gradients_is_no_larger_than_the_largest_slice():
 
     for found in zerolab.launch(look, 2):
         assert all(found) and len(found) > 6, "a unit has more than one batch"
-
-
-def test_a_group_added_later_gets_a_default_tensor_as_it_is_by_then():
-    def train() -> bool:
-        plain, model = three_layers(), three_layers()
-        rates = torch.tensor(0.1), torch.tensor(0.1)
-        expected = torch.optim.SGD(plain[0].parameters(), lr=rates[0])
-        optimizer = zerolab.ZeroOptimizer(
-            model, torch.optim.SGD, stage=1, params=model[0].parameters(), lr=rates[1]
-        )
-        for number in range(4):
-            if number == 2:
-                expected.add_param_group({"params": plain[1].parameters()})
-                optimizer.add_param_group({"params": model[1].parameters()})
-            for rate in rates:
-                rate.mul_(0.5)
-            step(expected, plain, number)
-            step(optimizer, model, number)
-        return same(parameters(model, optimizer), plain.parameters())
-
-    assert zerolab.launch(train, 2) == [True, True]

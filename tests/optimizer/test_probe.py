@@ -112,6 +112,29 @@ def test_the_error_names_the_state_and_its_shape():
         state_bytes_per_parameter(odd_optimizers.CounterOfOne, {})
 
 
+def test_a_class_that_wraps_another_optimizer_is_refused_with_a_way_out():
+    class Wrapper(torch.optim.Optimizer):
+        def __init__(self, optimizer: torch.optim.Optimizer):
+            super().__init__(optimizer.param_groups, optimizer.defaults)
+
+    with pytest.raises(
+        ValueError, match=r"Wrapper cannot be sharded: it does not take parameter groups .+pass a"
+    ):
+        state_bytes_per_parameter(Wrapper, {})
+
+
+def test_a_class_that_needs_an_option_in_every_group_says_so_itself():
+    class Picky(odd_optimizers.SignSGD):
+        def __init__(self, groups, lr: float = 0.1):
+            if any("use_sign" not in group for group in groups):
+                raise ValueError("use_sign must be set")
+            super().__init__(groups, lr)
+
+    with pytest.raises(ValueError, match=r"^use_sign must be set$"):
+        state_bytes_per_parameter(Picky, {})
+    assert state_bytes_per_parameter(Picky, {}, {"use_sign": True}) == 0
+
+
 def test_a_groups_own_options_are_tried_too():
     """Rprop with its defaults passes, and a group of LARS-like options would not."""
 

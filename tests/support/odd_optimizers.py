@@ -27,10 +27,14 @@ class SignSGD(torch.optim.Optimizer):
 
 
 class CountingAdam(torch.optim.Optimizer):
-    """Adam, whose one step counter is in one of the places that people use."""
+    """Adam, whose one step counter is in one of the places that people use.
 
-    def __init__(self, params, lr: float = 1e-2, where: str = "self"):
-        count = torch.zeros(()) if where == "tensor in the group" else 0
+    Args: count: the tensor to count in, where that is "tensor in the group"; a new one by default.
+    """
+
+    def __init__(self, params, lr: float = 1e-2, where: str = "self", count: torch.Tensor | None = None):
+        if count is None:
+            count = torch.zeros(()) if where == "tensor in the group" else 0
         super().__init__(params, {"lr": lr, "where": where, "count": count})
         self.count = 0
 
@@ -184,6 +188,23 @@ class LargeMatrices(SignSGD):
         return gradient / gradient.norm(dim=1, keepdim=True) if p.dim() == 2 and len(p) >= 64 else gradient
 
 
+class LastElements(SignSGD):
+    """Sometimes rounds differently in a tensor's last elements, which do not fill a vector register.
+
+    So do sigmoid and pow on a CPU, if not on every one; here it is done by hand.
+    """
+
+    def __init__(self, params, lr: float = 1e-3):
+        super().__init__(params, lr)
+
+    def update(self, group, p, gradient):
+        update = gradient.sign() / (1 + gradient.abs())
+        bits = update.flatten().view(torch.int32)
+        last = bits[len(bits) // 16 * 16 :]
+        last += last % 256 == 1
+        return bits.view(torch.float32).view(p.shape)
+
+
 # State that a checkpoint cannot store.
 
 
@@ -232,6 +253,6 @@ class SkipsEmpty(SignSGD):
 ELEMENTWISE = [SignSGD, CountingAdam, OwnSchedule, LateState]
 NOT_ELEMENTWISE = [
     TensorNorm, GlobalNorm, Projection, SpikeDetection, Estimate, CountsParameters, LargestRate, CountsUse,
-    Noise, LargeMatrices,
+    Noise, LargeMatrices, LastElements,
 ]  # fmt: skip
 NOT_STORABLE = [CounterOfOne, LateCounterOfOne, History, GlobalState, SkipsEmpty]

@@ -1,10 +1,11 @@
-"""The torch.optim.Optimizer face over engine and stage: optimizer.py, and what it is made of.
+"""ZeroOptimizer, a torch.optim.Optimizer that uses engine and stage: optimizer.py, and its parts.
 
-settings.py checks what a user hands in, and probe.py, by a trial (trial.py), whether the optimizer may be
-cut. layout.py lays the parameters out, slices.py cuts them, and local.py updates the slices batch by batch
-(batch.py), with the user's parameter groups (groups.py). gradients.py takes norms, loss_scale.py serves fp16,
-losses.py weighs unequal batches, slots.py notices modules and parameters that were replaced, and
-sharded_state.py is what checkpoints read and write, as the shards of shards.py.
+settings.py checks the user's arguments, and probe.py runs the optimizer (trial.py) to see whether it can be
+sharded. layout.py moves the parameters into flat units, slices.py cuts them, and local.py updates the slices
+batch by batch (batch.py) with the user's parameter groups (groups.py). gradients.py computes norms,
+loss_scale.py scales the loss for fp16, losses.py weighs unequal batches, and slots.py finds modules and
+parameters that were replaced. Checkpoints use sharded_state.py, which describes a rank's state as shards
+(shards.py).
 """
 
 from zerolab.optimizer.optimizer import STAGES, ZeroOptimizer

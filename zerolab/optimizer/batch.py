@@ -1,4 +1,4 @@
-"""Batches: which slices of a unit are updated together, by a stock optimizer that only they have."""
+"""Batches: which slices of a unit are updated together, by a stock optimizer of their own."""
 
 from copy import deepcopy
 
@@ -12,9 +12,9 @@ from zerolab.unit.span import Span
 def batches(unit: FlatUnit, most_numel: int) -> list[list[Span]]:
     """The parameters of a unit in batches that are updated one after the other, the same in every step.
 
-    One batch where gradients have the dtype of what is updated, because they are lent to the optimizer as
-    they are. Otherwise they are converted, and the slices of a batch have at most ``most_numel`` elements, so
-    that the copies of their gradients are few at a time.
+    One batch where gradients have the dtype of the values that are updated, because the optimizer then uses
+    them without a copy. Otherwise they are converted, and the slices of a batch have at most ``most_numel``
+    elements, so that the converted copies take little memory at a time.
     """
     if unit.grads.dtype == unit.master.dtype:
         return [unit.spans]
@@ -38,7 +38,7 @@ def owned_numel(unit: FlatUnit, span: Span) -> int:
 
 
 class Batch:
-    """Slices that are updated together, and the stock optimizer that only they have.
+    """Slices that are updated together, and their stock optimizer.
 
     Args: groups: options and slices of each of the user's groups; the slices of other batches are left out.
     """
@@ -46,20 +46,22 @@ class Batch:
     def __init__(self, spans: list[Span], optimizer_class: type, defaults: dict, groups: list[tuple]):
         self._spans = set(spans)
         self._slices: list[Slice] = []
-        own = [self._take(options, slices) for options, slices in groups]
-        self.optimizer = optimizer_class(own, **deepcopy(defaults))
+        # one call: a tensor that several groups have stays one tensor
+        defaults, options = deepcopy((defaults, [each for each, _ in groups]))
+        own = [self._group_of(each, slices) for each, (_, slices) in zip(options, groups, strict=True)]
+        self.optimizer = optimizer_class(own, **defaults)
 
     def add_group(self, options: dict, slices: list[Slice]) -> None:
         """Another group, empty where all of its parameters are in other batches."""
-        self.optimizer.add_param_group(self._take(options, slices))
+        self.optimizer.add_param_group(self._group_of(deepcopy(options), slices))
 
-    def _take(self, options: dict, slices: list[Slice]) -> dict:
+    def _group_of(self, options: dict, slices: list[Slice]) -> dict:
         mine = [each for each in slices if each.span in self._spans]
         self._slices += mine
-        return deepcopy(options) | {"params": [each.tensor for each in mine]}
+        return options | {"params": [each.tensor for each in mine]}
 
     def step(self, used: set[Span], scale: float) -> None:
-        """Update what was used. A slice without a gradient is left alone, as by any torch optimizer."""
+        """Update the slices of ``used`` parameters. Those without a gradient are skipped, as in torch."""
         for each in self._slices:
             if each.span in used:
                 gradient = each.unit.grads.reduced[each.part].to(each.tensor.dtype)
@@ -69,7 +71,7 @@ class Batch:
             each.tensor.grad = None
 
     def load_state_dict(self, state_dict: dict, numbers: dict[nn.Parameter, int]) -> None:
-        """Take what is this batch's out of the state of all slices, in which they have these numbers."""
+        """Load this batch's part of the state of all slices, which have these ``numbers`` in it."""
         pairs = zip(state_dict["param_groups"], self.optimizer.param_groups, strict=True)
         groups = [saved | {"params": [numbers[each] for each in own["params"]]} for saved, own in pairs]
         mine = {number for group in groups for number in group["params"]}

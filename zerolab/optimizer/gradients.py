@@ -1,4 +1,4 @@
-"""Gradients that no rank holds whole: their norm, clipping by it, and gathering them to be looked at."""
+"""Sharded gradients: their global norm, clipping by it, and gathering them for inspection."""
 
 from collections.abc import Iterable
 
@@ -12,7 +12,7 @@ from zerolab.unit.span import Span
 
 
 class GradientsOf:
-    """A unit's gradients as the subject of a message, never to be taken for another rank's parameters."""
+    """Identifies a message as a unit's gradients, so that no rank takes them for parameters."""
 
     def __init__(self, unit: FlatUnit):
         self.name, self.index = f"gradients of {unit.name}", unit.index + GRADIENTS_FROM
@@ -28,9 +28,9 @@ def clip_grads(
     norm_type: float,
     scale: float,
 ) -> torch.Tensor:
-    """Average the gradients, and scale them to a norm of at most ``max_norm``; returns the norm they had.
+    """Average the gradients, and scale them to a norm of at most ``max_norm``; returns the norm before that.
 
-    ``scale``: how many times too large they are, as of a loss that was scaled.
+    ``scale``: the factor of a scaled loss, by which the gradients are too large.
     Comm: 8 bytes a rank. Raises: ValueError for a negative max_norm or norm_type.
     """
     if not max_norm >= 0 or not norm_type > 0:
@@ -52,8 +52,8 @@ def global_norm(
 ) -> torch.Tensor:
     """The p-norm over every rank's ``gradients``, each element of the model's gradient held by one rank.
 
-    The norm of a rank's own shard is not the norm, and the sum of the ranks' norms is not either: powers are
-    added up, in double precision and rank order, and the root is taken once. So the result is the same at
+    Neither the norm of one rank's shard nor the sum of the ranks' norms is the global norm. The powers are
+    summed, in double precision and in rank order, and the root is taken once, so the result is the same at
     every world size.
 
     Memory: one gradient in double precision. On a GPU the CPU waits for the device once.
@@ -74,7 +74,7 @@ def whole_grads(
 ) -> dict[str, torch.Tensor]:
     """The averaged gradients of the parameters that were used, by name.
 
-    Those of a scaled loss are scaled back in fp32, as 16 bits might not hold them.
+    Gradients of a scaled loss are divided in fp32, because 16 bits might not hold the result.
     """
     found = {}
     for unit in units:

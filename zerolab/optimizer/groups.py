@@ -1,7 +1,7 @@
-"""Parameter groups of which there are several copies: the user's own, and one in each stock optimizer.
+"""Parameter groups in several copies: the user's own, and one in each stock optimizer.
 
-A scheduler writes to the user's, and a stock optimizer may write to its own: a step counter, a learning rate
-that it decays itself. Copying everything in either direction would undo what the other side wrote, so only
+A scheduler writes to the user's group, and a stock optimizer may write to its own: a step counter, a learning
+rate that it decays itself. Copying all options in one direction would undo what the other side wrote, so only
 changes are copied.
 """
 
@@ -9,8 +9,6 @@ import copy
 from typing import Any
 
 import torch
-
-_REMOVED = object()
 
 
 def options_of(group: dict) -> dict:
@@ -21,9 +19,13 @@ def options_of(group: dict) -> dict:
 class SharedGroup:
     """One parameter group in all its copies.
 
+    Several groups may hold the same tensor, for example a default, and an optimizer may count in it. So an
+    in-place change is repeated in place. All groups of an optimizer have one ``memo`` (as in copy.deepcopy),
+    so that they get one copy of a new tensor.
+
     Args:
         copies: the group in each stock optimizer.
-        source: the one of them whose values the user is shown; all get the same updates.
+        source: the copy that the user is shown. All copies get the same updates.
     """
 
     def __init__(self, copies: list[dict], source: dict):
@@ -31,46 +33,47 @@ class SharedGroup:
         self._shown: dict[str, tuple] = {}
         self._used: dict[str, tuple] = {}
 
-    def fill_in(self, group: dict, defaults: dict) -> None:
-        """Show the options that the user left out. A tensor of the user's, such as an lr, stays."""
-        given = {key: value for key, value in (defaults | group).items() if isinstance(value, torch.Tensor)}
-        self.take_back(group)
+    @torch.no_grad()
+    def fill_in(self, group: dict, defaults: dict, memo: dict) -> None:
+        """Add the options that the user left out. A tensor that the user gave, such as an lr, stays."""
+        given = {
+            key: value
+            for key, value in (defaults | group).items()
+            if isinstance(value, torch.Tensor) and isinstance(self.source.get(key), torch.Tensor)
+        }
+        for each in self._copies:
+            for key, value in given.items():
+                each[key].copy_(value)  # it may have changed since the optimizer was built
+        self.take_back(group, memo)
         group.update(given)
-        self._shown = {key: value for key, value in _values(group).items() if key not in given}
+        self._shown = _values(group)
 
-    def hand_over(self, group: dict) -> None:
-        """Give the stock optimizers what the user changed in ``group`` since the last call."""
-        changes, self._shown = _changes(group, self._shown)
-        if changes:
-            for each in self._copies:
-                _write(each, changes)
+    def hand_over(self, group: dict, memos: list[dict]) -> None:
+        """Copy what the user changed in ``group`` since the last call to the stock optimizers."""
+        now = _values(group)
+        if changed := _changed(now, self._shown):
+            for each, memo in zip(self._copies, memos, strict=True):
+                _repeat(changed, now, self._shown, each, memo)
             self._used = _values(self.source)
+        self._shown = now
 
-    def take_back(self, group: dict) -> None:
-        """Show in the user's ``group`` what the stock optimizers changed since the last call."""
-        changes, self._used = _changes(self.source, self._used)
-        if changes:
-            _write(group, changes)
+    def take_back(self, group: dict, memo: dict) -> None:
+        """Copy what the stock optimizers changed since the last call to the user's ``group``."""
+        now = _values(self.source)
+        if changed := _changed(now, self._used):
+            _repeat(changed, now, self._used, group, memo)
+            for each in self._copies:  # the source of another group may be in any of the optimizers
+                memo |= {id(each[k]): group[k] for k in changed if isinstance(each.get(k), torch.Tensor)}
             self._shown = _values(group)
-
-
-def _changes(group: dict, before: dict[str, tuple]) -> tuple[dict[str, Any], dict[str, tuple]]:
-    """What is new or another value than ``before``, or gone; and the values now."""
-    now = _values(group)
-    changed = {key: value for key, (value, mark) in now.items() if not _same(before.get(key), value, mark)}
-    return changed | {key: _REMOVED for key in before if key not in now}, now
+        self._used = now
 
 
 def _values(group: dict) -> dict[str, tuple]:
     return {key: (value, _mark(value)) for key, value in options_of(group).items()}
 
 
-def _same(before: tuple | None, value: Any, mark: Any) -> bool:
-    return before is not None and before[0] is value and before[1] == mark
-
-
 def _mark(value: Any) -> Any:
-    """What differs after a value was changed in place. A tensor is not read: the CPU would wait for a GPU."""
+    """Something that differs after an in-place change. It reads no tensor: the CPU would wait for a GPU."""
     if isinstance(value, torch.Tensor):
         return id(value), value._version
     if isinstance(value, (list, tuple)):
@@ -80,10 +83,23 @@ def _mark(value: Any) -> Any:
     return value if isinstance(value, (bool, int, float, str)) else id(value)
 
 
-def _write(group: dict, changes: dict[str, Any]) -> None:
-    """Copies of the values: a tensor that an optimizer counts in must not be that of all of them."""
-    for key, value in changes.items():
-        if value is _REMOVED:
+def _changed(now: dict[str, tuple], before: dict[str, tuple]) -> list[str]:
+    """The keys that are new, are gone, or have another value."""
+    return [key for key in before | now if not (_same(key, now, before) and now[key][1] == before[key][1])]
+
+
+def _same(key: str, now: dict[str, tuple], before: dict[str, tuple]) -> bool:
+    """Whether it is the same object, which may have changed in place."""
+    return key in now and key in before and now[key][0] is before[key][0]
+
+
+@torch.no_grad()
+def _repeat(changed: list[str], now: dict, before: dict, group: dict, memo: dict) -> None:
+    """Make the same changes to another copy of a group, with copies of the values."""
+    for key in changed:
+        if key not in now:
             group.pop(key, None)
+        elif isinstance(value := now[key][0], torch.Tensor) and _same(key, now, before):
+            group[key].copy_(value)
         else:
-            group[key] = copy.deepcopy(value)
+            group[key] = copy.deepcopy(value, memo)

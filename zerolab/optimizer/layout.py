@@ -1,4 +1,4 @@
-"""Layout: from a model as its author wrote it to flat units, cut as the stage says, one unit at a time."""
+"""Layout: move a model's parameters into flat units and shard them by stage, one unit at a time."""
 
 import itertools
 from collections.abc import Iterator
@@ -20,10 +20,10 @@ def lay_out(
 ) -> list[UnitRun]:
     """Move all parameters into flat units, with rank 0's values, and shard each unit before the next is made.
 
-    So at stage 3 no more than one of them is whole beside the shards, and a model on the meta device can be
+    So at stage 3 a rank holds at most one whole unit and its shards, and a model on the meta device can be
     larger than the memory of a rank.
 
-    Raises: ValueError where a module on the meta device does not say how it starts.
+    Raises: ValueError where a module on the meta device has no way to initialize itself.
     """
     exact = _kept_exact(model)
     runs, index = [], itertools.count()

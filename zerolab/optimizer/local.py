@@ -18,9 +18,9 @@ class LocalUpdate:
     """Updates this rank's slice of every parameter with stock optimizers of the class given.
 
     Each batch of slices has an optimizer of its own, which is stepped exactly once in every training step.
-    That is what a single process does with its one optimizer, so a step counter or a schedule that the
-    optimizer keeps itself stays right, while a unit can be updated and gathered before the next one. The
-    groups of each optimizer mirror the user's one to one, empty ones too. It knows nothing of ranks.
+    A single process steps its one optimizer as often, so a step counter or a schedule that the optimizer
+    keeps itself stays correct, and a unit can still be updated and gathered before the next one. Each
+    optimizer has as many groups as the user, some of them empty. This class does not know about ranks.
 
     Attributes:
         optimizers: the stock optimizers.
@@ -43,8 +43,9 @@ class LocalUpdate:
         for optimizer in self.optimizers:
             self.state.include(optimizer)
         self._shared = [self._share(place) for place in range(len(groups))]
+        memo: dict = {}
         for shared, group in zip(self._shared, groups, strict=True):
-            shared.fill_in(group, defaults)
+            shared.fill_in(group, defaults, memo)
 
     @property
     def slices(self) -> list[Slice]:
@@ -56,37 +57,39 @@ class LocalUpdate:
         return [", ".join(each.span.name for each in slices) for slices in self._cuts]
 
     def _cut(self, group: dict) -> list[Slice]:
-        """The slices of a group's parameters, once the optimizer was tried with its options."""
+        """The slices of a group's parameters, after the optimizer was probed with the group's options."""
         cost = state_bytes_per_parameter(self._class, self._defaults, options_of(group))
         return cut(self._units, group["params"], cost)
 
     def _share(self, place: int) -> SharedGroup:
-        """A group in all optimizers. The user sees the values of one that has parameters in it."""
+        """One group of all optimizers. The user is shown a copy of it that has parameters."""
         copies = [optimizer.param_groups[place] for optimizer in self.optimizers]
         return SharedGroup(copies, next((each for each in copies if each["params"]), copies[0]))
 
     def add_group(self, group: dict) -> None:
-        """Cut the parameters of a new group, and hand each slice to its optimizer."""
+        """Cut the parameters of a new group, and add each slice to its batch's optimizer."""
         slices = self._cut(group)
         for batch in chain.from_iterable(self._batches.values()):
             batch.add_group(options_of(group), slices)
             self.state.include(batch.optimizer)
         self._cuts.append(slices)
         self._shared.append(self._share(-1))
-        self._shared[-1].fill_in(group, self._defaults)
+        self._shared[-1].fill_in(group, self._defaults, {})
 
     def hand_over(self, groups: list[dict]) -> None:
-        """Give the optimizers what was changed in the user's groups, as by a scheduler."""
+        """Copy what the user, or a scheduler, changed in the user's groups to the optimizers."""
+        memos: list[dict] = [{} for _ in self.optimizers]
         for shared, group in zip(self._shared, groups, strict=True):
-            shared.hand_over(group)
+            shared.hand_over(group, memos)
 
     def take_back(self, groups: list[dict]) -> None:
-        """Show in the user's groups what the optimizers changed in theirs."""
+        """Copy what the optimizers changed in their groups to the user's."""
+        memo: dict = {}
         for shared, group in zip(self._shared, groups, strict=True):
-            shared.take_back(group)
+            shared.take_back(group, memo)
 
     def step(self, unit: FlatUnit, used: set[Span], scale: float = 1.0) -> None:
-        """Update the unit's slices, those of parameters that some rank used.
+        """Update the unit's slices of parameters that some rank used.
 
         ``scale``: how many times too large the gradients are, as of a loss that was scaled.
         Memory: gradients of another dtype than the slice's are converted a batch at a time, so that the
@@ -100,11 +103,11 @@ class LocalUpdate:
         return [t for each in self.state.values() for t in each.values() if isinstance(t, torch.Tensor)]
 
     def excess_bytes(self) -> float:
-        """State beyond an even share of it, over the slices that have any."""
+        """How much more state this rank has than an even share, over the slices that have state."""
         return sum(each.excess_bytes for each in self.slices if each.tensor in self.state)
 
     def state_dict(self) -> dict:
-        """As one optimizer of all slices gives it, which are numbered in their order."""
+        """The state_dict of one optimizer for all slices, which are numbered in their order."""
         numbers = {each.tensor: number for number, each in enumerate(self.slices)}
         groups = [
             options_of(shared.source) | {"params": [numbers[each.tensor] for each in slices]}
@@ -114,9 +117,9 @@ class LocalUpdate:
         return self.optimizers[0].state_dict() | {"state": state, "param_groups": groups}
 
     def load_state_dict(self, state_dict: dict, groups: list[dict]) -> None:
-        """Give each optimizer its part of what `state_dict` gave, and show its options in the user's groups.
+        """Give each optimizer its part of such a `state_dict`, and copy its options to the user's groups.
 
-        Raises: ValueError for other groups than were saved.
+        Raises: ValueError where the groups are not those that were saved.
         """
         sizes = [len(group["params"]) for group in state_dict["param_groups"]]
         if sizes != [len(slices) for slices in self._cuts]:
@@ -132,20 +135,20 @@ class LocalUpdate:
 
 
 class SliceStates(MutableMapping):
-    """The state that several optimizers keep, by tensor, as one optimizer for all would have it.
+    """The state of several optimizers by tensor, like the ``state`` of one optimizer for all tensors.
 
-    It is a view: what an optimizer keeps is never copied.
+    It is a view and copies nothing.
     """
 
     def __init__(self):
         self._owners: dict[nn.Parameter, torch.optim.Optimizer] = {}
 
     def include(self, optimizer: torch.optim.Optimizer) -> None:
-        """Look for its tensors' state in this optimizer."""
+        """Add this optimizer's tensors."""
         self._owners |= {tensor: optimizer for group in optimizer.param_groups for tensor in group["params"]}
 
     def __getitem__(self, tensor: nn.Parameter) -> dict:
-        if tensor not in (state := self._owners[tensor].state):  # which would make an entry for it
+        if tensor not in (state := self._owners[tensor].state):  # a defaultdict: reading would add an entry
             raise KeyError(tensor)
         return state[tensor]
 

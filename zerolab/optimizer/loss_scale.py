@@ -1,8 +1,8 @@
 """LossScale: a factor on the loss that keeps small gradients above fp16's smallest numbers.
 
-fp16 ends at 6e-8 below and 65,504 above, where bf16 reaches as far as fp32. Gradients of a loss that was
-multiplied by a large power of two keep clear of the lower end; where they then hit the upper one, the step is
-skipped and the factor halved. Nobody has to choose it: it grows until something overflows.
+fp16 holds numbers from 6e-8 to 65,504, where bf16 has the range of fp32. Multiplying the loss by a large
+power of two keeps small gradients above the lower bound. If some then exceed the upper bound, the step is
+skipped and the factor is halved. Nobody has to choose the factor: it grows until a gradient overflows.
 """
 
 from collections.abc import Iterable
@@ -12,18 +12,18 @@ import torch
 from zerolab.collectives import Comm
 
 LARGEST, SMALLEST = 2.0**15, 2.0**-14
-"""Where it starts: the largest power of two that a loss's own gradient can be in fp16. And where it ends."""
+"""The initial factor, which is the largest power of two that fp16 holds, and the smallest factor."""
 
 
 class LossScale:
-    """The factor, and how it follows the run. The same on every rank, because all hear of each overflow.
+    """The factor and its adaptation. It is the same on every rank, because each overflow is sent to all.
 
     Attributes:
-        value: what losses are multiplied by now.
-        growth_interval: after how many steps without an overflow it doubles; yours to set.
-        good_steps: how many there were since it last changed.
-        skipped_steps: how many were skipped.
-        applied: what the loss was multiplied by whose gradients there are now.
+        value: the factor for the next loss.
+        growth_interval: after how many steps without an overflow it doubles; may be set.
+        good_steps: how many such steps there were since the last change.
+        skipped_steps: how many steps were skipped.
+        applied: the factor of the current gradients.
     Source: Micikevicius et al., Mixed Precision Training, §3.2 (arXiv:1710.03740)
     """
 
@@ -39,11 +39,11 @@ class LossScale:
         return loss * self.value
 
     def judge(self, comm: Comm, gradients: Iterable[torch.Tensor], any_used: bool) -> bool:
-        """Whether a step has to be skipped, because some rank's gradients have an inf or a NaN; follow it.
+        """Whether a step has to be skipped, because some rank's gradients have an inf or a NaN; adapt to it.
 
         Comm: a byte a rank.
-        Raises: RuntimeError where there are gradients of a loss that was not scaled, or where they are not
-            finite unscaled either.
+        Raises: RuntimeError for gradients of a loss that was not scaled, and for gradients that are not
+            finite at the smallest factor either.
         """
         if any_used and not self._fresh:
             raise RuntimeError(
@@ -54,13 +54,13 @@ class LossScale:
         overflowed = bool(comm.exchange(torch.tensor(mine, dtype=torch.uint8), "overflows").any())
         if overflowed and self.applied <= SMALLEST:
             raise RuntimeError(
-                f"gradients are not finite, even of a loss scaled by no more than {self.applied:g}: look for "
-                "inf or NaN in the data and the loss, or train in 'mixed', whose bf16 reaches as far as fp32"
+                f"gradients are not finite, even with a loss scale of {self.applied:g}: look for "
+                "inf or NaN in the data and the loss, or train in 'mixed', whose bf16 has the range of fp32"
             )
-        self._follow(overflowed)
+        self._adapt(overflowed)
         return overflowed
 
-    def _follow(self, overflowed: bool) -> None:
+    def _adapt(self, overflowed: bool) -> None:
         self._fresh = False
         if overflowed:
             self.value, self.good_steps = self.value / 2, 0
@@ -71,11 +71,11 @@ class LossScale:
             self.value, self.good_steps = self.value * 2, 0
 
     def state_dict(self) -> dict:
-        """What a checkpoint keeps."""
+        """The attributes that a checkpoint stores."""
         return {key: getattr(self, key) for key in _STATE}
 
     def load_state_dict(self, state: dict) -> None:
-        """Go on with the factor of another run."""
+        """Continue with the factor of another run."""
         for key in _STATE:
             setattr(self, key, state[key])
 
@@ -84,6 +84,6 @@ _STATE = ("value", "growth_interval", "good_steps", "skipped_steps")
 
 
 def _all_finite(gradients: Iterable[torch.Tensor]) -> bool:
-    """On a GPU the CPU waits once. A rehearsal's tensors have no contents that could overflow."""
+    """On a GPU the CPU waits once. The tensors of a rehearsal have no contents that could overflow."""
     flags = [gradient.isfinite().all() for gradient in gradients if not gradient.is_meta]
     return not flags or bool(torch.stack(flags).all())

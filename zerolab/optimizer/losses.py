@@ -1,20 +1,18 @@
-"""What a ZeroOptimizer does to losses before backward: the scale of fp16, and means over unequal counts."""
+"""How a ZeroOptimizer changes losses before backward: the scale of fp16, and means over unequal counts."""
 
 import math
 
 import torch
 
-from zerolab.collectives import Comm
-
 
 class Losses:
-    """The part of ZeroOptimizer that turns a loss into what backward is called on."""
+    """The part of ZeroOptimizer that turns a loss into the tensor to call backward on."""
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
-        """What to call backward on: ``optimizer.scale(loss).backward()``. In fp16 a multiple of the loss.
+        """The loss to call backward on, ``optimizer.scale(loss).backward()``: in fp16 a multiple of the loss.
 
-        In any other precision it is the loss itself, so a loop written for fp16 serves for all. The step
-        divides again, and is skipped where a gradient overflowed.
+        In any other precision it is the loss itself, so a loop written for fp16 works in all. The step
+        divides the gradients again, and is skipped if one overflowed.
         """
         return loss if self.loss_scale is None else self.loss_scale.apply(loss)
 
@@ -23,10 +21,10 @@ class Losses:
     ) -> torch.Tensor:
         """This rank's part of a mean over the tokens of all ranks, where ranks have unequal numbers of them.
 
-        Ranks are averaged, and a mean of means weighs a token more where there are few. So hand in the *sum*
-        of the losses of this rank's tokens, and how many they are: the gradient is then that of the mean over
-        all tokens, as one process with all of them would have it. The mean over the ranks of what is returned
-        is the mean loss.
+        Gradients are averaged over ranks, and a mean of means gives a token more weight on a rank that has
+        few. So pass the *sum* of the losses of this rank's tokens and how many they are: the gradient is then
+        that of the mean over all tokens, as in one process that has all of them. The mean over the ranks of
+        the values returned is the mean loss.
 
         Args:
             count: how many tokens this rank's sum is over; may be 0, but not on all ranks.
@@ -41,35 +39,19 @@ class Losses:
                 "total_count of all ranks, and not both"
             )
         total = self.total(count) if total_count is None else total_count
-        return part_of_mean(self.comm, loss_sum, total)
+        if not total > 0 or not math.isfinite(total):
+            raise ValueError(
+                f"there are {total} tokens on all ranks together: pass counts whose total is more than 0"
+            )
+        return loss_sum * (self.world_size / total)
 
     def total(self, count: float) -> float:
         """The sum of a number over the ranks. Collective. Comm: 8 bytes a rank.
 
         Raises: ValueError on every rank where a count is negative or not finite.
         """
-        return sum_over_ranks(self.comm, count)
-
-
-def sum_over_ranks(comm: Comm, count: float) -> float:
-    """The sum of a number over the ranks. Comm: 8 bytes a rank.
-
-    Raises: ValueError on every rank where a count is negative or not finite.
-    """
-    counts = comm.exchange(torch.tensor(float(count), dtype=torch.float64), "token counts")
-    for rank, each in enumerate(counts.tolist()):
-        if not each >= 0 or not math.isfinite(each):
-            raise ValueError(f"count is {each} on rank {rank}: pass how many tokens it has, 0 or more")
-    return counts.sum().item()
-
-
-def part_of_mean(comm: Comm, loss_sum: torch.Tensor, total_count: float) -> torch.Tensor:
-    """What a rank has to differentiate for the ranks' mean to be the mean over ``total_count`` tokens.
-
-    Raises: ValueError for a total that is not above 0.
-    """
-    if not total_count > 0 or not math.isfinite(total_count):
-        raise ValueError(
-            f"there are {total_count} tokens on all ranks together: pass counts whose total is more than 0"
-        )
-    return loss_sum * (comm.world_size / total_count)
+        counts = self.comm.exchange(torch.tensor(float(count), dtype=torch.float64), "token counts")
+        for rank, each in enumerate(counts.tolist()):
+            if not each >= 0 or not math.isfinite(each):
+                raise ValueError(f"count is {each} on rank {rank}: pass how many tokens it has, 0 or more")
+        return counts.sum().item()

@@ -1,8 +1,8 @@
-"""Materialise: memory and start values for modules that were built on the meta device, a unit at a time.
+"""Materialise: memory and initial values for modules that were built on the meta device, a unit at a time.
 
-``with torch.device("meta"): model = GPT(...)`` makes shapes without contents, so it takes no memory, however
-large the model. PyTorch's convention for filling them in later is a module's ``reset_parameters()``, which
-writes the parameters and buffers that the module itself holds; all of torch.nn has it.
+``with torch.device("meta"): model = GPT(...)`` makes tensors without contents, so a model of any size takes
+no memory. PyTorch's convention for filling them later is a module's ``reset_parameters()``, which writes the
+parameters and buffers of the module itself; all modules of torch.nn have it.
 """
 
 import torch
@@ -13,7 +13,7 @@ from zerolab.engine.units import Unit
 
 @torch.no_grad()
 def materialise_unit(unit: Unit, device: torch.device) -> None:
-    """Give every module that holds one of the unit's parameters its start values. Memory: the unit, whole.
+    """Initialize every module that holds one of the unit's parameters. Memory: the unit, whole.
 
     Raises: ValueError for a module without reset_parameters, or where that leaves something unwritten.
     """
@@ -25,14 +25,14 @@ def materialise_unit(unit: Unit, device: torch.device) -> None:
 
 @torch.no_grad()
 def materialise_buffers(model: nn.Module, device: torch.device) -> None:
-    """The same for modules that hold nothing but buffers, as a table of rotary angles. Raises: as above."""
+    """Initialize modules that hold only buffers, such as a table of rotary angles. Raises: as above."""
     for name, module in model.named_modules():
         if not module._parameters and any(_lacks_memory(b, device) for b in module.buffers(recurse=False)):
             _materialise(name, module, device)
 
 
 def _lacks_memory(tensor: torch.Tensor, device: torch.device) -> bool:
-    """A rehearsal's device is the meta device itself: there nothing is to be given memory."""
+    """Not in a rehearsal, whose device is the meta device itself."""
     return tensor.is_meta and device.type != "meta"
 
 
@@ -40,7 +40,7 @@ def _materialise(name: str, module: nn.Module, device: torch.device) -> None:
     where = f"{name} ({type(module).__name__}) is on the meta device"
     if not hasattr(module, "reset_parameters"):
         raise ValueError(
-            f"{where} and does not say how it starts: give the class a reset_parameters() that fills its own "
+            f"{where} and has no reset_parameters() to initialize it: give the class one that fills its own "
             "parameters and buffers, or build the model with memory"
         )
     parameters = {key: p for key, p in module._parameters.items() if p is not None and p.is_meta}
@@ -58,7 +58,7 @@ def _materialise(name: str, module: nn.Module, device: torch.device) -> None:
 
 
 def _unwritten(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Memory for it: NaN wherever nothing is written, or 0 where there is no NaN."""
+    """New memory for it, filled with NaN to find what is never written; 0 for a dtype without NaN."""
     absent = float("nan") if tensor.is_floating_point() else 0
     return torch.full_like(tensor, absent, device=device, requires_grad=False)
 

@@ -1,11 +1,11 @@
-"""Probe: whether an optimizer may be cut into pieces, found out by cutting one.
+"""Probe: whether an optimizer can be sharded, found by running it on slices.
 
-ZeRO hands each rank a slice of every parameter, cut wherever the flat buffer is, and updates unit by unit.
-That is sound only for an optimizer whose update of an element depends on nothing but that element's own
-history and the number of steps. Adam, SGD with momentum and RMSprop are such; LBFGS (one curvature for all),
-Muon (whole matrices), Adafactor (row and column means) and AdamP (the gradient's angle to the weights) are
-not. A list of names would miss every optimizer that is not in it, so each is run twice, on whole parameters
-in one optimizer and on slices in several, and the bits compared.
+ZeRO gives each rank a slice of every parameter, cut at any element, and updates one unit after the other.
+That is correct only for an optimizer whose update of an element depends on nothing but the history of that
+element and the number of steps. Adam, SGD with momentum and RMSprop are such optimizers. LBFGS (one curvature
+for all parameters), Muon (whole matrices), Adafactor (means of rows and columns) and AdamP (the angle between
+gradient and weights) are not. A list of names would miss all others, so the probe runs each optimizer twice,
+on whole parameters in one optimizer and on slices in several, and compares the bits.
 """
 
 import inspect
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from zerolab.optimizer.groups import options_of
-from zerolab.optimizer.trial import APART, PLANS, SHARDED, TOGETHER, Held, Trial, gradients
+from zerolab.optimizer.trial import APART, PLANS, TOGETHER, Held, Places, Plan, Trial, gradients
 
 _IMPLEMENTATIONS = ("foreach", "fused", "capturable")
 """Keywords that choose how an update is computed and not what it is; the probe runs torch's plain loop."""
@@ -31,10 +31,11 @@ _OTHER_STATE = (
     "A checkpoint stores one value for a parameter, as a number or a tensor without dimensions, or a tensor "
     "of the parameter's shape: change the class to keep its state so, or pass another class"
 )
+_OTHER_ARGUMENTS = (
+    "ZeRO builds it from parameter groups, as in Adam([{'params': [...]}], lr=0.1): pass a class that takes "
+    "them and wraps no model or other optimizer"
+)
 _known: dict[tuple[type, str], float] = {}
-
-_Make = Callable[[list[list[tuple]]], Trial]
-"""Builds a trial with its parameters divided among optimizers in one way or another."""
 
 
 class _Refused(Exception):
@@ -50,8 +51,8 @@ def state_bytes_per_parameter(
     """Bytes of state the optimizer keeps for each fp32 parameter: the K of an fp32 run, 8 for Adam.
 
     Args: options: what a parameter group has besides the ``defaults``, or instead of them.
-    Raises: TypeError where it is no optimizer class; ValueError where it cannot be sharded; whatever the
-        optimizer itself raises about its own keywords.
+    Raises: TypeError if it is no optimizer class; ValueError if it cannot be sharded; the optimizer's own
+        TypeError or ValueError about its keywords.
     """
     if not (isinstance(optimizer_class, type) and issubclass(optimizer_class, torch.optim.Optimizer)):
         raise TypeError(
@@ -61,23 +62,23 @@ def state_bytes_per_parameter(
     defaults, options = _without_implementation(defaults), _without_implementation(options or {})
     key = optimizer_class, repr((sorted(defaults.items()), sorted(options.items())))
     if key not in _known:
+
+        def build(groups: list[list]) -> torch.optim.Optimizer:
+            own = [deepcopy(options) | {"params": each} for each in groups]
+            return optimizer_class(own, **deepcopy(defaults))
+
         with _on_the_cpu(), torch.random.fork_rng(devices=[]), torch.enable_grad():
-            _construct(optimizer_class, defaults, options)
-
-            def build(groups: list[list]) -> torch.optim.Optimizer:
-                own = [deepcopy(options) | {"params": each} for each in groups]
-                return optimizer_class(own, **deepcopy(defaults))
-
             try:
-                _known[key] = max([_probe(partial(Trial, build, plan)) for plan in PLANS])
-            except _Refused as no:
-                message = f"{optimizer_class.__name__} cannot be sharded: {no.reason}. {no.way_out}"
-                raise ValueError(message) from no.__cause__
+                _check_keywords(optimizer_class, defaults, options)
+                _known[key] = max([_probe(partial(Trial, build, plan), plan) for plan in PLANS])
+            except _Refused as refusal:
+                message = f"{optimizer_class.__name__} cannot be sharded: {refusal.reason}. {refusal.way_out}"
+                raise ValueError(message) from refusal.__cause__
     return _known[key]
 
 
 def _on_the_cpu() -> AbstractContextManager:
-    """Where the user set another default device. Not always: the context costs time at every operation."""
+    """For a user who set another default device. Otherwise no context: it costs time at every operation."""
     return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
 
 
@@ -85,55 +86,61 @@ def _without_implementation(keywords: dict) -> dict:
     return {key: value for key, value in keywords.items() if key not in _IMPLEMENTATIONS}
 
 
-def _construct(optimizer_class: type, defaults: dict, options: dict) -> None:
-    """Have the optimizer check its keywords itself. A group may also have options that are the user's own."""
+def _check_keywords(optimizer_class: type, defaults: dict, options: dict) -> None:
+    """Let the optimizer check its keywords. It checks no options of groups, so these are keywords here."""
     known = inspect.signature(optimizer_class).parameters
-    matrix = torch.ones(2, 2, dtype=torch.float32, requires_grad=True)
-    optimizer_class([matrix], **defaults | {key: value for key, value in options.items() if key in known})
+    keywords = defaults | {key: value for key, value in options.items() if key in known}
+    group = options | {"params": [torch.ones(2, 2, dtype=torch.float32, requires_grad=True)]}
+    try:
+        optimizer_class([group], **keywords)
+    except AttributeError as error:
+        raise _Refused(f"it does not take parameter groups ({_shown(error)})", _OTHER_ARGUMENTS) from error
 
 
-def _probe(make: _Make) -> float:
+def _probe(make: Callable[[Places], Trial], plan: Plan) -> float:
     """Step whole parameters and slices of them side by side; bytes of state for each element."""
     whole = _try(partial(make, TOGETHER), "it does not take parameters of different shapes in two groups")
-    sharded = _try(partial(make, SHARDED), "it does not take a parameter that was cut")
-    for step, kind in enumerate(whole.kinds):
+    sharded = _try(partial(make, plan.sharded), "it does not take a parameter that was cut")
+    for step, kind in enumerate(plan.kinds):
         given = gradients(kind, step, whole.weights())
-        _try(partial(whole.step, given), "its step on plain gradients failed")
-        _try(partial(sharded.step, given), "its step on slices of parameters, which may be empty, failed")
+        _try(partial(whole.step, given), "its step failed on plain gradients")
+        _try(partial(sharded.step, given), "its step failed on slices of parameters, which may be empty")
         if not _equal(whole.weights(), sharded.weights()):
-            raise _Refused(f"{_cause(make, step)} (seen at step {step + 1}, with gradients: {kind})")
+            raise _Refused(f"{_cause(make, plan, step)} (seen at step {step + 1}, with gradients: {kind})")
     for each in sharded.held:
         _compare_groups(whole.held[each.index].group, each.group)
     for each in whole.held:
         _compare_states(each, [piece for piece in sharded.held if piece.index == each.index])
-    _refuse_other_state(whole)
+    if whole.optimizers[0].state.keys() - {each.tensor for each in whole.held}:
+        raise _Refused("it keeps state that belongs to no parameter", _OTHER_STATE)
     matrix = whole.held[0]
     tensors = [value for value in matrix.state.values() if isinstance(value, torch.Tensor) and value.dim()]
     return sum(tensor.nbytes for tensor in tensors) / matrix.tensor.numel()
 
 
-def _try(what: Callable[[], Any], reason: str) -> Any:
+def _try(action: Callable[[], Any], reason: str) -> Any:
     try:
-        return what()
+        return action()
     except Exception as error:
-        raise _Refused(f"{reason} ({type(error).__name__}: {error})") from error
+        raise _Refused(f"{reason} ({_shown(error)})") from error
 
 
-def _cause(make: _Make, step: int) -> str:
-    """Why slices got other numbers than whole parameters, by this step: found by cutting less."""
-    expected = _weights_after(make, TOGETHER, step)
-    if not _equal(expected, _weights_after(make, TOGETHER, step)):
+def _shown(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".rstrip(".")
+
+
+def _cause(make: Callable[[Places], Trial], plan: Plan, step: int) -> str:
+    """Why slices differ from whole parameters after this step, found by separating without cutting."""
+    runs = [make(TOGETHER), make(TOGETHER), make(APART)]
+    for number, kind in enumerate(plan.kinds[: step + 1]):
+        for run in runs:
+            run.step(gradients(kind, number, run.weights()))
+    expected, again, apart = (run.weights() for run in runs)
+    if not _equal(expected, again):
         return "it draws random numbers, and every rank would draw others"
-    if not _equal(expected, _weights_after(make, APART, step)):
+    if not _equal(expected, apart):
         return "its update of a parameter depends on its other parameters"
     return "updating a tensor in pieces gave other numbers than updating it whole"
-
-
-def _weights_after(make: _Make, places: list[list[tuple]], last: int) -> list[torch.Tensor]:
-    trial = make(places)
-    for step, kind in enumerate(trial.kinds[: last + 1]):
-        trial.step(gradients(kind, step, trial.weights()))
-    return trial.weights()
 
 
 def _compare_groups(whole: dict, sharded: dict) -> None:
@@ -145,19 +152,19 @@ def _compare_groups(whole: dict, sharded: dict) -> None:
 
 
 def _compare_states(whole: Held, pieces: list[Held]) -> None:
-    """State has to be one number, the same for every slice, or one for each element."""
+    """State has to be one number, the same for every slice, or one number for each element."""
     for piece in pieces:
-        if odd := sorted(map(str, whole.state.keys() ^ piece.state.keys())):
-            raise _Refused(f"its state {odd[0]!r} is kept for some slices and not for others", _OTHER_STATE)
+        if keys := sorted(map(str, whole.state.keys() ^ piece.state.keys())):
+            raise _Refused(f"its state {keys[0]!r} is kept for some slices and not for others", _OTHER_STATE)
+        for key, value in piece.state.items():
+            if not _storable(value, piece.tensor):
+                raise _Refused(f"its state {key!r} is {_described(value)}", _OTHER_STATE)
     for key, value in whole.state.items():
         found = [piece.state[key] for piece in pieces]
-        for piece, each in zip(pieces, found, strict=True):
-            if not _storable(each, piece.tensor):
-                raise _Refused(f"its state {key!r} is {_described(each)}", _OTHER_STATE)
         if isinstance(found[0], torch.Tensor) and found[0].dim():
             value, found = value.reshape(-1), [torch.cat([each.reshape(-1) for each in found])]
         if not all(_equal(value, each) for each in found):
-            raise _Refused(f"its state {key!r} is another for slices than for a whole parameter")
+            raise _Refused(f"its state {key!r} differs between slices and a whole parameter")
 
 
 def _storable(value: Any, tensor: torch.Tensor) -> bool:
@@ -173,19 +180,12 @@ def _described(value: Any) -> str:
     return f"a {shape or type(value).__name__}"
 
 
-def _refuse_other_state(trial: Trial) -> None:
-    tensors = {each.tensor for each in trial.held}
-    for key in trial.optimizers[0].state:
-        if key not in tensors:
-            raise _Refused("it keeps state that belongs to no parameter", _OTHER_STATE)
-
-
 def _equal(first: Any, second: Any) -> bool:
-    """Whether two values are the same, NaN included; of other kinds than numbers, whether they may be."""
+    """Whether two values are the same, NaN too; objects that are no numbers need only be of one type."""
     if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
-        if torch.equal(first, second) or first.shape != second.shape:
-            return first.shape == second.shape
-        return bool(((first == second) | (first != first) & (second != second)).all())
+        return first.shape == second.shape and bool(
+            ((first == second) | first.isnan() & second.isnan()).all()
+        )
     if isinstance(first, (list, tuple)) and isinstance(second, (list, tuple)):
         return len(first) == len(second) and all(map(_equal, first, second))
     if isinstance(first, _PLAIN) and isinstance(second, _PLAIN):

@@ -1,4 +1,4 @@
-"""What a user hands to ZeroOptimizer, checked before the model is touched."""
+"""Settings: checks the arguments of ZeroOptimizer before the model is changed."""
 
 import itertools
 import weakref
@@ -11,7 +11,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from zerolab.engine.units import Unit
 
 engaged: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-"""Models that have a ZeroOptimizer: a second one would move the parameters away from under the first."""
+"""Models that have a ZeroOptimizer: a second one would move the parameters out of the first one's buffers."""
 
 held: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """The parameters that a ZeroOptimizer holds, with the class of its model."""
@@ -96,7 +96,7 @@ def _refuse_wrapped(model: nn.Module) -> None:
 
 
 def _refuse_shared_memory(model: nn.Module) -> None:
-    """Refuse two parameters on the same memory: each would get its own place, and the tie be lost."""
+    """Refuse two parameters in the same memory: each would get its own, and they would no longer be tied."""
     places = sorted(
         (p.device.type, p.data_ptr(), p.data_ptr() + p.nbytes, name)
         for name, p in model.named_parameters()
@@ -111,7 +111,7 @@ def _refuse_shared_memory(model: nn.Module) -> None:
 
 
 def choose(name: str, value, choices: dict):
-    """What ``value`` stands for. Raises: ValueError, with the choices, for a value that is none of them."""
+    """The entry of ``choices`` for ``value``. Raises: ValueError, with the choices, for any other value."""
     if isinstance(value, bool) or not isinstance(value, (int, str)) or value not in choices:
         raise ValueError(f"{name} is {value!r}: choose from {', '.join(map(repr, choices))}")
     return choices[value]
@@ -161,7 +161,7 @@ def _parameters(entries) -> list[nn.Parameter]:
 def signature(
     units: list[Unit], stage: type, precision: str, prefetch: int, optimizer_class: type, defaults: dict
 ) -> list[str]:
-    """What must be the same on every rank, a line for each thing, so that a difference can be named."""
+    """All settings that must be equal on every rank, a line for each, so that a difference can be named."""
     parameters = [f"{name} {_form(p)} in unit {unit.name}" for unit in units for name, p in unit.parameters]
     options = ", ".join(_keywords(defaults))
     return [
@@ -172,19 +172,19 @@ def signature(
 
 
 def _full_name(kind: type) -> str:
-    """Where a class comes from, too: two may have one name."""
+    """The class's name with its module, because two classes may have one name."""
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _form(parameter: nn.Parameter) -> str:
-    """Shape, dtype, and strides where they are not those of rows: it lies so in the flat buffer, too."""
+    """Shape, dtype, and strides unless contiguous, because the flat buffer keeps the order of memory."""
     frozen = "" if parameter.requires_grad else " frozen"
     strides = "" if parameter.is_contiguous() else f" with strides {parameter.stride()}"
     return f"{tuple(parameter.shape)} {parameter.dtype}{frozen}{strides}"
 
 
 def group_signature(model: nn.Module, groups: list[dict]) -> list[str]:
-    """The parameter groups, a line each, to be held against the other ranks'."""
+    """The parameter groups in lines, to be compared with those of other ranks."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     members = [", ".join(names[id(p)] for p in group["params"]) for group in groups]
     return describe_groups(groups, members)
@@ -200,16 +200,16 @@ def describe_groups(groups: list[dict], members: list[str]) -> list[str]:
 
 
 def _keywords(keywords: dict) -> list[str]:
-    """Hyperparameters as texts, without the parameters themselves and what a scheduler keeps for itself."""
+    """Hyperparameters as text, without the parameters and the options that only a scheduler uses."""
     kept = {key: value for key, value in keywords.items() if key not in ("params", "initial_lr")}
     return [f"{key}={_shown(value)}" for key, value in sorted(kept.items())]
 
 
 def _shown(value) -> str:
-    """Numbers and names as they are, in tensors and lists too; of anything else only what kind it is.
+    """A number or text as it is, in tensors and lists too; the type's name for anything else.
 
-    A function's text holds its address, and a set's order is chance: both differ between ranks that agree. A
-    tensor on a GPU is not read, as the CPU would wait for the device.
+    The text of a function contains its address, and a set has no fixed order: both differ between ranks that
+    agree. A tensor on a GPU is not read, because the CPU would wait for the device.
     """
     if isinstance(value, torch.Tensor):
         where = value.device.type

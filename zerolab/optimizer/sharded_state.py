@@ -1,4 +1,4 @@
-"""What state_dict() and checkpoints read and write of a ZeroOptimizer: this rank's shards."""
+"""The state of a ZeroOptimizer that state_dict() and checkpoints read and write: this rank's shards."""
 
 from collections.abc import Callable, Iterator
 
@@ -18,9 +18,9 @@ class ShardedState:
         return self.local.state_dict() | {"zerolab": self._tag()} | scale
 
     def load_state_dict(self, state_dict: dict) -> None:
-        """Take back what `state_dict` gave, on the same rank, at the same stage, world size and layout.
+        """Load a `state_dict` that was saved on the same rank, at the same stage, world size and layout.
 
-        Raises: ValueError where the tag says that it comes from elsewhere.
+        Raises: ValueError where its tag names another rank, world size or layout.
         """
         if state_dict.get("zerolab") != self._tag():
             raise ValueError(
@@ -55,14 +55,14 @@ class ShardedState:
     def shards(self, disjoint: bool = False) -> Iterator[Shard]:
         """This rank's slice of every parameter and of every tensor in the optimizer's state.
 
-        ``disjoint``: of what all ranks own, as at stage 0, only 1/N, so that each element is on one rank.
+        ``disjoint``: only 1/N of what all ranks own, as at stage 0, so that each element is on one rank.
         """
         for unit, span, shard in owned_shards(self.units, self.slices, self.state):
             share = self.stage.share(unit) if disjoint else unit.owned
             yield shard.within(share.start - span.offset, share.stop - span.offset)
 
     def describe_state(self) -> dict[str, dict]:
-        """The optimizer state by parameter name and key: scalars as they are, of sharded tensors the dtype.
+        """The optimizer state by parameter name and key: scalars themselves, of sharded tensors the dtype.
 
         Raises: ValueError for a tensor that has neither one value nor one for each element.
         """
@@ -70,7 +70,7 @@ class ShardedState:
 
     @torch.no_grad()
     def replace(self, state: dict[str, dict], write: Callable[[Iterator[Shard]], None]) -> None:
-        """Give this rank the optimizer ``state`` described, and have ``write`` overwrite all its `shards`.
+        """Allocate the optimizer ``state`` as described, and let ``write`` overwrite this rank's `shards`.
 
         The new values are shared as the stage shares an update, and gradients are cleared. Collective.
         Args: state: as `describe_state` returns it. Comm: Ψ at stages 1 and 2, none at others.
@@ -87,7 +87,7 @@ class ShardedState:
 
     @torch.no_grad()
     def gather_params(self, read: Callable[[dict[str, torch.Tensor]], None]) -> None:
-        """Call ``read`` with the whole parameters of one unit after the other, as they are updated, by name.
+        """Call ``read`` with the whole parameters of each unit by name, in the dtype of updates.
 
         Collective. Memory: one unit whole, in fp32 also where the model keeps 16 bits. Comm: Ψ.
         """

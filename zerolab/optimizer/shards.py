@@ -58,7 +58,7 @@ def _shard(unit: FlatUnit, span: Span, key: str | None, part: slice, values: tor
 
 
 def describe_state(slices: list[Slice], state: dict) -> dict[str, dict]:
-    """The optimizer state by parameter name and key: scalars as they are, of other tensors the dtype.
+    """The optimizer state by parameter name and key: scalars themselves, of other tensors the dtype.
 
     Raises: ValueError for a tensor that has neither one value nor one for each element.
     """
@@ -83,9 +83,9 @@ def _described(each: Slice, key: str, value):
 
 
 def allocate_state(slices: list[Slice], state: dict, described: dict[str, dict]) -> dict[int, dict]:
-    """The state that `describe_state` has described, by slice, with tensors that are still to be filled.
+    """State as `describe_state` describes it, by slice, with tensors that are not filled yet.
 
-    Tensors that are there already are used again, so that going back to a checkpoint takes no more memory.
+    Tensors that exist already are reused, so that loading a checkpoint takes no more memory.
     """
     found = {}
     for index, each in enumerate(slices):

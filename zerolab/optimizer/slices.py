@@ -1,4 +1,4 @@
-"""Slices: one rank's part of each parameter, as the stock optimizer that updates it sees the model."""
+"""Slices: one rank's part of each parameter, as the parameter that a stock optimizer updates."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Slice:
 
     @property
     def excess_bytes(self) -> float:
-        """Optimizer state beyond an even share, as the formula counts shares; negative below it."""
+        """How much more optimizer state it has than an even share, as in the formula; negative if less."""
         if not self.span.numel:
             return 0.0
         even_numel = self.span.numel * self.unit.shard.numel() / self.unit.padded_numel

@@ -1,8 +1,8 @@
-"""Slots: where a model keeps its modules and parameters, so that one that was replaced is noticed.
+"""Slots: the places where a model keeps its modules and parameters, to find out that one was replaced.
 
 After construction the parameters are views of flat buffers. ``model.to(...)``, ``parameter.data = ...``,
-``load_state_dict(assign=True)`` and ``model.head = nn.Linear(...)`` put others in their place, which nothing
-would update.
+``load_state_dict(assign=True)`` and ``model.head = nn.Linear(...)`` replace them by tensors that would never
+be updated.
 """
 
 from collections.abc import Callable
@@ -54,38 +54,35 @@ class Slots:
         ]
 
     def check(self) -> None:
-        """Raises: RuntimeError that names a module or parameter that was replaced."""
+        """Raises: RuntimeError that names a module or parameter that was replaced, or was frozen before."""
         for modules, key, module, name in self.modules:
             if modules.get(key) is not module:
                 raise RuntimeError(
-                    f"module {name} was replaced or removed after its ZeroOptimizer was built, and what is "
-                    "there now would not be trained: change the model first, then build the optimizer"
+                    f"module {name} was replaced or removed after its ZeroOptimizer was built, and a new "
+                    "module would not be trained: change the model first, then build the optimizer"
                 )
         for slot in self.parameters:
             if slot.parameters.get(slot.key) is not slot.span.parameter or slot.unit.was_replaced(slot.span):
                 raise RuntimeError(
                     f"parameter {slot.span.name} was replaced after its ZeroOptimizer was built, as "
                     "model.to(), parameter.data = ... and load_state_dict(assign=True) do, and would never "
-                    "be updated: move the model before building the optimizer, and write into parameters "
+                    "be updated: move the model before you build the optimizer, and write to parameters "
                     "inside full_params()"
                 )
         with as_plain_tensors():
-            thawed = [
-                s.span.name
-                for s in self.parameters
-                if s.span.parameter.requires_grad and not s.unit.trainable
-            ]
+            thawed = [s for s in self.parameters if s.span.parameter.requires_grad and not s.unit.trainable]
         if thawed:
             raise RuntimeError(
-                f"parameter {thawed[0]} was frozen when its ZeroOptimizer was built, requires a gradient now "
-                "and would not be trained: build the optimizer while it requires one, and freeze it then"
+                f"parameter {thawed[0].span.name} was frozen when its ZeroOptimizer was built, requires a "
+                "gradient now and would not be trained: build the optimizer while it requires one, and "
+                "freeze it then"
             )
 
 
 def guard_loading(model: nn.Module, slots: Slots, full_params_open: Callable[[], bool]) -> None:
     """Refuse load_state_dict into sharded parameters before it changes anything.
 
-    That includes parameters that are whole for the moment, as between a forward and its backward.
+    This includes parameters that are unsharded for a while, as between a forward and its backward.
     """
     for module in model.modules():
         mine = [slot for slot in slots.parameters if slot.parameters is module._parameters]

@@ -1,63 +1,84 @@
-"""A trial of an optimizer: a few small parameters, stepped as one process has them or as ranks and units do.
+"""A trial of an optimizer: a few small parameters, stepped as in one process or as on ranks with units.
 
-The gradients bring out what an optimizer may do rarely, because it looks at a gradient's norm, at its angle
-to the weights, at a jump in size, or at how many parameters had a gradient.
+An optimizer may look at more than one element only now and then: at a gradient of a certain norm or angle to
+the weights, after a jump in size, or where a parameter had no gradient. A trial has gradients of each kind.
 """
 
+import math
 from collections.abc import Callable
+from itertools import pairwise, starmap
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
-_SHAPES = ((6, 7), (11,), (4, 3, 2, 2), ())
-"""A matrix and a bias in the first unit, a convolution in the second, a scalar in the third."""
-_LARGE = ((131, 130), *_SHAPES[1:])
-"""Some optimizers treat a small matrix like a vector. The lengths are no multiples of a vector register's."""
-_SCALES = (1.0, 0.01, 30.0, 1.0)
 _GROUPS = (0, 1, 0, 1)
 _UNITS = ((0, 1), (2,), (3,))
-_FIRST_NUMEL = (26, 0, 5, 1)
-"""How much of each parameter the first rank owns: nothing of the bias, all of the scalar."""
-
-WHOLE = slice(None)
-TOGETHER = [[(index, WHOLE) for index in range(len(_SHAPES))]]
-"""As in a single process: every parameter, in one optimizer."""
-APART = [[(index, WHOLE)] for index in range(len(_SHAPES))]
-"""Every parameter in an optimizer of its own."""
-SHARDED = [
-    *([(index, slice(0, _FIRST_NUMEL[index])) for index in unit] for unit in _UNITS),
-    *([(index, slice(_FIRST_NUMEL[index], None)) for index in unit] for unit in _UNITS),
-    [],
-]
-"""As on two ranks with three units, and a unit none of whose parameters is trained."""
-
 _UNUSED = {"first unit unused": _UNITS[0], "bias unused": (1,)}
+
+Places = list[list[tuple[int, slice]]]
+"""For each optimizer of a trial, the parameters that it updates, by index, and which part of each."""
+WHOLE = slice(None)
+TOGETHER: Places = [[(index, WHOLE) for index in range(len(_GROUPS))]]
+"""As in a single process: every parameter, in one optimizer."""
+APART: Places = [[(index, WHOLE)] for index in range(len(_GROUPS))]
+"""Every parameter in an optimizer of its own."""
 
 
 class Plan(NamedTuple):
-    """Shapes to try an optimizer on, and the kind of gradients in each step."""
+    """What to try an optimizer on: four parameters, and the kind of gradients in each step.
+
+    Attributes:
+        shapes: a matrix and a bias in the first unit, a convolution in the second, a scalar in the third.
+        scales: the largest initial value of each parameter.
+        cuts: at which elements each parameter is cut.
+    """
 
     shapes: tuple[tuple[int, ...], ...]
+    scales: tuple[float, ...]
+    cuts: tuple[tuple[int, ...], ...]
     kinds: tuple[str, ...]
+
+    @property
+    def sharded(self) -> Places:
+        """As on two ranks with three units, and a unit that has no trainable parameters.
+
+        The second rank has the last piece of each parameter, and the first rank the others.
+        """
+        pieces = [list(starmap(slice, pairwise((0, *cuts, None)))) for cuts in self.cuts]
+        return [
+            *([(index, part) for index in unit for part in pieces[index][:-1]] for unit in _UNITS),
+            *([(index, pieces[index][-1]) for index in unit] for unit in _UNITS),
+            [],
+        ]
 
 
 PLANS = (
     Plan(
-        _SHAPES,
-        (
+        shapes=((6, 7), (11,), (4, 3, 2, 2), ()),
+        scales=(1.0, 0.01, 30.0, 1.0),
+        cuts=((26,), (0,), (5,), (1,)),  # the first rank has nothing of the bias and all of the scalar
+        kinds=(
             *("smooth", "smooth", "small", "large", "parallel", "orthogonal", "orthogonal", "spiky"),
             *("first unit unused", "orthogonal", "zero", "smooth", "large", "bias unused", "small", "spiky"),
             *("parallel", "smooth", "orthogonal", "small", "smooth", "zero", "spiky", "smooth"),
         ),
     ),
-    Plan(_LARGE, ("smooth", "spiky", "orthogonal")),
+    # Some optimizers treat a small matrix like a vector. And some operations, such as sigmoid and pow, round
+    # differently in the last elements of a tensor, which do not fill a vector register: a piece of 15 has no
+    # other elements, and weights near zero show the last bit of an update.
+    Plan(
+        shapes=((131, 130), (11,), (4, 3, 2, 2), ()),
+        scales=(1e-6, 1e-6, 1e-6, 1e-6),
+        cuts=(tuple(range(15, 600, 15)), (0,), (5,), (1,)),
+        kinds=("smooth", "spiky", "orthogonal"),
+    ),
 )
-"""The small one first: it takes milliseconds also where an optimizer decomposes matrices."""
+"""The small one is first: it takes milliseconds also for an optimizer that decomposes matrices."""
 
 
 class Held(NamedTuple):
-    """A parameter, or a slice of one, with the optimizer and the group that it is in."""
+    """A parameter, or a slice of one, with the optimizer that it is in."""
 
     index: int
     part: slice
@@ -74,14 +95,13 @@ class Held(NamedTuple):
 
 
 class Trial:
-    """One run of an optimizer over a plan's parameters, divided among optimizers as ``places`` says."""
+    """One run of an optimizer over a plan's parameters, divided among several of its kind by ``places``."""
 
-    def __init__(self, build: Callable[[list], torch.optim.Optimizer], plan: Plan, places: list[list[tuple]]):
-        self.kinds = plan.kinds
+    def __init__(self, build: Callable[[list], torch.optim.Optimizer], plan: Plan, places: Places):
         self.held: list[Held] = []
         self.optimizers: list[torch.optim.Optimizer] = []
         for each in places:
-            tensors = [(index, part, _start(plan.shapes[index], index, part)) for index, part in each]
+            tensors = [(index, part, _initial(plan, index, part)) for index, part in each]
             groups: list[list[nn.Parameter]] = [[], []]
             for index, _, tensor in tensors:
                 groups[_GROUPS[index]].append(tensor)
@@ -100,20 +120,20 @@ class Trial:
 
     def weights(self) -> list[torch.Tensor]:
         """[numel] each parameter, its slices joined."""
-        pieces: list[list[torch.Tensor]] = [[] for _ in _SHAPES]
+        pieces: list[list[torch.Tensor]] = [[] for _ in _GROUPS]
         for each in self.held:
             pieces[each.index].append(each.tensor.detach().view(-1))
         return [torch.cat(each) for each in pieces]
 
 
-def _start(shape: tuple[int, ...], index: int, part: slice) -> nn.Parameter:
-    numel = torch.Size(shape).numel()
-    values = torch.linspace(-1.0, 1.0, numel + 1, dtype=torch.float32)[:numel] * _SCALES[index]
-    return nn.Parameter(values.view(shape) if part == WHOLE else values[part].clone())
+def _initial(plan: Plan, index: int, part: slice) -> nn.Parameter:
+    numel = math.prod(plan.shapes[index])
+    values = torch.linspace(-1.0, 1.0, numel + 1, dtype=torch.float32)[:numel] * plan.scales[index]
+    return nn.Parameter(values.view(plan.shapes[index]) if part == WHOLE else values[part].clone())
 
 
 def _halve_rate(group: dict) -> None:
-    """A second group that is not like the first, so that reading the wrong one is noticed."""
+    """Make the second group differ from the first, so that an optimizer that reads the wrong one is found."""
     if isinstance(group.get("lr"), float):
         group["lr"] /= 2
 
@@ -132,7 +152,7 @@ def _gradient(kind: str, step: int, weight: torch.Tensor, index: int) -> torch.T
     noise = torch.randn(numel, generator=generator, dtype=torch.float32)
     match kind:
         case "zero":
-            return torch.zeros(numel, dtype=torch.float32)
+            return torch.zeros_like(weight)
         case "small":
             return 1e-6 * noise
         case "large":
@@ -144,5 +164,5 @@ def _gradient(kind: str, step: int, weight: torch.Tensor, index: int) -> torch.T
         case "orthogonal":
             along = weight / weight.norm().clamp(min=1e-12)
             across = noise - along * (noise @ along)
-            return across + along * across.norm() * 1e-4  # a part for a projection to take away
+            return across + along * across.norm() * 1e-4  # a part for a projection to remove
     return torch.cos(torch.linspace(step, step + 5.0, numel, dtype=torch.float32)) * (step + 1)

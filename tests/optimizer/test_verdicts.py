@@ -1,0 +1,51 @@
+"""Promise: the command that judges a library's optimizers tells accepted, refused and wrong ones apart."""
+
+import sys
+
+import cloudpickle
+import optimizer_verdicts
+import pytest
+import torch
+from support import odd_optimizers
+from support.odd_optimizers import OwnSchedule, Projection, SignSGD
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares the ranks the import of pytest
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+class Unforeseen(SignSGD):
+    """Divides by the norm of a matrix that is 12 wide. The probe has none, and the GPT of the tests does."""
+
+    def update(self, group: dict, p: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient / gradient.norm() if p.dim() == 2 and p.shape[1] == 12 else gradient
+
+
+def test_each_class_is_refused_or_trained(monkeypatch, capsys):
+    monkeypatch.setattr(optimizer_verdicts, "classes_of", lambda module: [OwnSchedule, Projection])
+    assert optimizer_verdicts.main(["a.module"]) == 0
+    accepted, refused, total = capsys.readouterr().out.splitlines()
+    assert accepted == "accepted  support.odd_optimizers.OwnSchedule()  same bits"
+    assert refused.startswith(
+        "refused   support.odd_optimizers.Projection()  ValueError: Projection cannot be"
+    )
+    assert total == "1 accepted, 1 refused"
+
+
+def test_an_optimizer_that_the_probe_accepts_by_mistake_is_found_by_training(monkeypatch, capsys):
+    monkeypatch.setattr(optimizer_verdicts, "classes_of", lambda module: [Unforeseen])
+    assert optimizer_verdicts.main(["a.module"]) == 1
+    wrong, total = capsys.readouterr().out.splitlines()
+    assert wrong.endswith("other parameters at stage 1 of gpt, other parameters at stage 3 of gpt")
+    assert total == "1 wrong"
+
+
+def test_the_classes_of_a_module_and_the_keywords_they_are_tried_with():
+    found = optimizer_verdicts.classes_of(odd_optimizers.__name__)
+    assert {SignSGD, Projection} <= set(found) and torch.optim.Optimizer not in found
+    adam = list(optimizer_verdicts.keywords_of(torch.optim.Adam, switches=True))
+    assert {} in adam and {"weight_decay": 0.1} in adam and {"weight_decay": 0.1, "amsgrad": True} in adam
+    assert len(list(optimizer_verdicts.keywords_of(SignSGD, switches=True))) == 1
