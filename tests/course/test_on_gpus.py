@@ -3,6 +3,12 @@
 import torch
 
 from zerolab.course import gpus
+from zerolab.launcher.gpus import choose_backend
+
+
+def test_a_lesson_prints_no_line_about_gpus_that_are_not_used(caplog):
+    """nbval would find an output that the committed notebook, made without a GPU, does not have."""
+    assert choose_backend("auto", 4, 1) == "gloo" and not caplog.records
 
 
 def test_without_a_gpu_it_says_what_it_would_do(monkeypatch, capsys):

@@ -36,6 +36,10 @@ What a lesson uses
 """
 
 import importlib
+import logging
+
+# A lesson prints the same on every machine, so `launch` does not say there which GPUs it leaves unused.
+logging.getLogger("zerolab").setLevel(logging.ERROR)
 
 _HOMES = {
     "questions": ("predict", "answer"),
