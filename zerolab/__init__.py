@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # for type checkers and the documentation, which do not run _
 
     __version__: str
 
-_HOMES = {
+_MODULE_OF = {
     "launch": "launcher",
     "init_process_group": "launcher",
     "WorkerError": "launcher",
@@ -41,7 +41,7 @@ _HOMES = {
 }
 _MODULES = ("memory", "cost", "presets", "trace", "ring", "collectives", "models", "data", "course")
 
-__all__ = ["__version__", *_HOMES, *_MODULES]
+__all__ = ["__version__", *_MODULE_OF, *_MODULES]
 
 
 def _version() -> str:
@@ -58,8 +58,8 @@ def _version() -> str:
 def __getattr__(name: str):
     if name == "__version__":
         return _version()
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"zerolab.{_HOMES[name]}"), name)
+    if name in _MODULE_OF:
+        return getattr(importlib.import_module(f"zerolab.{_MODULE_OF[name]}"), name)
     if name in _MODULES:
         return importlib.import_module(f"zerolab.{name}")
     raise AttributeError(f"module 'zerolab' has no attribute {name!r}; it has {', '.join(__all__)}")

@@ -195,7 +195,7 @@ def test_no_module_bears_the_name_of_a_function_of_the_face():
 
 
 def test_every_module_of_the_face_exists():
-    assert {*zerolab._HOMES.values(), *zerolab._MODULES} - modules(PACKAGE).keys() == set()
+    assert {*zerolab._MODULE_OF.values(), *zerolab._MODULES} - modules(PACKAGE).keys() == set()
 
 
 def small_house(folder: Path, files: dict[str, str]) -> Path:

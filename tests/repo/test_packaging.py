@@ -147,7 +147,7 @@ def test_type_checkers_are_told_the_names_of_the_face():
     (block,) = [node for node in tree.body if isinstance(node, ast.If)]
     imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
     told = {alias.name: node.module.removeprefix("zerolab.") for node in imports for alias in node.names}
-    assert ast.unparse(block.test) == "TYPE_CHECKING" and told == zerolab._HOMES
+    assert ast.unparse(block.test) == "TYPE_CHECKING" and told == zerolab._MODULE_OF
 
 
 def test_the_mark_of_a_typed_package_is_installed_with_it():

@@ -41,7 +41,7 @@ import logging
 # A lesson prints the same on every machine, so `launch` does not say there which GPUs it leaves unused.
 logging.getLogger("zerolab").setLevel(logging.ERROR)
 
-_HOMES = {
+_NAMES_IN = {
     "questions": ("predict", "answer"),
     "look": ("show",),
     "sliders": ("explore", "slider", "choice"),
@@ -50,13 +50,13 @@ _HOMES = {
     "gpus": ("verify_on_gpus",),
 }
 
-__all__ = [name for names in _HOMES.values() for name in names]
+__all__ = [name for names in _NAMES_IN.values() for name in names]
 
 
 def __getattr__(name: str):
-    for home, names in _HOMES.items():
+    for module, names in _NAMES_IN.items():
         if name in names:
-            return getattr(importlib.import_module(f"zerolab.course.{home}"), name)
+            return getattr(importlib.import_module(f"zerolab.course.{module}"), name)
     raise AttributeError(f"module 'zerolab.course' has no attribute {name!r}; it has {', '.join(__all__)}")
 
 
