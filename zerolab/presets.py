@@ -22,7 +22,7 @@ class Model:
     """
 
     name: str
-    psi: int
+    psi: float
     layers: int | None
     hidden: int | None
     heads: int | None

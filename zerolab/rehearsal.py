@@ -95,4 +95,4 @@ def _loss(model: nn.Module, arguments) -> torch.Tensor:
         output = model(**arguments)
     else:
         output = model(*arguments) if isinstance(arguments, tuple) else model(arguments)
-    return sum(tensor.float().sum() for tensor in tensors_in(output) if tensor.requires_grad)
+    return torch.stack([each.float().sum() for each in tensors_in(output) if each.requires_grad]).sum()

@@ -46,7 +46,7 @@ class Event:
         return None if self.end is None else self.end - self.start
 
     def __str__(self) -> str:
-        took = "  in flight" if self.end is None else f"{self.seconds * 1e3:8.3f} ms"
+        took = "  in flight" if self.seconds is None else f"{self.seconds * 1e3:8.3f} ms"
         sizes = f"logical {self.logical_bytes:>10,} B  wire {self.wire_bytes:>10,} B"
         head = (
             f"{self.phase:<8} {self.op:<14} {self.unit:<12} {self.dtype:<8} {self.shape!s:<10} {sizes} {took}"

@@ -15,10 +15,12 @@ how gloo sends. On NCCL there is no such counter, and only zerolab's stages have
 import ctypes
 import gc
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -96,7 +98,7 @@ def _train(contestant: Contestant, batches: Batches) -> int | None:
 def _states(contestant: Contestant, batches: Batches) -> tuple[float | None, float | None, bool | None]:
     """Of zerolab's own: the states in bytes after a step, the formula's number, and whether all agree."""
     zero = contestant.zero
-    if zero is None:
+    if zero is None or contestant.stage is None:
         return None, None, None
     contestant.backward(contestant.loss(*batches.of(STEPS)))
     contestant.update()
@@ -146,6 +148,9 @@ def written_bytes() -> int | None:
     return int(fields["wchar"])
 
 
-def _most(values) -> float | None:
+Bytes = TypeVar("Bytes", int, float)
+
+
+def _most(values: Iterable[Bytes | None]) -> Bytes | None:
     known = [value for value in values if value is not None]
     return max(known) if known else None

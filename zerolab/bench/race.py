@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from zerolab import data
+from zerolab import data, models
 from zerolab.bench.contestants import FLOOR, Contestant, enter
 from zerolab.bench.ratios import slowest
 from zerolab.devices import device
@@ -71,8 +71,9 @@ class Batches:
 
     def __init__(self, build: Callable[[], nn.Module], batch: int):
         with torch.device("meta"):
-            context = build().context
-        self.training, _ = data.training_and_held_out(context, batch, seed=0)
+            model = build()
+        context = model.context if isinstance(model, models.GPT) else None
+        self.training = data.training_and_held_out(context, batch, seed=0)[0]
 
     def of(self, step: int) -> tuple[Tensor, ...]:
         return tuple(part.to(device()) for part in self.training.batch(step, dist.get_rank()))

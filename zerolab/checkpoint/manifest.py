@@ -83,7 +83,7 @@ def read(folder: Path, trust: bool) -> dict:
     try:
         with ZipFile(path) as archive:
             damaged = archive.testzip()
-        manifest = None if damaged else unpickle("manifest", path.read_bytes(), trust)
+        manifest: dict = {} if damaged else unpickle("manifest", path.read_bytes(), trust)
     except pickle.UnpicklingError:
         raise
     except Exception as error:  # a file with a damaged header fails in many ways

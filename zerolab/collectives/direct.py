@@ -21,7 +21,9 @@ class DirectComm(Comm):
     so that ranks that issue different ones get an error. A thread runs the collectives in their order.
     """
 
-    def reduce_scatter(self, flat: torch.Tensor, unit: Subject, op: ReduceOp = ReduceOp.SUM) -> Work:
+    def reduce_scatter(
+        self, flat: torch.Tensor, unit: Subject, op: ReduceOp.RedOpType = ReduceOp.SUM
+    ) -> Work:
         """Send each rank its shard of this tensor, then add up, in rank order, what all sent of this rank's.
 
         Memory: N-1 shards of scratch until the work is waited for.
@@ -35,7 +37,7 @@ class DirectComm(Comm):
         event = self._begin("all_gather", flat, unit, passes=1)
         return self._start(event, self._gather(flat, unit, event))
 
-    def all_reduce(self, flat: torch.Tensor, unit: Subject, op: ReduceOp = ReduceOp.SUM) -> Work:
+    def all_reduce(self, flat: torch.Tensor, unit: Subject, op: ReduceOp.RedOpType = ReduceOp.SUM) -> Work:
         """The two halves in turn: the order of the sum, and so its bits, are reduce_scatter's."""
         scratch = self._scratch(flat)
         event = self._begin("all_reduce", flat, unit, passes=2)
@@ -73,7 +75,7 @@ class DirectComm(Comm):
         return flat.new_empty((self.world_size - 1, flat.numel() // self.world_size))
 
     def _reduce(
-        self, flat: torch.Tensor, scratch: torch.Tensor, unit: Subject, event: Event, op: ReduceOp
+        self, flat: torch.Tensor, scratch: torch.Tensor, unit: Subject, event: Event, op: ReduceOp.RedOpType
     ) -> Collective:
         """Receive every rank's part of this shard and send it this rank's part of its own; then reduce."""
         works = []
@@ -101,7 +103,7 @@ class DirectComm(Comm):
 
 
 def reduce_in_rank_order(
-    own: torch.Tensor, others: torch.Tensor | list[torch.Tensor], rank: int, op: ReduceOp
+    own: torch.Tensor, others: torch.Tensor | list[torch.Tensor], rank: int, op: ReduceOp.RedOpType
 ) -> None:
     """Leave in ``own`` the sum over all ranks, or their mean for ReduceOp.AVG, added from rank 0 upwards.
 
