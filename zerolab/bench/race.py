@@ -10,16 +10,18 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from zerolab import data, models
+from zerolab import data
 from zerolab.bench.contestants import FLOOR, Contestant, enter
 from zerolab.bench.ratios import slowest
 from zerolab.devices import device
 from zerolab.launcher import launch
+from zerolab.models import GPT
 
 ALIKE = 1e-3
 """Contestants further apart than this share of the way have not done the same work; rounding is far below."""
@@ -71,8 +73,7 @@ class Batches:
 
     def __init__(self, build: Callable[[], nn.Module], batch: int):
         with torch.device("meta"):
-            model = build()
-        context = model.context if isinstance(model, models.GPT) else None
+            context = cast(GPT, build()).context
         self.training = data.training_and_held_out(context, batch, seed=0)[0]
 
     def of(self, step: int) -> tuple[Tensor, ...]:

@@ -68,7 +68,7 @@ def _require_storable(what: str, value: Any) -> None:
 def write(folder: Path, manifest: dict) -> None:
     """Write the manifest, which makes the generation complete. Raises: ValueError if a record is missing."""
     require_whole(manifest)
-    with config.patch("save.compute_crc32", True):
+    with config.patch("save.compute_crc32", True):  # type: ignore[attr-defined]  # made at run time
         content = serialized(manifest | {"records": [tuple(each) for each in manifest["records"]]})
     generations.put(folder / generations.MANIFEST, content)
 

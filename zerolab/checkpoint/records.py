@@ -88,7 +88,8 @@ class _Checksummed:
 def _put(values: torch.Tensor, file: io.BufferedWriter) -> tuple[int, int, int]:
     """Append one tensor; its offset, length and checksum."""
     offset, checksummed = file.tell(), _Checksummed(file)
-    with config.patch("save.compute_crc32", False):  # ours stands for it, and takes less time
+    # Our checksum stands for torch's, and takes less time.
+    with config.patch("save.compute_crc32", False):  # type: ignore[attr-defined]  # made at run time
         torch.save(values, cast(IO[bytes], checksummed))
     return offset, file.tell() - offset, checksummed.checksum
 

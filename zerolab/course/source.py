@@ -43,7 +43,7 @@ def show_diff(before, after, context: int = 1) -> None:
     """
     texts = [inspect.getsource(thing).splitlines() for thing in (before, after)]
     names = [_path(thing) for thing in (before, after)]
-    lines = list(difflib.unified_diff(texts[0], texts[1], *names, n=context, lineterm=""))
+    lines = list(difflib.unified_diff(texts[0], texts[1], names[0], names[1], n=context, lineterm=""))
     added = sum(line.startswith("+") for line in lines[2:])
     removed = sum(line.startswith("-") for line in lines[2:])
     # Without the line numbers of each header, which change with every edit further up.

@@ -64,7 +64,7 @@ class Sharded(nn.Parameter):
         refusal = _NOT_MOVED if func.__name__ in _MOVES else _PARAMETER_AWAY
         return _describe_or_refuse(refusal, func, args, kwargs)
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
+    def __repr__(self) -> str:  # type: ignore[override]  # mypy loses the name of torch's keyword
         return f"Sharded(shape={tuple(self.shape)}, dtype={self.dtype}, requires_grad={self.requires_grad})"
 
     def __deepcopy__(self, memo):
@@ -92,10 +92,10 @@ class ReducedGradient(torch.Tensor):
         return _describe_or_refuse(_GRADIENT_AWAY, func, args, kwargs)
 
     @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[override]  # torch's own
         raise RuntimeError(f"{func}: {_GRADIENT_AWAY}")
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
+    def __repr__(self) -> str:  # type: ignore[override]  # mypy loses the name of torch's keyword
         return f"ReducedGradient(shape={tuple(self.shape)}, dtype={self.dtype})"
 
 

@@ -71,9 +71,7 @@ class FlatUnit:
         self.state = ParamState.WHOLE
         self.flat = self._copy_parameters()
         self.shard = self.flat
-        self.master: torch.Tensor | Any = (
-            self.flat
-        )  # Any is for None: a frozen unit lowered to 16 bits has none
+        self.master: torch.Tensor | Any = self.flat  # Any is for None, in a frozen unit of 16 bits
         grads_dtype = precision.gradients if precision.has_masters else self.dtype
         self.grads = FlatGrads(name, self.spans, self.padded_numel, grads_dtype, self.device, self.meter)
         self.versions = Versions(self.spans)
