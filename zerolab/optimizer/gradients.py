@@ -76,7 +76,7 @@ def whole_grads(
 
     Those of a scaled loss are scaled back in fp32, as 16 bits might not hold them.
     """
-    found = {}
+    found: dict[str, torch.Tensor] = {}
     for unit in units:
         dtype = unit.grads.dtype if scale == 1 else torch.float32
         flat = torch.zeros(unit.padded_numel, dtype=dtype, device=unit.device)

@@ -1,13 +1,15 @@
 """What a ZeroOptimizer does to losses before backward: the scale of fp16, and means over unequal counts."""
 
 import math
+from typing import cast
 
 import torch
 
 from zerolab.collectives import Comm
+from zerolab.optimizer.base import OptimizerBase
 
 
-class Losses:
+class Losses(OptimizerBase):
     """The part of ZeroOptimizer that turns a loss into what backward is called on."""
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
@@ -40,7 +42,7 @@ class Losses:
                 f"count is {count} and total_count {total_count}: pass this rank's count of tokens, or the "
                 "total_count of all ranks, and not both"
             )
-        total = self.total(count) if total_count is None else total_count
+        total = self.total(cast(float, count)) if total_count is None else total_count
         return part_of_mean(self.comm, loss_sum, total)
 
     def total(self, count: float) -> float:
