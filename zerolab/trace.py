@@ -8,9 +8,13 @@ torch.
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # a trace is read without torch
+    import torch
 
 CONTROL = "control"
 """The phase of small messages that carry no tensor of the model: masks, norms, agreements. Counted apart."""
@@ -85,7 +89,7 @@ class Trace:
     now: the engine sets it.
     """
 
-    def __init__(self, keep_steps: int = 4, clock=time.perf_counter):
+    def __init__(self, keep_steps: int = 4, clock: Callable[[], float] = time.perf_counter):
         self.step_number = -1
         self.phase = "setup"
         self._clock = clock
@@ -115,7 +119,7 @@ class Trace:
         self,
         op: str,
         unit: str,
-        tensor,
+        tensor: "torch.Tensor",
         slices: Iterable[str] = (),
         *,
         logical_bytes: int = 0,

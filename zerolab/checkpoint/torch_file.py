@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from zipfile import ZipFile, ZipInfo
 
 import torch
@@ -119,7 +120,7 @@ class Archive:
 
 
 def _pickle_by_reference(
-    tree, dtype_of: Callable[[torch.Tensor], torch.dtype]
+    tree: object, dtype_of: Callable[[torch.Tensor], torch.dtype]
 ) -> tuple[bytes, dict[torch.Tensor, int]]:
     """The pickle torch.save would make of ``tree``, and the number of the record each tensor refers to.
 
@@ -128,13 +129,13 @@ def _pickle_by_reference(
     records: dict[torch.Tensor, int] = {}
 
     class Pickler(pickle.Pickler):
-        def reducer_override(self, found):
+        def reducer_override(self, found: object) -> Any:
             if not isinstance(found, torch.Tensor):
                 return NotImplemented
             records[found] = len(records)
             return _rebuild(found.shape, dtype_of(found), records[found])
 
-        def persistent_id(self, found):
+        def persistent_id(self, found: object) -> tuple | None:
             return tuple(found) if isinstance(found, _Record) else None
 
     buffer = io.BytesIO()

@@ -91,7 +91,9 @@ class DirectComm(Comm):
             works += self._trade(self.own(flat), to, landing, source, 2 * unit.index + 1, event)
         yield from arrival(works)
 
-    def _trade(self, outgoing, to: int, incoming, source: int, tag: int, event: Event) -> list:
+    def _trade(
+        self, outgoing: torch.Tensor, to: int, incoming: torch.Tensor, source: int, tag: int, event: Event
+    ) -> list:
         """Post one receive and one send. The bytes are counted here, from the tensor that is sent."""
         if not outgoing.numel():
             return []

@@ -103,7 +103,7 @@ class ZeroOptimizer(ShardedState, Losses):
         process_group: torch.distributed.ProcessGroup | None = None,
         prefetch: int = 1,
         reduces_in_flight: int = 1,
-        **defaults,
+        **defaults: Any,
     ):
         check_settings(model, prefetch, reduces_in_flight)
         stage_class = choose("stage", stage, STAGES)
@@ -233,7 +233,7 @@ class ZeroOptimizer(ShardedState, Losses):
         units, scale = self.engine.trainable, self._gradient_scale
         return clip_grads(self.comm, self.stage, units, used, max_norm, norm_type, scale)
 
-    def join_hook(self, **_) -> None:
+    def join_hook(self, **_: Any) -> None:
         """torch's Join shadows the collectives of ranks that have no data left. Here every rank has to go on.
 
         Raises: NotImplementedError, with the way out.

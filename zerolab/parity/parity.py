@@ -4,6 +4,7 @@ import hashlib
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -77,7 +78,7 @@ def verify(
     optimizer_class: type[torch.optim.Optimizer] = torch.optim.Adam,
     steps: int = 3,
     backend: str = "auto",
-    **defaults,
+    **defaults: Any,
 ) -> Report:
     """Train ``steps`` steps on ``world_size`` processes and in one, and compare every bit, byte and message.
 
@@ -111,7 +112,9 @@ def verify(
     return _compare(stage, runs, *expected)
 
 
-def _train_sharded(stage: int, model_fn, inputs, optimizer_class, steps: int, defaults: dict) -> _Run:
+def _train_sharded(
+    stage: int, model_fn: Callable, inputs: Callable, optimizer_class: type, steps: int, defaults: dict
+) -> _Run:
     """The same training, as one rank of many, from a seed of its own: parameters start as rank 0's."""
     rank = torch.distributed.get_rank()
     compute_deterministically()
