@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -98,11 +98,11 @@ def _train(contestant: Contestant, batches: Batches) -> int | None:
 def _states(contestant: Contestant, batches: Batches) -> tuple[float | None, float | None, bool | None]:
     """Of zerolab's own: the states in bytes after a step, the formula's number, and whether all agree."""
     zero = contestant.zero
-    if zero is None or contestant.stage is None:
+    if zero is None:
         return None, None, None
     contestant.backward(contestant.loss(*batches.of(STEPS)))
     contestant.update()
-    measured, predicted = zero.memory(), predict(zero, contestant.stage)
+    measured, predicted = zero.memory(), predict(zero, cast(int, contestant.stage))
     states_bytes = measured.params_bytes + measured.grads_bytes + measured.optimizer_bytes
     return states_bytes, predicted.memory.total_bytes, predicted.holds_memory(measured)
 
