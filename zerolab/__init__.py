@@ -5,7 +5,7 @@ The face of the package is this list of names; each is imported on first use, so
 """
 
 import importlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for type checkers and the documentation, which do not run __getattr__
     from zerolab.checkpoint import export as export
@@ -55,7 +55,7 @@ def _version() -> str:
     return project["version"] if project.get("name") == "zerolab" else version("zerolab")
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     if name == "__version__":
         return _version()
     if name in _MODULE_OF:

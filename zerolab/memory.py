@@ -9,8 +9,10 @@ more of them. That is `model_states`; below it is what else fills a GPU: activat
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
+from typing import TypeVar
 
 _MOST = 1e24  # far above any machine and model; it keeps the arithmetic below clear of float overflow
 
@@ -236,7 +238,10 @@ def _whole(name: str, value: int, least: int = 1, most: float = _MOST) -> int:
     return value
 
 
-def _choice(name: str, value: str, choices: dict, way_out: str = ""):
+Chosen = TypeVar("Chosen")
+
+
+def _choice(name: str, value: str, choices: Mapping[str, Chosen], way_out: str = "") -> Chosen:
     if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(choices)}{way_out}")
     return choices[value]

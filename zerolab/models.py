@@ -4,6 +4,8 @@ Nothing in this file knows of ranks or shards: a ZeRO engine has to take a model
 these are written the way an author who never heard of ZeRO would write them.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -162,7 +164,7 @@ class SoftmaxRegression(nn.Linear):
         return logits if y is None else F.cross_entropy(logits, y)
 
 
-MODELS = {
+MODELS: dict[str, Callable[[], nn.Module]] = {
     "logistic": SoftmaxRegression,
     "gpt-tiny": lambda: GPT(width=96, depth=3, heads=3, context=64),
     "gpt-11m": lambda: GPT(width=320, depth=9, heads=5, context=256),

@@ -43,7 +43,7 @@ class Question:
     @property
     def sequence_bytes(self) -> int:
         """Activations of one sequence; a batch costs that many times it."""
-        if not self.has_shape:
+        if self.model.layers is None or self.model.hidden is None:
             return 0
         shape = (self.model.layers, self.model.hidden, 1, self.seq)
         return memory.activations(*shape, self.checkpointing, bytes_per_element=self.element_bytes)
@@ -113,7 +113,7 @@ def read_question(args: argparse.Namespace) -> Question:
         if (value := getattr(args, option)) < 1:
             raise ValueError(f"--{option.replace('_', '-')} is {value}; it must be 1 or more")
     if args.gpu is not None:
-        gpu_memory_bytes = presets.machine(args.gpu).memory_bytes
+        gpu_memory_bytes: float = presets.machine(args.gpu).memory_bytes
     elif (gpu_memory_bytes := memory.parse_bytes(args.gpu_memory)) < 1e6:
         size = f"{args.gpu_memory}, which is {gpu_memory_bytes:g} bytes"
         raise ValueError(f"--gpu-memory is {size}; write its unit, such as 32GB")

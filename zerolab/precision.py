@@ -63,7 +63,7 @@ def _is_float(leaf) -> bool:
     return isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
 
 
-def reduce_op(dtype: torch.dtype) -> ReduceOp:
+def reduce_op(dtype: torch.dtype) -> ReduceOp.RedOpType:
     """What gradients of ``dtype`` are reduced to over the ranks: the sum in fp32, the mean in 16 bits.
 
     An fp32 sum is kept and divided once, after the last micro-batch. Sixteen bits are too few to hold a sum:

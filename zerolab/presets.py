@@ -7,6 +7,7 @@ few per cent more (makers write GB for GiB), so a plan made with these errs on t
 
 import difflib
 from dataclasses import dataclass
+from typing import TypeVar
 
 _GPT2 = "Radford et al. 2019, GPT-2; parameters counted from the released architecture"
 _GPT3 = "Brown et al. 2020 (arXiv:2005.14165), Table 2.1"
@@ -22,7 +23,7 @@ class Model:
     """
 
     name: str
-    psi: int
+    psi: float
     layers: int | None
     hidden: int | None
     heads: int | None
@@ -96,7 +97,10 @@ def machine(name: str) -> Machine:
     return _find("GPU", name, MACHINES)
 
 
-def _find(what: str, name: str, catalogue: dict):
+Found = TypeVar("Found")
+
+
+def _find(what: str, name: str, catalogue: dict[str, Found]) -> Found:
     """Look a name up, in any case; where only a part matches ("V100"), the error says what it could mean."""
     if not isinstance(name, str):
         raise TypeError(

@@ -9,6 +9,7 @@ consulted here.
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -38,7 +39,7 @@ def rehearse(
     precision: str = "mixed",
     optimizer_class: type[torch.optim.Optimizer] = torch.optim.Adam,
     inputs: Callable[[], object] | None = None,
-    **defaults,
+    **defaults: Any,
 ) -> Rehearsal:
     """Run two training steps of ``model_fn()`` as one of ``world_size`` ranks, without data or peers.
 
@@ -89,10 +90,10 @@ def _tokens() -> tuple[torch.Tensor, torch.Tensor]:
     return tokens, tokens
 
 
-def _loss(model: nn.Module, arguments) -> torch.Tensor:
+def _loss(model: nn.Module, arguments: object) -> torch.Tensor:
     """One number to differentiate: forward's own loss, or the sum of what it returns."""
     if isinstance(arguments, Mapping):
         output = model(**arguments)
     else:
         output = model(*arguments) if isinstance(arguments, tuple) else model(arguments)
-    return sum(tensor.float().sum() for tensor in tensors_in(output) if tensor.requires_grad)
+    return torch.stack([each.float().sum() for each in tensors_in(output) if each.requires_grad]).sum()

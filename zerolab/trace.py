@@ -9,9 +9,13 @@ import json
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # a trace is read without torch
+    import torch
 
 CONTROL = "control"
 """The phase of small messages that carry no tensor of the model: masks, norms, agreements. Counted apart."""
@@ -47,7 +51,7 @@ class Event:
         return None if self.end is None else self.end - self.start
 
     def __str__(self) -> str:
-        took = "  in flight" if self.end is None else f"{self.seconds * 1e3:8.3f} ms"
+        took = "  in flight" if self.seconds is None else f"{self.seconds * 1e3:8.3f} ms"
         sizes = f"logical {self.logical_bytes:>10,} B  wire {self.wire_bytes:>10,} B"
         head = (
             f"{self.phase:<8} {self.op:<14} {self.unit:<12} {self.dtype:<8} {self.shape!s:<10} {sizes} {took}"
@@ -89,7 +93,7 @@ class Trace:
         rank: whose trace it is.
     """
 
-    def __init__(self, keep_steps: int = 4, clock=time.perf_counter):
+    def __init__(self, keep_steps: int = 4, clock: Callable[[], float] = time.perf_counter):
         self.step_number = -1
         self.rank = 0
         self._clock = clock
@@ -126,7 +130,7 @@ class Trace:
         self,
         op: str,
         unit: str,
-        tensor,
+        tensor: "torch.Tensor",
         slices: Iterable[str] = (),
         *,
         logical_bytes: int = 0,

@@ -10,6 +10,7 @@ from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -68,7 +69,7 @@ def train(config: Config) -> list[float]:
     context = model.context if isinstance(model, models.GPT) else None
     training, held_out = data.training_and_held_out(context, config.batch, config.seed)
     optimizer = shard(model, config)
-    done = resume(config, optimizer) if config.resume else []
+    done = resume(config.resume, config, optimizer) if config.resume else []
     progress = Progress(config.epochs, config.steps, optimizer, done, config.log, config.tensorboard)
     for step in range(len(done), progress.total):
         inputs, targets = (part.to(device) for part in training.batch(step % config.steps, rank))
@@ -82,7 +83,7 @@ def train(config: Config) -> list[float]:
         if (step + 1) % config.steps == 0:
             progress.epoch()
         if config.save and ((step + 1) % config.save_every == 0 or step + 1 == progress.total):
-            save(config, optimizer, progress.means())
+            save(config.save, config, optimizer, progress.means())
     # Every rank evaluates and samples: a sharded model needs all of them for each of its forwards.
     progress.finish(evaluate(model, held_out, device), held_out.entropy(), sample(model, config.seed, device))
     if config.trace:
@@ -93,31 +94,33 @@ def train(config: Config) -> list[float]:
 def shard(model: nn.Module, config: Config) -> ZeroOptimizer:
     """The optimizer of the settings, sharded by their stage."""
     kind = OPTIMIZERS[config.optimizer]
-    extra = {"momentum": 0.9} if kind is SGD else {}
-    settings = {name: getattr(config, name) for name in ("stage", "prefetch", "precision", "lr")}
-    return ZeroOptimizer(model, kind, **settings, **extra)
+    settings: dict[str, Any] = {
+        name: getattr(config, name) for name in ("stage", "prefetch", "precision", "lr")
+    }
+    settings |= {"momentum": 0.9} if kind is SGD else {}
+    return ZeroOptimizer(model, kind, **settings)
 
 
-def save(config: Config, optimizer: ZeroOptimizer, losses: list[float]) -> None:
+def save(path: Path, config: Config, optimizer: ZeroOptimizer, losses: list[float]) -> None:
     """Store what `resume` needs. The losses tell the place in the data: a batch follows from its step."""
     settings = {name: getattr(config, name) for name in NUMBERS_DEPEND_ON}
     extra = {"settings": settings, "losses": losses, "random": torch.get_rng_state()}
-    checkpoint.save(optimizer, config.save, extra)
+    checkpoint.save(optimizer, path, extra)
 
 
-def resume(config: Config, optimizer: ZeroOptimizer) -> list[float]:
+def resume(path: Path, config: Config, optimizer: ZeroOptimizer) -> list[float]:
     """Take up a saved run, at whatever stage and world size; the losses of the steps that it took.
 
     Raises: ValueError where its settings would lead to other numbers, or where nothing is left to do.
     """
-    extra = checkpoint.load(optimizer, config.resume)
+    extra = checkpoint.load(optimizer, path)
     for name, before in extra["settings"].items():
         now = getattr(config, name)
         if before != now:
-            raise ValueError(f"--{name} is {now}, but the run in {config.resume} was saved with {before}")
+            raise ValueError(f"--{name} is {now}, but the run in {path} was saved with {before}")
     done, total = len(extra["losses"]), config.epochs * config.steps
     if done >= total:
-        raise ValueError(f"{config.resume} has {done} steps done of {total}: train it for more --epochs")
+        raise ValueError(f"{path} has {done} steps done of {total}: train it for more --epochs")
     torch.set_rng_state(extra["random"])
     return extra["losses"]
 

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -92,14 +93,15 @@ def fully_sharded(model: nn.Module, flags: dict) -> Contestant:
     """torch's fully_shard (FSDP2): each block a unit and the rest the root, which is how zerolab cuts too."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
 
     mesh = init_device_mesh(device().type, (dist.get_world_size(),))
-    for module in (*model.blocks, model):
+    for module in (*model.get_submodule("blocks").children(), model):
         fully_shard(module, mesh=mesh)
     optimizer = Adam(model.parameters(), lr=LEARNING_RATE, **flags)
 
     def read() -> dict[str, Tensor]:
-        return {name: p.full_tensor().detach().clone() for name, p in model.named_parameters()}
+        return {name: cast(DTensor, p).full_tensor().detach().clone() for name, p in model.named_parameters()}
 
     return Contestant(model, optimizer.step, optimizer.zero_grad, read)
 

@@ -15,10 +15,12 @@ how gloo sends. On NCCL there is no such counter, and only zerolab's stages have
 import ctypes
 import gc
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -100,7 +102,7 @@ def _states(contestant: Contestant, batches: Batches) -> tuple[float | None, flo
         return None, None, None
     contestant.backward(contestant.loss(*batches.of(STEPS)))
     contestant.update()
-    measured, predicted = zero.memory(), predict(zero, contestant.stage)
+    measured, predicted = zero.memory(), predict(zero, cast(int, contestant.stage))
     states_bytes = measured.params_bytes + measured.grads_bytes + measured.optimizer_bytes
     return states_bytes, predicted.memory.total_bytes, predicted.holds_memory(measured)
 
@@ -146,6 +148,9 @@ def written_bytes() -> int | None:
     return int(fields["wchar"])
 
 
-def _most(values) -> float | None:
+Bytes = TypeVar("Bytes", int, float)
+
+
+def _most(values: Iterable[Bytes | None]) -> Bytes | None:
     known = [value for value in values if value is not None]
     return max(known) if known else None

@@ -70,7 +70,7 @@ def _profile(settings: Settings, name: str) -> Shares:
 def attribute(stats: pstats.Stats, steps: int) -> Shares:
     """Add up a profile's own times by bucket; a built-in function counts to the code that called it."""
     seconds = {"compute": 0.0, "wire": 0.0, "engine": 0.0}
-    for (file, _, _), (_, _, own_seconds, _, callers) in stats.stats.items():
+    for (file, _, _), (_, _, own_seconds, _, callers) in stats.stats.items():  # type: ignore[attr-defined]  # not in typeshed
         if file != "~":  # which is where a profile puts what is not written in Python
             seconds[bucket(file)] += own_seconds
             continue

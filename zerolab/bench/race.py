@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,7 @@ from zerolab.bench.contestants import FLOOR, Contestant, enter
 from zerolab.bench.ratios import slowest
 from zerolab.devices import device
 from zerolab.launcher import launch
+from zerolab.models import GPT
 
 ALIKE = 1e-3
 """Contestants further apart than this share of the way have not done the same work; rounding is far below."""
@@ -71,8 +73,8 @@ class Batches:
 
     def __init__(self, build: Callable[[], nn.Module], batch: int):
         with torch.device("meta"):
-            context = build().context
-        self.training, _ = data.training_and_held_out(context, batch, seed=0)
+            context = cast(GPT, build()).context
+        self.training = data.training_and_held_out(context, batch, seed=0)[0]
 
     def of(self, step: int) -> tuple[Tensor, ...]:
         return tuple(part.to(device()) for part in self.training.batch(step, dist.get_rank()))

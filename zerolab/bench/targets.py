@@ -74,10 +74,11 @@ def bytes_held_and_sent(
     for name, stage in stages.items():
         if name not in found:
             continue
-        least = minimum_wire_bytes(psi, world_size, stage)
-        if found[name].wire_bytes is not None and least:
-            yield Target(name, "bytes sent, of the minimum", OF_WIRE_MINIMUM, found[name].wire_bytes / least)
-        off_bytes = abs(found[name].states_bytes - found[name].formula_bytes)
+        least, held = minimum_wire_bytes(psi, world_size, stage), found[name]
+        if held.wire_bytes is not None and least:
+            yield Target(name, "bytes sent, of the minimum", OF_WIRE_MINIMUM, held.wire_bytes / least)
+        assert held.states_bytes is not None and held.formula_bytes is not None  # as for zerolab's own
+        off_bytes = abs(held.states_bytes - held.formula_bytes)
         yield Target(name, "bytes of states off the formula", 0.5, off_bytes)  # the formula may end in halves
 
 

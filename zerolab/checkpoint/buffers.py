@@ -50,7 +50,7 @@ def key_of(name: str, rank: int) -> str:
 
 
 def _digest(buffer: torch.Tensor) -> bytes:
-    return hashlib.blake2b(_flat(buffer).view(torch.uint8).numpy()).digest()
+    return hashlib.blake2b(_flat(buffer).view(torch.uint8).numpy().data).digest()
 
 
 def _flat(buffer: torch.Tensor) -> torch.Tensor:

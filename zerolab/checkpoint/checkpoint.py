@@ -155,7 +155,7 @@ def _verified(comm: Comm, folder: Path, trust: bool) -> dict:
         else:
             way_out = "There is no other good generation: copy it again, if it is a copy"
         error = OSError(f"{damage}. {way_out}")
-        error.raised_on = damage.raised_on
+        vars(error).update(vars(damage))  # its ``raised_on``
         raise error from damage
 
 

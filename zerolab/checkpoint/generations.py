@@ -21,7 +21,7 @@ LATEST = "LATEST"
 MANIFEST = "manifest.pt"
 _saved: dict[Path, str] = {}
 """The generation that this process saved last, by folder: another process may have saved there since."""
-_NAME = re.compile(r"generation-(\d{6,})")
+_NAME = re.compile(r"generation-\d{6,}")
 
 
 def begin(path: Path) -> Path:
@@ -151,7 +151,7 @@ def _remove(folder: Path) -> None:
 
 
 def _number(folder: Path) -> int:
-    return int(_NAME.fullmatch(folder.name)[1])
+    return int(folder.name.removeprefix("generation-"))
 
 
 def _sync(folder: Path) -> None:

@@ -68,7 +68,7 @@ def _require_storable(what: str, value: Any) -> None:
 def write(folder: Path, manifest: dict) -> None:
     """Write the manifest, which makes the generation complete. Raises: ValueError if a record is missing."""
     require_whole(manifest)
-    with config.patch("save.compute_crc32", True):
+    with config.patch("save.compute_crc32", True):  # type: ignore[attr-defined]  # made at run time
         content = serialized(manifest | {"records": [tuple(each) for each in manifest["records"]]})
     generations.put(folder / generations.MANIFEST, content)
 
@@ -83,7 +83,7 @@ def read(folder: Path, trust: bool) -> dict:
     try:
         with ZipFile(path) as archive:
             damaged = archive.testzip()
-        manifest = None if damaged else unpickle("manifest", path.read_bytes(), trust)
+        manifest: dict = {} if damaged else unpickle("manifest", path.read_bytes(), trust)
     except pickle.UnpicklingError:
         raise
     except Exception as error:  # a file with a damaged header fails in many ways

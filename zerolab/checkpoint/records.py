@@ -15,7 +15,7 @@ import warnings
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple, cast
 
 import torch
 from torch.utils.serialization import config
@@ -88,8 +88,9 @@ class _Checksummed:
 def _put(values: torch.Tensor, file: io.BufferedWriter) -> tuple[int, int, int]:
     """Append one tensor; its offset, length and checksum."""
     offset, checksummed = file.tell(), _Checksummed(file)
-    with config.patch("save.compute_crc32", False):  # ours stands for it, and takes less time
-        torch.save(values, checksummed)
+    # Our checksum stands for torch's, and takes less time.
+    with config.patch("save.compute_crc32", False):  # type: ignore[attr-defined]  # made at run time
+        torch.save(values, cast(IO[bytes], checksummed))
     return offset, file.tell() - offset, checksummed.checksum
 
 
@@ -180,7 +181,8 @@ def torch_metadata(records: list[Record]) -> bytes:
     from torch.distributed.checkpoint import metadata  # not above: only a save needs it, on one rank
     from torch.distributed.checkpoint.filesystem import _StorageInfo
 
-    described, places = {}, {}
+    described: dict[str, Any] = {}
+    places = {}
     for each in records:
         if each.dtype is None:
             index, described[each.key] = metadata.MetadataIndex(each.key), metadata.BytesStorageMetadata()
@@ -189,6 +191,6 @@ def torch_metadata(records: list[Record]) -> bytes:
             properties = metadata.TensorProperties(each.dtype)
             whole = described.setdefault(each.key, metadata.TensorStorageMetadata(properties, numel, []))
             length = torch.Size([each.stop - each.start])
-            whole.chunks.append(metadata.ChunkStorageMetadata(index.offset, length))
+            whole.chunks.append(metadata.ChunkStorageMetadata(cast(torch.Size, index.offset), length))
         places[index] = _StorageInfo(each.file, each.offset, each.length)
     return pickle.dumps(metadata.Metadata(described, storage_data=places))

@@ -1,7 +1,7 @@
 """Steps that succeed on all ranks or on none."""
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
@@ -16,17 +16,17 @@ def from_rank_0(comm: Comm, action: Callable[[], Answer]) -> Answer:
     An error that stayed with rank 0 would leave the others waiting for it. Its ``raised_on`` tells a launcher
     whose it is. Comm: the answer, pickled.
     """
-    message = [None, None]
+    message: list[Any] = [None, None]
     if comm.rank == 0:
         try:
             message[0] = action()
         except Exception as error:
             message[1] = error
     dist.broadcast_object_list(message, group=comm.control.group, group_src=0)
-    answer, error = message
-    if error is not None:
-        error.raised_on = dist.get_global_rank(comm.control.group, 0)
-        raise error
+    answer, failure = message
+    if failure is not None:
+        failure.raised_on = dist.get_global_rank(comm.control.group, 0)
+        raise failure
     return answer
 
 
@@ -35,15 +35,16 @@ def on_every_rank(comm: Comm, failed: str, action: Callable[[], Answer]) -> Answ
 
     Raises: OSError on every rank if it failed on any: the error of the lowest such rank, its ``raised_on``.
     """
-    answer = cause = None
+    answer: Any = None
+    cause: Exception | None = None
     try:
         answer = action()
     except Exception as error:
         cause = error
     errors = gather(comm, cause and f"{type(cause).__name__}: {cause}")
-    for rank, error in enumerate(errors):
-        if error is not None:
-            told = OSError(f"{failed}: rank {rank} failed with {error}")
+    for rank, failure in enumerate(errors):
+        if failure is not None:
+            told: Any = OSError(f"{failed}: rank {rank} failed with {failure}")
             told.raised_on = dist.get_global_rank(comm.control.group, rank)
             raise told from cause
     return answer

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from zipfile import ZipFile, ZipInfo
 
 import torch
@@ -59,7 +60,7 @@ class Archive:
 
     def __init__(self, path: Path):
         self.path, self.partial = path, path.with_name(f".{path.name}.{os.getpid()}")
-        self.file: io.BufferedWriter | None = None
+        self.begun = False
 
     def begin(self, optimizer: ZeroOptimizer) -> None:
         """Open the file and write the pickle, and all the tensors that are not the optimizer's: buffers."""
@@ -67,11 +68,14 @@ class Archive:
             raise IsADirectoryError(f"{self.path} is a folder: export to a file in it")
         self.parameters = dict(optimizer.model.named_parameters())
         dtypes = {shard.name: shard.values.dtype for shard in optimizer.shards() if shard.key is None}
-        ours = {parameter: dtypes[name] for name, parameter in self.parameters.items()}
+        ours: dict[torch.Tensor, torch.dtype] = {
+            parameter: dtypes[name] for name, parameter in self.parameters.items()
+        }
         # Parameters themselves, where state_dict would detach them: those that are away let nobody do that.
         state_dict = optimizer.model.state_dict(keep_vars=True)
         pickled, self.records = _pickle_by_reference(state_dict, lambda t: ours.get(t, t.dtype))
         self.file = open(self.partial, "wb")  # noqa: SIM115 (closed by commit or discard)
+        self.begun = True
         self.zip = ZipFile(self.file, "w", allowZip64=True)
         self._record("data.pkl", pickled)
         self._record("version", b"3\n")
@@ -107,7 +111,7 @@ class Archive:
 
     def discard(self) -> None:
         """Close the file, and remove it if it did not get its name."""
-        if self.file is not None:
+        if self.begun:
             with suppress(OSError, ValueError):  # on a full disk closing it fails as writing did
                 self.zip.close()
             with suppress(OSError):
@@ -116,7 +120,7 @@ class Archive:
 
 
 def _pickle_by_reference(
-    tree, dtype_of: Callable[[torch.Tensor], torch.dtype]
+    tree: object, dtype_of: Callable[[torch.Tensor], torch.dtype]
 ) -> tuple[bytes, dict[torch.Tensor, int]]:
     """The pickle torch.save would make of ``tree``, and the number of the record each tensor refers to.
 
@@ -125,13 +129,13 @@ def _pickle_by_reference(
     records: dict[torch.Tensor, int] = {}
 
     class Pickler(pickle.Pickler):
-        def reducer_override(self, found):
+        def reducer_override(self, found: object) -> Any:
             if not isinstance(found, torch.Tensor):
                 return NotImplemented
             records[found] = len(records)
             return _rebuild(found.shape, dtype_of(found), records[found])
 
-        def persistent_id(self, found):
+        def persistent_id(self, found: object) -> tuple | None:
             return tuple(found) if isinstance(found, _Record) else None
 
     buffer = io.BytesIO()

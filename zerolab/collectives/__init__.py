@@ -41,6 +41,7 @@ def connect(
             "zerolab.init_process_group(), which also makes a world of one"
         )
     group = group or dist.group.WORLD
+    assert group is not None  # there is a default group, as was just checked
     if dist.get_rank(group) < 0:
         raise ValueError(
             "this rank is not a member of the process_group given: build the optimizer on its members"

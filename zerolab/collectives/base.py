@@ -13,6 +13,9 @@ from zerolab.collectives.control import Control
 from zerolab.storages import MemoryMeter
 from zerolab.trace import CONTROL, Event, Trace
 
+Op = ReduceOp.RedOpType
+"""The type of ReduceOp.SUM and ReduceOp.AVG."""
+
 GRADIENTS_FROM = 2**18
 """Units have indices below this; gradients that are sent as a subject of their own, from here on."""
 
@@ -89,7 +92,7 @@ class Comm(ABC):
         self.world_size = dist.get_world_size(group)
 
     @abstractmethod
-    def reduce_scatter(self, flat: torch.Tensor, unit: Subject, op: ReduceOp = ReduceOp.SUM) -> Work:
+    def reduce_scatter(self, flat: torch.Tensor, unit: Subject, op: Op = ReduceOp.SUM) -> Work:
         """Reduce over the ranks. Each rank gets the result of its own shard, in place; the rest is undefined.
 
         Shapes: flat [world_size * shard]. Comm: (N-1)/N of the payload sent per rank.
@@ -103,7 +106,7 @@ class Comm(ABC):
         """
 
     @abstractmethod
-    def all_reduce(self, flat: torch.Tensor, unit: Subject, op: ReduceOp = ReduceOp.SUM) -> Work:
+    def all_reduce(self, flat: torch.Tensor, unit: Subject, op: Op = ReduceOp.SUM) -> Work:
         """Reduce over the ranks. Every rank gets the whole result. Comm: 2(N-1)/N of the payload per rank."""
 
     def shard_range(self, padded_numel: int, rank: int | None = None) -> slice:

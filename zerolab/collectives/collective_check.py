@@ -47,6 +47,7 @@ class CollectiveCheck:
         number = self._count
         received = dist.irecv(theirs, group=self.group, group_src=before, tag=self.tag)
         sent = dist.isend(mine, group=self.group, group_dst=after, tag=self.tag)
+        assert received is not None and sent is not None  # as on every member of the group
 
         def wait_and_compare() -> None:
             received.wait()

@@ -32,7 +32,7 @@ class Job(NamedTuple):
 class CommThread:
     """Starts collectives in the order they are submitted. The thread ends with this object or the process."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 

@@ -73,12 +73,14 @@ class Control:
         rank, world_size = self.rank, self.world_size
         return [((rank + step) % world_size, (rank - step) % world_size) for step in range(1, world_size)]
 
-    def post(self, outgoing, to: int, incoming, source: int, tag: int) -> list[dist.Work]:
+    def post(
+        self, outgoing: torch.Tensor, to: int, incoming: torch.Tensor, source: int, tag: int
+    ) -> list[dist.Work]:
         """Start one receive and one send."""
-        return [
-            dist.irecv(incoming, group=self.group, group_src=source, tag=tag),
-            dist.isend(outgoing, group=self.group, group_dst=to, tag=tag),
-        ]
+        received = dist.irecv(incoming, group=self.group, group_src=source, tag=tag)
+        sent = dist.isend(outgoing, group=self.group, group_dst=to, tag=tag)
+        assert received is not None and sent is not None  # as on every member of the group
+        return [received, sent]
 
 
 class SilentControl(Control):

@@ -7,7 +7,7 @@ from typing import final
 import torch
 from torch.distributed import ReduceOp
 
-from zerolab.collectives.base import Comm, Subject, Work, as_bytes
+from zerolab.collectives.base import Comm, Op, Subject, Work, as_bytes
 from zerolab.collectives.comm_thread import Collective
 from zerolab.collectives.control import arrival
 from zerolab.trace import Event
@@ -21,7 +21,7 @@ class DirectComm(Comm):
     so that ranks that issue different ones get an error. A thread runs the collectives in their order.
     """
 
-    def reduce_scatter(self, flat: torch.Tensor, unit: Subject, op: ReduceOp = ReduceOp.SUM) -> Work:
+    def reduce_scatter(self, flat: torch.Tensor, unit: Subject, op: Op = ReduceOp.SUM) -> Work:
         """Send each rank its shard of this tensor, then add up, in rank order, what all sent of this rank's.
 
         Memory: N-1 shards of scratch until the work is waited for.
@@ -35,7 +35,7 @@ class DirectComm(Comm):
         event = self._begin("all_gather", flat, unit, passes=1)
         return self._start(event, self._gather(flat, unit, event))
 
-    def all_reduce(self, flat: torch.Tensor, unit: Subject, op: ReduceOp = ReduceOp.SUM) -> Work:
+    def all_reduce(self, flat: torch.Tensor, unit: Subject, op: Op = ReduceOp.SUM) -> Work:
         """The two halves in turn: the order of the sum, and so its bits, are reduce_scatter's."""
         scratch = self._scratch(flat)
         event = self._begin("all_reduce", flat, unit, passes=2)
@@ -73,7 +73,7 @@ class DirectComm(Comm):
         return flat.new_empty((self.world_size - 1, flat.numel() // self.world_size))
 
     def _reduce(
-        self, flat: torch.Tensor, scratch: torch.Tensor, unit: Subject, event: Event, op: ReduceOp
+        self, flat: torch.Tensor, scratch: torch.Tensor, unit: Subject, event: Event, op: Op
     ) -> Collective:
         """Receive every rank's part of this shard and send it this rank's part of its own; then reduce."""
         works = []
@@ -91,7 +91,9 @@ class DirectComm(Comm):
             works += self._trade(self.own(flat), to, landing, source, 2 * unit.index + 1, event)
         yield from arrival(works)
 
-    def _trade(self, outgoing, to: int, incoming, source: int, tag: int, event: Event) -> list:
+    def _trade(
+        self, outgoing: torch.Tensor, to: int, incoming: torch.Tensor, source: int, tag: int, event: Event
+    ) -> list:
         """Post one receive and one send. The bytes are counted here, from the tensor that is sent."""
         if not outgoing.numel():
             return []
@@ -101,7 +103,7 @@ class DirectComm(Comm):
 
 
 def reduce_in_rank_order(
-    own: torch.Tensor, others: torch.Tensor | list[torch.Tensor], rank: int, op: ReduceOp
+    own: torch.Tensor, others: torch.Tensor | list[torch.Tensor], rank: int, op: Op
 ) -> None:
     """Leave in ``own`` the sum over all ranks, or their mean for ReduceOp.AVG, added from rank 0 upwards.
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ReduceOp
 
-from zerolab.collectives.base import Comm, Subject, Work
+from zerolab.collectives.base import Comm, Op, Subject, Work
 from zerolab.collectives.direct import reduce_in_rank_order
 from zerolab.collectives.names import all_gather_single, reduce_scatter_single
 from zerolab.trace import Event
@@ -27,7 +27,7 @@ class NativeComm(Comm):
     raises an error before it makes the device wait for a message that will not come.
     """
 
-    def reduce_scatter(self, flat: torch.Tensor, unit: Subject, op: ReduceOp = ReduceOp.SUM) -> Work:
+    def reduce_scatter(self, flat: torch.Tensor, unit: Subject, op: Op = ReduceOp.SUM) -> Work:
         """The native reduce-scatter, in place: the output is this rank's own slice of the input.
 
         Memory: none; N shards of scratch with deterministic algorithms.
@@ -44,7 +44,7 @@ class NativeComm(Comm):
         event = self._begin("all_gather", flat, unit, passes=1)
         return self._gather(event, flat).then(partial(self.trace.finish, event))
 
-    def all_reduce(self, flat: torch.Tensor, unit: Subject, op: ReduceOp = ReduceOp.SUM) -> Work:
+    def all_reduce(self, flat: torch.Tensor, unit: Subject, op: Op = ReduceOp.SUM) -> Work:
         """The native all-reduce; with deterministic algorithms its two halves in turn."""
         event = self._begin("all_reduce", flat, unit, passes=2)
         if torch.are_deterministic_algorithms_enabled():
@@ -61,7 +61,7 @@ class NativeComm(Comm):
         event: Event,
         flat: torch.Tensor,
         result: torch.Tensor,
-        op: ReduceOp,
+        op: Op,
         native: Callable,
         passes: int = 1,
     ) -> Work:
@@ -72,14 +72,14 @@ class NativeComm(Comm):
         work = self._issue(event, flat, partial(native, op=native_op), passes)
         return work.then(partial(_divide, result, after))
 
-    def _exchange_and_add(self, event: Event, flat: torch.Tensor, op: ReduceOp) -> Work:
+    def _exchange_and_add(self, event: Event, flat: torch.Tensor, op: Op) -> Work:
         """Every rank's part of this rank's shard, added up in rank order as on gloo."""
         rows = flat.new_empty((self.world_size, flat.numel() // self.world_size))
         work = self._issue(event, flat, partial(dist.all_to_all_single, rows.view(-1), flat))
         self.meter.report(work, rows)
         return work.then(partial(self._add, work, [rows], self.own(flat), op))
 
-    def _add(self, work: Work, scratch: list[torch.Tensor], own: torch.Tensor, op: ReduceOp) -> None:
+    def _add(self, work: Work, scratch: list[torch.Tensor], own: torch.Tensor, op: Op) -> None:
         if self.world_size > 1:
             rows = list(scratch.pop())
             del rows[self.rank]  # it is what ``own`` holds
@@ -101,7 +101,7 @@ def _divide(result: torch.Tensor, divisor: float) -> None:
         result /= divisor
 
 
-def _divisors(dtype: torch.dtype, op: ReduceOp, world_size: int) -> tuple[float, ReduceOp, float]:
+def _divisors(dtype: torch.dtype, op: Op, world_size: int) -> tuple[float, Op, float]:
     """By how much to divide before a native reduction, which one to call, and by how much to divide after it.
 
     bf16 reaches as far as fp32, so it takes the native mean. A sum in fp16 may pass 65,504 and a divided

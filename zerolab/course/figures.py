@@ -22,8 +22,7 @@ def stacked(
         colour = CATEGORY_COLOURS[category]
         bars.rect(left, row - 0.4, size, 0.8, colour, opacity=opacity)
         if numbers:
-            words = {"align": "middle", "colour": ink_on(colour), "bold": True}
-            bars.text(left + size / 2, row, f"{size:g}", **words)
+            bars.text(left + size / 2, row, f"{size:g}", align="middle", colour=ink_on(colour), bold=True)
         left += size
 
 

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 import ipywidgets
-from IPython.display import display
+from IPython.display import DisplayHandle, display
 
 from zerolab.course.look import Draw, bundle, image_html, paint
 
@@ -47,7 +47,7 @@ def explore(draw: Draw, *, height: float = 3.2, **controls: ipywidgets.Widget) -
 def _as_an_output(panel: ipywidgets.VBox) -> Screen:
     """Show the picture as an output of the cell, and replace it through its display handle."""
     _display_widget(panel, panel)
-    handles = []
+    handles: list[DisplayHandle] = []
 
     def screen(svg: str, alt: str) -> None:
         if handles:

@@ -43,7 +43,7 @@ def show_diff(before, after, context: int = 1) -> None:
     """
     texts = [inspect.getsource(thing).splitlines() for thing in (before, after)]
     names = [_path(thing) for thing in (before, after)]
-    lines = list(difflib.unified_diff(*texts, *names, n=context, lineterm=""))
+    lines = list(difflib.unified_diff(texts[0], texts[1], names[0], names[1], n=context, lineterm=""))
     added = sum(line.startswith("+") for line in lines[2:])
     removed = sum(line.startswith("-") for line in lines[2:])
     # Without the line numbers of each header, which change with every edit further up.
@@ -53,7 +53,7 @@ def show_diff(before, after, context: int = 1) -> None:
 
 
 def _path(thing) -> str:
-    path = Path(inspect.getsourcefile(inspect.unwrap(thing))).resolve()  # not the decorator's file
+    path = Path(str(inspect.getsourcefile(inspect.unwrap(thing)))).resolve()  # not the decorator's file
     if not path.is_relative_to(_PACKAGE):
         return path.name
     return path.relative_to(_PACKAGE.parent).as_posix()

@@ -36,13 +36,14 @@ def examine(probe: Probe, seconds: float) -> Finding:
     except OSError as error:
         return Finding(False, f"no process could be started for it: {error}")
     theirs.close()
+    assert process.pid is not None  # it was started
     try:
         if ours.poll(seconds):
             return ours.recv()
         return Finding(False, f"no answer after {seconds:g} seconds")
     except EOFError:
         process.join()
-        return Finding(False, f"its process ended with {exit_text(process.exitcode)}")
+        return Finding(False, f"its process ended with {exit_text(process.exitcode or 0)}")
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

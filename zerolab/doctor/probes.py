@@ -40,12 +40,12 @@ def python() -> str:
 def zerolab() -> str:
     """The package itself, which this is part of."""
     face = sys.modules["zerolab"]
-    return f"{face.__version__}, {Path(face.__file__).parent}"
+    return f"{face.__version__}, {Path(str(face.__file__)).parent}"
 
 
 def package(requirement: str) -> str:
     """A package that can be imported, at a version within its bounds."""
-    name = re.match(r"[\w-]+", requirement)[0]
+    name = re.findall(r"[\w-]+", requirement)[0]
     importlib.import_module(IMPORTED_AS.get(name, name))
     version = metadata.version(name)
     for sign, bound in re.findall(r"(>=|<)([\d.]+)", requirement):
@@ -93,7 +93,7 @@ def memory() -> str:
 def available_bytes(limit: int) -> Iterable[int]:
     """What the kernel would give out, and what a container's limit leaves; only what this system tells."""
     with contextlib.suppress(OSError):
-        yield 1024 * int(re.search(r"MemAvailable: +(\d+)", Path("/proc/meminfo").read_text())[1])
+        yield 1024 * int(re.findall(r"MemAvailable: +(\d+)", Path("/proc/meminfo").read_text())[0])
     with contextlib.suppress(OSError):
         yield limit - int(Path("/sys/fs/cgroup/memory.current").read_text())
 
@@ -184,7 +184,10 @@ def install(requirement: str) -> str:
 PROBES = (
     Probe("python", python, "PYTHON=/path/to/python3.12 ./zero lab"),
     Probe("zerolab", zerolab, f"in the clone: {sys.executable} -m pip install -e ."),
-    *(Probe(re.match(r"\w+", each)[0], partial(package, each), install(each)) for each in ENGINE + NOTEBOOKS),
+    *(
+        Probe(re.findall(r"\w+", each)[0], partial(package, each), install(each))
+        for each in ENGINE + NOTEBOOKS
+    ),
     Probe(FRONT_END, partial(package, FRONT_END), install(FRONT_END), needed=False),
     Probe("kernel", kernel, f"./zero lab has one; or: {sys.executable} -m ipykernel install --sys-prefix"),
     Probe("cores", cores, "OMP_NUM_THREADS=1 gives each rank one thread"),

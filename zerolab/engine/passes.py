@@ -1,6 +1,7 @@
 """Where a hook finds itself in autograd's work: outside of it, in a backward pass, in one inside another."""
 
 import sys
+from types import FrameType
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -31,7 +32,7 @@ def inside_backward() -> bool:
 
 def inside_reentrant_checkpoint() -> bool:
     """Whether a backward pass that begins now is one that such a checkpoint makes inside the user's own."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code is CheckpointFunction.backward.__code__:
             return True

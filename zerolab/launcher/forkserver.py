@@ -30,6 +30,7 @@ def load_protocol() -> types.ModuleType:
     """protocol.py, without zerolab around it and under a name that no module of the user's has."""
     path = Path(__file__).with_name("protocol.py")
     spec = importlib.util.spec_from_file_location("zerolab_launcher_protocol", path)
+    assert spec is not None and spec.loader is not None  # as for every .py file
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -97,7 +97,7 @@ def check_arguments(fn: Any, world_size: Any, timeout: Any) -> None:
     if isinstance(world_size, bool) or not isinstance(world_size, Integral):
         raise TypeError(f"world_size must be an int, the number of processes, got {world_size!r}")
     most = max_world_size()
-    if not 1 <= world_size <= most:
+    if not 1 <= int(world_size) <= most:
         raise ValueError(
             f"world_size must be between 1 and {most}, got {world_size}; a rank is a real process of about "
             f"{RANK_BYTES / 1e6:.0f} MB and this machine has {memory_bytes() / 1e9:.1f} GB"
@@ -106,7 +106,7 @@ def check_arguments(fn: Any, world_size: Any, timeout: Any) -> None:
         return
     if isinstance(timeout, bool) or not isinstance(timeout, Real):
         raise TypeError(f"timeout must be a number of seconds or None, got {timeout!r}")
-    if not (math.isfinite(timeout) and timeout > 0):
+    if not math.isfinite(timeout) or timeout <= 0:
         raise ValueError(f"timeout must be positive and finite, got {timeout!r}; None means no deadline")
 
 
@@ -117,7 +117,7 @@ def check_seed(seed: Any, world_size: int) -> None:
     if isinstance(seed, bool) or not isinstance(seed, Integral):
         raise TypeError(f"seed must be an int or None, got {seed!r}")
     most = 2**32 - world_size  # numpy's bound, for the last rank
-    if not 0 <= seed <= most:
+    if not 0 <= int(seed) <= most:
         raise ValueError(f"seed must be between 0 and {most} on {world_size} ranks, got {seed}")
 
 

@@ -30,7 +30,7 @@ def redirect_output(rank: int, directory: str, stdout: int, stderr: int) -> None
 class Relay:
     """Shows what a rank wrote in the stream of that name here, which in a notebook is no file."""
 
-    def __init__(self, source: io.RawIOBase, name: str) -> None:
+    def __init__(self, source: io.RawIOBase | io.BufferedReader, name: str) -> None:
         self.source, self.name = source, name
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.shown = "\n"

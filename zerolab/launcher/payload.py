@@ -106,7 +106,7 @@ def _parts(fn: Callable, args: tuple, kwargs: dict) -> Iterator[tuple[str, Any]]
         yield f"argument {name!r} (a {type(value).__name__})", value
     if inspect.isfunction(fn):
         used = inspect.getclosurevars(fn)
-        for name, value in (used.nonlocals | used.globals).items():
+        for name, value in {**used.nonlocals, **used.globals}.items():
             yield f"the variable {name!r} (a {type(value).__name__}) that {fn.__name__} uses", value
     else:
         yield f"fn (a {type(fn).__name__})", fn

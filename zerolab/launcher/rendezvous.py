@@ -157,7 +157,7 @@ def number(environment: Environment, name: str, default: int | None = None) -> i
     text = environment.get(name)
     if text is None and default is not None:
         return default
-    if not (text or "").isdecimal():
+    if text is None or not text.isdecimal():
         raise ValueError(f"the environment variable {name} must be a number, got {text!r}")
     return int(text)
 
@@ -183,7 +183,7 @@ def init_process_group(backend: str = "auto") -> None:
     if backend == "nccl":
         take_gpu(place.local_rank, place.local_world_size, gpus)
     if place.world_size == 1:
-        store = dist.HashStore()
+        store: dist.Store | None = dist.HashStore()
     elif place.job:
         store = dist.FileStore(local_store.store_file(place.job, place.rank), place.world_size)
         store.set_timeout(datetime.timedelta(seconds=local_store.MEET_SECONDS))
@@ -224,7 +224,7 @@ def choose_interface(place: Place, environment: MutableMapping[str, str]) -> Non
 def address_of(name: str) -> str:
     """The first address of a host's name; the loopback's where it has none, as gloo does."""
     try:
-        return socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0]
+        return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
     except socket.gaierror:
         return "127.0.0.1"
 

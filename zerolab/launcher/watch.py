@@ -40,14 +40,15 @@ class Launch:
     """A context: the ranks run inside it, and none is left outside it."""
 
     def __init__(self, server: ForkServer, job: Job, payload: bytes, timeout: float | None) -> None:
-        self.server, self.job, self.payload, self.timeout = server, job, payload, timeout
+        self.server, self.job, self.payload = server, job, payload
+        self.timeout = float("inf") if timeout is None else timeout
         self.world_size = job["world_size"]
         self.number = server.next_number()
         self.running: set[int] = set()  # ranks whose process exists, or is about to
         self.done: set[int] = set()
         self.failures: dict[int, Failure] = {}
         self.trouble = ""  # an error that is no rank's
-        self.deadline = time.monotonic() + timeout + START_SECONDS if timeout else float("inf")
+        self.deadline = time.monotonic() + self.timeout + START_SECONDS
         self.relays: tuple[Relay, ...] = ()
         self.selector = selectors.DefaultSelector()
         self.cleanup = contextlib.ExitStack()
@@ -138,7 +139,7 @@ class Launch:
 
     def handle(self, event: Event) -> None:
         """Note one event."""
-        if event.kind == protocol.STARTED and self.timeout:
+        if event.kind == protocol.STARTED:
             self.deadline = event.time + self.timeout
         elif event.kind == protocol.NOT_STARTED:
             self.running = set(range(event.rank))

@@ -76,7 +76,7 @@ def whole_grads(
 
     Gradients of a scaled loss are divided in fp32, because 16 bits might not hold the result.
     """
-    found = {}
+    found: dict[str, torch.Tensor] = {}
     for unit in units:
         dtype = unit.grads.dtype if scale == 1 else torch.float32
         flat = torch.zeros(unit.padded_numel, dtype=dtype, device=unit.device)

@@ -1,12 +1,15 @@
 """How a ZeroOptimizer changes losses before backward: the scale of fp16, and means over unequal counts."""
 
 import math
+from typing import cast
 
 import torch
 
+from zerolab.optimizer.base import OptimizerBase
 
-class Losses:
-    """The part of ZeroOptimizer that turns a loss into the tensor to call backward on."""
+
+class Losses(OptimizerBase):
+    """The part of ZeroOptimizer that turns a loss into what backward is called on."""
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         """The loss to call backward on, ``optimizer.scale(loss).backward()``: in fp16 a multiple of the loss.
@@ -38,7 +41,7 @@ class Losses:
                 f"count is {count} and total_count {total_count}: pass this rank's count of tokens, or the "
                 "total_count of all ranks, and not both"
             )
-        total = self.total(count) if total_count is None else total_count
+        total = self.total(cast(float, count)) if total_count is None else total_count
         if not total > 0 or not math.isfinite(total):
             raise ValueError(
                 f"there are {total} tokens on all ranks together: pass counts whose total is more than 0"

@@ -5,6 +5,8 @@ no memory. PyTorch's convention for filling them later is a module's ``reset_par
 parameters and buffers of the module itself; all modules of torch.nn have it.
 """
 
+from typing import Any, cast
+
 import torch
 from torch import nn
 
@@ -51,7 +53,7 @@ def _materialise(name: str, module: nn.Module, device: torch.device) -> None:
         )
     for key, buffer in buffers.items():
         module._buffers[key] = _unwritten(buffer, device)
-    module.reset_parameters()
+    cast(Any, module).reset_parameters()
     for key in [*parameters, *buffers]:
         if _has_nan(getattr(module, key)):
             raise ValueError(f"{where} and its reset_parameters() leaves {key} unwritten: have it fill {key}")

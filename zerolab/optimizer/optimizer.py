@@ -12,6 +12,7 @@ used, average, update.
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -48,7 +49,6 @@ from zerolab.optimizer.settings import (
     signature,
 )
 from zerolab.optimizer.sharded_state import ShardedState
-from zerolab.optimizer.slices import Slice
 from zerolab.optimizer.slots import Slots, guard_loading
 from zerolab.optimizer.state_dict_storages import separate_storages
 from zerolab.precision import PRECISIONS
@@ -64,7 +64,7 @@ from zerolab.unit.span import Span
 STAGES = {0: Stage0, 1: Stage1, 2: Stage2, 3: Stage3}
 
 
-class ZeroOptimizer(ShardedState, Losses, torch.optim.Optimizer):
+class ZeroOptimizer(ShardedState, Losses):
     """Data-parallel training of ``model``, its states sharded as ``stage`` says.
 
     Args:
@@ -103,7 +103,7 @@ class ZeroOptimizer(ShardedState, Losses, torch.optim.Optimizer):
         process_group: torch.distributed.ProcessGroup | None = None,
         prefetch: int = 1,
         reduces_in_flight: int = 1,
-        **defaults,
+        **defaults: Any,
     ):
         check_settings(model, prefetch, reduces_in_flight)
         stage_class = choose("stage", stage, STAGES)
@@ -121,7 +121,6 @@ class ZeroOptimizer(ShardedState, Losses, torch.optim.Optimizer):
         runs = lay_out(model, found, self.comm, self.stage, self.precision, self.meter)
         self.units = [flat for run in runs for flat in run.flats]
         self._slots = Slots(model, self.units)
-        self.local: LocalUpdate | None = None
         super().__init__(groups, {})
         self.local = LocalUpdate(optimizer_class, defaults, self.units, self.param_groups)
         self.defaults, self.state = self.local.optimizers[0].defaults, self.local.state
@@ -139,14 +138,6 @@ class ZeroOptimizer(ShardedState, Losses, torch.optim.Optimizer):
         self.meter.reset_peak()
         self.trace.next_step()
 
-    @property
-    def rank(self) -> int:
-        return self.comm.rank
-
-    @property
-    def world_size(self) -> int:
-        return self.comm.world_size
-
     def _cast_inputs(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """What the model is called with, in its parameters' dtype."""
         return self.precision.cast((args, kwargs))
@@ -157,14 +148,14 @@ class ZeroOptimizer(ShardedState, Losses, torch.optim.Optimizer):
         listed = {id(p) for known in self.param_groups for p in known["params"]}
         if repeated := [p for p in group["params"] if id(p) in listed]:
             raise ValueError(f"{len(repeated)} of the parameters are in a group already: list each once")
-        if self.local is not None:  # it is given the first groups all at once
+        if hasattr(self, "local"):  # it is given the first groups all at once
             self.local.add_group(group)
         super().add_param_group(group)
 
     # Training.
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], torch.Tensor] | None = None):
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Average the gradients, update what this rank owns, and share the result as the stage does.
 
         Comm: a small message that says which parameters anybody used; then the stage's own.
@@ -225,9 +216,6 @@ class ZeroOptimizer(ShardedState, Losses, torch.optim.Optimizer):
             unit.mark_updated(used)
         self._note_state()
 
-    def _note_state(self) -> None:
-        self.meter.report("optimizer state", *self.local.state_tensors())
-
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients of all parameters, on this rank and so on every rank that calls it."""
         self.engine.clear_grads(set_to_none)
@@ -246,7 +234,7 @@ class ZeroOptimizer(ShardedState, Losses, torch.optim.Optimizer):
         units, scale = self.engine.trainable, self._gradient_scale
         return clip_grads(self.comm, self.stage, units, used, max_norm, norm_type, scale)
 
-    def join_hook(self, **_) -> None:
+    def join_hook(self, **_: Any) -> None:
         """torch's Join shadows the collectives of ranks that have no data left. Here every rank has to go on.
 
         Raises: NotImplementedError, with the way out.
@@ -264,11 +252,6 @@ class ZeroOptimizer(ShardedState, Losses, torch.optim.Optimizer):
         return self.engine.no_sync()
 
     # Looking inside.
-
-    @property
-    def slices(self) -> list[Slice]:
-        """This rank's slice of each parameter, in the order of the parameter groups."""
-        return self.local.slices
 
     def full_params(self, from_rank: int | None = None) -> AbstractContextManager[None]:
         """Parameters whole and usable on every rank inside the with block; what is written to them is kept.

@@ -5,11 +5,12 @@ from collections.abc import Callable, Iterator
 import torch
 
 from zerolab.engine.states import TrainingState
+from zerolab.optimizer.base import OptimizerBase
 from zerolab.optimizer.shards import Shard, allocate_state, describe_state, owned_shards
 from zerolab.unit import FlatUnit
 
 
-class ShardedState:
+class ShardedState(OptimizerBase):
     """The part of ZeroOptimizer that saves and restores: `state_dict`, and the interface of checkpoints."""
 
     def state_dict(self) -> dict:

@@ -20,7 +20,7 @@ from zerolab.unit.span import Span
 class ParameterSlot(NamedTuple):
     """One place where a module keeps a parameter."""
 
-    parameters: dict[str, nn.Parameter]
+    parameters: dict[str, nn.Parameter | None]
     key: str
     span: Span
     unit: FlatUnit
@@ -29,7 +29,7 @@ class ParameterSlot(NamedTuple):
 class ModuleSlot(NamedTuple):
     """One place where a module keeps a submodule."""
 
-    modules: dict[str, nn.Module]
+    modules: dict[str, nn.Module | None]
     key: str
     module: nn.Module
     name: str

@@ -15,7 +15,7 @@ from torch import nn
 from zerolab.engine.hook import Hook
 from zerolab.unit import FlatUnit
 
-Place = tuple[int, int]
+Place = tuple[int, int | torch.SymInt]
 
 
 def separate_storages(model: nn.Module, units: list[FlatUnit], full_params_open: Callable[[], bool]) -> None:

@@ -80,7 +80,7 @@ PLANS = (
 class Held(NamedTuple):
     """A parameter, or a slice of one, with the optimizer that it is in."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # it hides tuple.index, which nobody calls here
     part: slice
     tensor: nn.Parameter
     optimizer: torch.optim.Optimizer

@@ -4,6 +4,7 @@ import hashlib
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -60,7 +61,7 @@ class _Run:
     """What one rank brings home; the parameters themselves only from rank 0."""
 
     losses: list[float]
-    parameters: dict[str, torch.Tensor] | None
+    parameters: dict[str, torch.Tensor]
     digest: bytes
     memory: MeasuredStates
     traffic: Traffic
@@ -77,7 +78,7 @@ def verify(
     optimizer_class: type[torch.optim.Optimizer] = torch.optim.Adam,
     steps: int = 3,
     backend: str = "auto",
-    **defaults,
+    **defaults: Any,
 ) -> Report:
     """Train ``steps`` steps on ``world_size`` processes and in one, and compare every bit, byte and message.
 
@@ -111,7 +112,9 @@ def verify(
     return _compare(stage, runs, *expected)
 
 
-def _train_sharded(stage: int, model_fn, inputs, optimizer_class, steps: int, defaults: dict) -> _Run:
+def _train_sharded(
+    stage: int, model_fn: Callable, inputs: Callable, optimizer_class: type, steps: int, defaults: dict
+) -> _Run:
     """The same training, as one rank of many, from a seed of its own: parameters start as rank 0's."""
     rank = torch.distributed.get_rank()
     compute_deterministically()
@@ -128,9 +131,10 @@ def _train_sharded(stage: int, model_fn, inputs, optimizer_class, steps: int, de
     memory, traffic = optimizer.memory(), optimizer.trace.traffic(steps - 1)
     with optimizer.full_params():
         parameters = {name: p.detach().clone() for name, p in model.named_parameters()}
-    mine = parameters if rank == 0 else None
+    mine = parameters if rank == 0 else {}
     predicted = predict(optimizer, stage)
     threads, backend = torch.get_num_threads(), backend_for(device().type)
+    assert backend is not None  # launch chose the device for its backend
     return _Run(losses, mine, _digest(parameters), memory, traffic, predicted, threads, backend)
 
 
@@ -164,7 +168,7 @@ def _max_abs_diff(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 def _digest(parameters: dict[str, torch.Tensor]) -> bytes:
     digest = hashlib.blake2b()
     for parameter in parameters.values():
-        digest.update(parameter.cpu().contiguous().view(-1).view(torch.uint8).numpy())
+        digest.update(parameter.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.digest()
 
 

@@ -6,7 +6,7 @@ mistake with them.
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -62,7 +62,7 @@ class _Twins:
     def __init__(self, model: nn.Module, precision: Precision):
         self.precision = precision
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self.masters = self.parameters
+        self.masters: Sequence[torch.Tensor] = self.parameters
         self.scale = 2.0**15 if precision.gradients == torch.float16 else 1.0
         if precision.has_masters:
             self.masters = [p.detach().clone().requires_grad_() for p in self.parameters]
@@ -84,12 +84,17 @@ class _Twins:
         """Hand the masters the mean; a parameter that no rank used gets none. Whether all of it is finite."""
         finite = True
         for parameter, master, total in zip(self.parameters, self.masters, self.sums, strict=True):
-            master.grad = None if total is None else total / world_size
-            if total is not None and parameter.dtype.itemsize < 4 and self.precision.gradients.itemsize < 4:
-                master.grad = master.grad.to(self.precision.gradients).float()
-            if total is not None and self.precision.gradients == torch.float16:
-                finite = finite and bool(master.grad.isfinite().all())
-                master.grad /= self.scale
+            gradient = None if total is None else total / world_size
+            if (
+                gradient is not None
+                and parameter.dtype.itemsize < 4
+                and self.precision.gradients.itemsize < 4
+            ):
+                gradient = gradient.to(self.precision.gradients).float()
+            if gradient is not None and self.precision.gradients == torch.float16:
+                finite = finite and bool(gradient.isfinite().all())
+                gradient /= self.scale
+            master.grad = gradient
         self.sums = [None] * len(self.parameters)
         if not finite:
             self.scale /= 2

@@ -5,6 +5,8 @@ gradients, ``local``. When the unit's last gradient is there, the stage reduces 
 keep of the result, ``reduced``.
 """
 
+from typing import Any
+
 import torch
 
 from zerolab.precision import reduce_op
@@ -44,8 +46,8 @@ class FlatGrads:
         self.op = reduce_op(dtype)
         self.producers = Producers(device)
         self.owned = slice(0, padded_numel)
-        self.local: torch.Tensor | None = None
-        self.reduced: torch.Tensor | None = None
+        self.local: torch.Tensor | Any = None  # Any is for None: ``state`` says where there is a tensor
+        self.reduced: torch.Tensor | Any = None
         self.state = GradState.EMPTY
         self.missing: set[Span] = set()
         self.filled: set[Span] = set()

@@ -10,6 +10,8 @@ Were there a None, torch.nn.utils.clip_grad_norm_ would find nothing to clip and
 model.zero_grad() would find nothing to clear, so that gradients would add up for ever.
 """
 
+from typing import cast
+
 import torch
 from torch import nn
 
@@ -41,16 +43,18 @@ class Sharded(nn.Parameter):
     Raises: RuntimeError from every operation on it, copying and pickling included.
     """
 
+    layout_when_whole: torch.Tensor
+
     @classmethod
     def take_place(cls, parameter: nn.Parameter, layout: torch.Tensor) -> None:
         """Make a parameter ``Sharded``; ``layout`` has the strides it will have again when it is whole."""
         parameter.__class__ = cls
-        parameter.layout_when_whole = layout
+        cast(Sharded, parameter).layout_when_whole = layout
 
     @staticmethod
     def give_way(parameter: nn.Parameter, own_class: type[nn.Parameter]) -> None:
         """Make it a parameter of its own class again."""
-        del parameter.layout_when_whole
+        del cast(Sharded, parameter).layout_when_whole
         parameter.__class__ = own_class
 
     @classmethod
@@ -60,7 +64,7 @@ class Sharded(nn.Parameter):
         refusal = _NOT_MOVED if func.__name__ in _MOVES else _PARAMETER_AWAY
         return _describe_or_refuse(refusal, func, args, kwargs)
 
-    def __repr__(self) -> str:
+    def __repr__(self) -> str:  # type: ignore[override]  # mypy loses the name of torch's keyword
         return f"Sharded(shape={tuple(self.shape)}, dtype={self.dtype}, requires_grad={self.requires_grad})"
 
     def __deepcopy__(self, memo):
@@ -88,10 +92,10 @@ class ReducedGradient(torch.Tensor):
         return _describe_or_refuse(_GRADIENT_AWAY, func, args, kwargs)
 
     @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[override]  # torch's own
         raise RuntimeError(f"{func}: {_GRADIENT_AWAY}")
 
-    def __repr__(self) -> str:
+    def __repr__(self) -> str:  # type: ignore[override]  # mypy loses the name of torch's keyword
         return f"ReducedGradient(shape={tuple(self.shape)}, dtype={self.dtype})"
 
 

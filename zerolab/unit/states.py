@@ -29,7 +29,7 @@ class GradState(Enum):
     AVERAGED = "reduced to the mean over the ranks"
 
 
-_FOLLOWING = {
+_FOLLOWING: dict[Enum, set[Enum]] = {
     ParamState.WHOLE: {ParamState.SHARDED},
     ParamState.SHARDED: {ParamState.GATHERING},
     ParamState.GATHERING: {ParamState.WHOLE},

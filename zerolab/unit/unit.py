@@ -7,6 +7,7 @@ out, free, refill and cut.
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
@@ -69,7 +70,8 @@ class FlatUnit:
         self._descriptions: dict[tuple[int, int], tuple[str, ...]] = {}
         self.state = ParamState.WHOLE
         self.flat = self._copy_parameters()
-        self.shard = self.master = self.flat
+        self.shard = self.flat
+        self.master: torch.Tensor | Any = self.flat  # Any is for None, in a frozen unit of 16 bits
         grads_dtype = precision.gradients if precision.has_masters else self.dtype
         self.grads = FlatGrads(name, self.spans, self.padded_numel, grads_dtype, self.device, self.meter)
         self.versions = Versions(self.spans)

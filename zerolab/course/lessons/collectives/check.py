@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 
 from zerolab import ring
-from zerolab.course.exercise import Attempt, attempt, graded
+from zerolab.course.exercise import Attempt, attempt, graded, total
 
 # Rank r brings PRIMES[i] * BASE**r as its element i, so the digits of a sum in this base show which ranks are
 # in it and how often. No prime divides another, so they also show elements added at the wrong place.
@@ -68,8 +68,8 @@ def _wrong_length(outcome: Attempt, expected: list[int]) -> str | None:
 
 def _wrong_value(outcome: Attempt, pieces: list[slice]) -> str | None:
     world_size = len(pieces)
-    total = sum(contribution(rank, pieces[-1].stop) for rank in range(world_size))
-    sums = [total[piece] for piece in pieces]
+    summed = total(contribution(rank, pieces[-1].stop) for rank in range(world_size))
+    sums = [summed[piece] for piece in pieces]
     for rank, (got, want) in enumerate(zip(outcome.values, sums, strict=True)):
         if torch.equal(got, want):
             continue
@@ -131,7 +131,7 @@ def _wrong_messages(outcome: Attempt, sizes: list[int]) -> str | None:
         if bytes_sent > allowed:
             return f"{right} {bytes_sent} bytes, and a ring sends {allowed}"
         following = (rank + 1) % world_size
-        if strangers := sorted({message.peer for message in sent} - {following}):
+        if strangers := sorted({str(message.peer) for message in sent} - {str(following)}):
             return (
                 f"{right} to rank {strangers[0]}: in a ring it talks to rank {following} only, so that each "
                 "link carries one message at a time"

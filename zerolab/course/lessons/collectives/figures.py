@@ -14,7 +14,7 @@ def holdings(rounds: Rounds, upto: int) -> list[list[Sum]]:
     `rounds[rank]` is what that rank's on_step reported: N-1 rounds that add, then N-1 rounds that replace.
     """
     world_size = len(rounds)
-    held = [[(rank,)] * world_size for rank in range(world_size)]
+    held: list[list[tuple[int, ...]]] = [[(rank,)] * world_size for rank in range(world_size)]
     for number in range(upto):
         before = [list(row) for row in held]
         for rank in range(world_size):

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from zerolab.course.exercise import Attempt, attempt, graded
+from zerolab.course.exercise import Attempt, attempt, graded, total
 
 SHAPES = {"weight": (4, 3), "bias": (4,), "gate": (2, 2)}
 PSI = sum(torch.Size(shape).numel() for shape in SHAPES.values())
@@ -111,13 +111,14 @@ def _wrong_value(outcome: Attempt, case: Case) -> str | None:
 
 def _candidates(case: Case) -> dict[str, dict[str, torch.Tensor]]:
     """For each parameter the right answer, and the wrong ones under the mistake that leads to them."""
-    counts, found = case.counts, {"right": {}, **{why: {} for why in WHY}}
+    counts = case.counts
+    found: dict[str, dict[str, torch.Tensor]] = {"right": {}, **{why: {} for why in WHY}}
     for name in SHAPES:
         missing = case.gap if name == "gate" else None
         mine = [gradient(name, rank) * (rank != missing) for rank in range(len(counts))]
-        total, weighted = sum(mine), sum(count * grad for count, grad in zip(counts, mine, strict=True))
+        summed, weighted = total(mine), total(count * grad for count, grad in zip(counts, mine, strict=True))
         right = weighted / sum(counts)
-        values = (right, total, total / len(counts), weighted, right / len(counts))
+        values = (right, summed, summed / len(counts), weighted, right / len(counts))
         for answers, value in zip(found.values(), values, strict=True):
             answers[name] = value
     return found

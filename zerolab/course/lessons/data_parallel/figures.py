@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from zerolab import cost
 from zerolab.course.look import CATEGORY_COLOURS, ink_on
@@ -15,7 +16,7 @@ BUCKET_MB = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 3000)
 
 Entry = tuple[str, str]  # ("gradient", "3.weight"), ("start", "3") or ("end", "3")
 _LAYER_COLOURS = (CATEGORY_COLOURS["grads"], "#8A5A00")  # neighbours differ, all are gradients
-_SMALL = {"align": "middle", "size": 6.5, "bold": True}
+_SMALL: dict[str, Any] = {"align": "middle", "size": 6.5, "bold": True}
 
 
 @functools.cache
@@ -54,7 +55,7 @@ def buckets(sketch: Sketch, bucket_MB: int = 3000, gpus: int = 64) -> str:
     messages = f"{len(sent):,} message{'s' if len(sent) > 1 else ''} of {bucket_MB:,} MB on {gpus} GPUs"
     title = f"{messages}: after backward the step waits {waits[bucket_MB]:,.0f} ms"
     sketch.text(0.01, 0.98, title, bold=True, vertical="top")
-    best = min(waits, key=waits.get)
+    best = min(waits, key=waits.__getitem__)
     return (
         f"{title}. The waiting time is shortest with {best} MB, {waits[best]:,.1f} ms. With 1 MB it is "
         f"{waits[1]:,.1f} ms, with one message for all {waits[GRADIENT_MB]:,.1f} ms."

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from zerolab.course.exercise import Attempt, attempt, graded
+from zerolab.course.exercise import Attempt, attempt, graded, total
 
 CASES = (2, 3, 4)
 NUMEL = 6
@@ -39,24 +39,24 @@ def _not_a_mean(outcome: Attempt) -> str | None:
 
 def _wrong_value(outcome: Attempt, world_size: int) -> str | None:
     mine = [gradient(rank) for rank in range(world_size)]
-    total = sum(mine)
-    right = [torch.allclose(value, total / world_size, rtol=1e-12) for value in outcome.values]
+    summed = total(mine)
+    right = [torch.allclose(value, summed / world_size, rtol=1e-12) for value in outcome.values]
     if all(right):
         return None
     first = right.index(False)
     value = outcome.values[first]
     if all(torch.equal(value, own) for value, own in zip(outcome.values, mine, strict=True)):
         return "every rank returned its own gradient: nothing that arrived was used"
-    if torch.equal(value, total):
+    if torch.equal(value, summed):
         return "that is the sum, and the exercise asks for the mean: divide by world_size, once"
-    if torch.allclose(value, total / world_size**2, rtol=1e-12):
+    if torch.allclose(value, summed / world_size**2, rtol=1e-12):
         return "the sum was divided by world_size twice"
     for divisor in range(2, 10):
-        if torch.allclose(value, total / divisor, rtol=1e-12):
+        if torch.allclose(value, summed / divisor, rtol=1e-12):
             there_are = f"the sum was divided by {divisor} where there are {world_size} ranks"
             return f"{there_are}: use dist.get_world_size()"
     if right[0] and torch.equal(value, mine[first]):
         has = f"rank 0 has the mean, but rank {first} still has its own gradient"
         return f"{has}: send the result back to all ranks"
-    wanted = (total / world_size).tolist()
+    wanted = (summed / world_size).tolist()
     return f"rank {first} returned {value.tolist()} and not the mean, {wanted}; no known mistake explains it"

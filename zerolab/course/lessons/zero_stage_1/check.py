@@ -5,12 +5,13 @@ An unsharded AdamW has the right values, so values alone are not enough.
 
 import gc
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 import torch
 
 from zerolab import ring
-from zerolab.course.exercise import Attempt, Message, attempt, graded
+from zerolab.course.exercise import Attempt, Message, attempt, graded, total
 from zerolab.measure import storage_bytes
 
 STEPS, LR = 3, 0.05
@@ -21,7 +22,7 @@ class Case(NamedTuple):
 
     world_size: int
     numel: int
-    optimizer_class: type[torch.optim.Optimizer]
+    optimizer_class: Callable[..., torch.optim.Optimizer]
 
 
 # SGD first: its step depends on the gradient's scale, Adam's does not. Then state, then a remainder.
@@ -142,7 +143,7 @@ def _by_shard(flats: list[torch.Tensor], case: Case, right: torch.Tensor) -> str
             "update, or every rank continues with another model"
         )
     for rank, (flat, piece) in enumerate(zip(flats, pieces, strict=True)):
-        alone = expected(case, lambda grads, rank=rank: grads[rank])
+        alone = expected(case, itemgetter(rank))
         if case.world_size > 1 and _equal(flat[piece], alone[piece]):
             return (
                 f"rank {rank} updated its shard with its own gradient alone: reduce-scatter first, which "
@@ -153,7 +154,7 @@ def _by_shard(flats: list[torch.Tensor], case: Case, right: torch.Tensor) -> str
 
 def _by_recipe(flats: list[torch.Tensor], case: Case) -> str:
     """All ranks agree on wrong values, or they do not agree."""
-    if all(_equal(flat, expected(case, sum)) for flat in flats):
+    if all(_equal(flat, expected(case, total)) for flat in flats):
         return (
             "that is the sum of the gradients and not the mean: divide by the number of ranks. (Adam would "
             "hide this mistake, because its step does not depend on the gradient's scale; SGD shows it)"
@@ -210,7 +211,7 @@ def sent_bytes(messages: Sequence[Message], world_size: int) -> float:
 
 
 def _mean(gradients: list[torch.Tensor]) -> torch.Tensor:
-    return sum(gradients) / len(gradients)
+    return total(gradients) / len(gradients)
 
 
 def _equal(got: torch.Tensor, want: torch.Tensor) -> bool:

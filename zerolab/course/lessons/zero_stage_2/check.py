@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from zerolab import ring
-from zerolab.course.exercise import Attempt, attempt, graded
+from zerolab.course.exercise import Attempt, attempt, graded, total
 
 MICRO_BATCHES = 3
 CASES = ((2, 8), (3, 12), (4, 8))  # (world_size, numel); a flat buffer is padded, so every shard is equal
@@ -17,7 +17,7 @@ BASE = 32  # a rank's gradient is in digits of its own, so the digits of a sum s
 class Kept(NamedTuple):
     """What fn returned for one micro-batch, and how large the storage behind it is."""
 
-    value: torch.Tensor | None
+    value: torch.Tensor
     storage_bytes: int
     kind: str
 
@@ -57,7 +57,7 @@ def _step(fn: Callable, gradients: list[torch.Tensor]) -> list[Kept]:
     kept, seen = None, []
     while gradients:
         kept = fn(gradients.pop(0).clone(), kept)
-        value, nbytes = None, 0
+        value, nbytes = torch.empty(0), 0
         if isinstance(kept, torch.Tensor):
             value, nbytes = kept.detach().clone(), kept.untyped_storage().nbytes()
         seen.append(Kept(value, nbytes, type(kept).__name__))
@@ -93,9 +93,9 @@ def _wrong_shape(kept: list[Kept], world_size: int, numel: int) -> str | None:
 def _wrong_value(kept: list[Kept], micro: int, numel: int) -> str | None:
     """Compare what each rank holds after micro-batch `micro` with the sum so far."""
     world_size = len(kept)
-    sums = [sum(gradient(rank, each, numel) for rank in range(world_size)) for each in range(micro + 1)]
+    sums = [total(gradient(rank, each, numel) for rank in range(world_size)) for each in range(micro + 1)]
     for rank, each in enumerate(kept):
-        if not torch.equal(each.value, sum(sums)[ring.chunks(numel, world_size)[rank]]):
+        if not torch.equal(each.value, total(sums)[ring.chunks(numel, world_size)[rank]]):
             return _mistake(each.value, sums, rank, world_size)
     return None
 
@@ -103,14 +103,14 @@ def _wrong_value(kept: list[Kept], micro: int, numel: int) -> str | None:
 def _mistake(value: torch.Tensor, sums: list[torch.Tensor], rank: int, world_size: int) -> str:
     """The known mistake that explains a wrong value; `sums` holds each micro-batch's sum over the ranks."""
     numel, micro = sums[0].numel(), len(sums) - 1
-    pieces, right = ring.chunks(numel, world_size), sum(sums)
+    pieces, right = ring.chunks(numel, world_size), total(sums)
     mine, own = pieces[rank], [gradient(rank, each, numel) for each in range(micro + 1)]
     if micro and torch.equal(value, sums[-1][mine]):
         return (
             f"after micro-batch {micro} a rank holds that micro-batch alone: the earlier ones were "
             "overwritten. Add the new shard to `kept`"
         )
-    if torch.equal(value, sum(own)[mine]) or torch.equal(value, own[-1][mine]):
+    if torch.equal(value, total(own)[mine]) or torch.equal(value, own[-1][mine]):
         return f"rank {rank} holds its own gradient only, without those of the other ranks"
     if torch.allclose(value * world_size, right[mine], rtol=1e-12, atol=0.0):
         return "that is the mean over the ranks: keep the sum, and divide once, before the update"

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from zerolab.course.exercise import Attempt, attempt, graded
+from zerolab.course.exercise import Attempt, attempt, graded, total
 
 WIDTH, DEPTH = 6, 4
 NUMEL = WIDTH * WIDTH
@@ -172,7 +172,7 @@ def _wrong_gradient(values: list[Seen]) -> str | None:
         missing = [index for index, shard in enumerate(seen.shards) if shard is None]
         if missing:
             return f"layers {missing} have no grad_shard: reduce every layer's gradient, not one for all"
-        for index, shard in enumerate(seen.shards):
+        for index, shard in enumerate(shard for shard in seen.shards if shard is not None):
             which = f"layer {index}'s grad_shard"
             problem = _wrong_shard(shard, rank, [gradients[index] for gradients in own])
             if problem:
@@ -186,15 +186,15 @@ def _wrong_gradient(values: list[Seen]) -> str | None:
 
 def _wrong_shard(shard: torch.Tensor, rank: int, by_rank: list[torch.Tensor]) -> str | None:
     """What is wrong with one layer's shard, given every rank's gradient of that layer."""
-    world_size, total = len(by_rank), sum(by_rank)
+    world_size, summed = len(by_rank), total(by_rank)
     mine = owned_by(rank, world_size)
-    if shard.shape != total[mine].shape:
+    if shard.shape != summed[mine].shape:
         return f"has {shard.numel()} elements, and a shard has {NUMEL // world_size}"
-    if torch.equal(shard, total[mine]):
+    if torch.equal(shard, summed[mine]):
         return None
     if torch.equal(shard, by_rank[rank][mine]):
         return "is this rank's own gradient: it was not summed over the ranks"
-    if torch.allclose(shard * world_size, total[mine]):
+    if torch.allclose(shard * world_size, summed[mine]):
         return "is the mean; a reduce-scatter leaves the sum, and the update divides once"
     return (
         "is wrong: backward goes from the last layer to the first, each with what the one before it returned"
