@@ -166,24 +166,24 @@ class Trace:
         A rank is a process. One lane has its phases and updates; the others have its communication, as many
         as there were collectives under way at once.
         """
-        events = [event for event in self.events if event.end is not None]
-        first, now = min((event.start for event in events), default=0.0), self._clock()
+        events = sorted((event for event in self.events if event.end), key=lambda event: event.start)
+        first, now = events[0].start if events else 0.0, self._clock()
         stops = [start for _, start in list(self._phases)[1:]] + [now]
         found = [_lane(self.rank, 0, "compute")]
         for (phase, start), stop in zip(self._phases, stops, strict=True):
             if stop > first:
                 found.append(_span(self.rank, 0, phase, max(start, first), stop))
         free = [now]  # when each lane is free; the first has the phases
-        for event in sorted(events, key=lambda event: event.start):
-            lane = 0
+        for event in events:
+            end, lane = event.end or now, 0
             if event.op != "update":
-                lane = next((n for n, end in enumerate(free) if n and end <= event.start), len(free))
+                lane = next((n for n, until in enumerate(free) if n and until <= event.start), len(free))
                 if lane == len(free):
                     found.append(_lane(self.rank, lane, "communication"))
                     free.append(now)
-                free[lane] = event.end
+                free[lane] = end
             name = f"{event.op} {event.unit}"
-            found.append(_span(self.rank, lane, name, event.start, event.end) | {"args": _details(event)})
+            found.append(_span(self.rank, lane, name, event.start, end) | {"args": _details(event)})
         return found
 
     def save(self, path: str | Path) -> None:

@@ -162,7 +162,7 @@ class Engine:
         flat = self.flats[self._turn % len(self.flats)]
         self._turn += 1
         if flat.device.type == "cpu" and flat.shard_is_detached:
-            flat.inspect_next = True
+            flat.writes.compare_next = True
         elif flat.device.type == "cpu":
             self._remember({flat: flat.checksum()})
 
@@ -177,7 +177,7 @@ class Engine:
         self._written.clear()
         for flat in self.flats:
             if flat.whole:
-                flat.versions.note()
+                flat.writes.note()
         return lines
 
     def state_of(self, flat: FlatUnit) -> str:

@@ -1,5 +1,7 @@
 """ZeroOptimizer, a torch.optim.Optimizer that uses engine and stage: optimizer.py, and its parts.
 
+Its parts are whole_tensors.py, sharded_state.py and losses.py; base.py has what all of them use.
+
 settings.py checks the user's arguments, and probe.py runs the optimizer (trial.py) to see whether it can be
 sharded. layout.py moves the parameters into flat units, slices.py cuts them, and local.py updates the slices
 batch by batch (batch.py) with the user's parameter groups (groups.py). gradients.py computes norms,

@@ -11,7 +11,6 @@ used, average, update.
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,19 +18,11 @@ from torch import nn
 
 from zerolab.collectives import connect
 from zerolab.engine import Engine
-from zerolab.engine.agreement import (
-    CLEARED,
-    WRITTEN,
-    agree_on,
-    agree_on_order,
-    agree_on_used,
-    agree_on_values,
-)
+from zerolab.engine.agreement import agree_on
 from zerolab.engine.hook import Hook
 from zerolab.engine.states import TrainingRun, TrainingState
 from zerolab.engine.units import find_units
-from zerolab.measure import MeasuredStates, census
-from zerolab.optimizer.gradients import clip_grads, whole_grads
+from zerolab.optimizer.gradients import clip_grads
 from zerolab.optimizer.layout import lay_out
 from zerolab.optimizer.local import LocalUpdate
 from zerolab.optimizer.loss_scale import LossScale
@@ -40,7 +31,6 @@ from zerolab.optimizer.probe import state_bytes_per_parameter
 from zerolab.optimizer.settings import (
     check_settings,
     choose,
-    describe_groups,
     device_of,
     engaged,
     group_signature,
@@ -51,6 +41,7 @@ from zerolab.optimizer.settings import (
 from zerolab.optimizer.sharded_state import ShardedState
 from zerolab.optimizer.slots import Slots, guard_loading
 from zerolab.optimizer.state_dict_storages import separate_storages
+from zerolab.optimizer.whole_tensors import WholeTensors
 from zerolab.precision import PRECISIONS
 from zerolab.stages.stage0 import Stage0
 from zerolab.stages.stage1 import Stage1
@@ -64,7 +55,7 @@ from zerolab.unit.span import Span
 STAGES = {0: Stage0, 1: Stage1, 2: Stage2, 3: Stage3}
 
 
-class ZeroOptimizer(ShardedState, Losses):
+class ZeroOptimizer(WholeTensors, ShardedState, Losses):
     """Data-parallel training of ``model``, its states sharded as ``stage`` says.
 
     Args:
@@ -183,20 +174,6 @@ class ZeroOptimizer(ShardedState, Losses):
         gradients = [unit.grads.reduced for unit in self.engine.trainable]
         return self.loss_scale.judge(self.comm, gradients, bool(used))
 
-    def _finish_grads(self) -> set[Span]:
-        """See that every gradient is reduced; the spans that any rank used."""
-        self._slots.check()
-        self.engine.finish_grads()
-        reducer = self.engine.reducer
-        if not reducer.order_is_agreed:
-            reducer.set_order(agree_on_order(self.comm, reducer.flats, reducer.completed))
-        by_hand = {
-            "the hyperparameters": describe_groups(self.param_groups, self.local.members),
-            WRITTEN: self.engine.written_values(),
-            CLEARED: self.engine.reducer.cleared_since_last_call(),
-        }
-        return agree_on_used(self.comm, self.engine.trainable, by_hand)
-
     def _update(self, unit: FlatUnit, used: set[Span]) -> None:
         """The local optimizer's step on what this rank owns of one unit."""
         event = self.trace.begin("update", unit.name, unit.values(), unit.describe(unit.owned))
@@ -204,11 +181,6 @@ class ZeroOptimizer(ShardedState, Losses):
         self.local.step(unit, used, self._gradient_scale)
         unit.publish()
         self.trace.finish(event)
-
-    @property
-    def _gradient_scale(self) -> float:
-        """How many times too large the gradients are, because the loss was scaled."""
-        return 1.0 if self.loss_scale is None else self.loss_scale.applied
 
     def _note_update(self, used: set[Span]) -> None:
         """Tell autograd that the parameters changed, and take the measure of the optimizer's state."""
@@ -250,45 +222,3 @@ class ZeroOptimizer(ShardedState, Losses):
         Memory: 4Ψ for gradients, at every stage.
         """
         return self.engine.no_sync()
-
-    # Looking inside.
-
-    def full_params(self, from_rank: int | None = None) -> AbstractContextManager[None]:
-        """Parameters whole and usable on every rank inside the with block; what is written to them is kept.
-
-        Every rank has to write the same values; a checksum compares them when the block ends. With
-        ``from_rank=0`` rank 0 alone may write, and every rank gets its values.
-
-        Collective: every rank enters and leaves. Memory: 4Ψ.
-        Comm: Ψ at stage 3, none before; 8 bytes a unit on leaving, or another Ψ with ``from_rank``.
-        Raises: RuntimeError on leaving where ranks differ; ValueError for a rank that is not there.
-        """
-        if from_rank is not None and from_rank not in range(self.world_size):
-            raise ValueError(
-                f"from_rank is {from_rank!r}: pass a rank from 0 to {self.world_size - 1}, or leave it out"
-            )
-        return self.engine.full_params(partial(self._agree_on_values, from_rank))
-
-    def _agree_on_values(self, from_rank: int | None, written: dict[FlatUnit, bytes]) -> None:
-        if from_rank is None:
-            agree_on_values(self.comm, written)
-            return
-        for unit in written:
-            self.comm.broadcast(unit.flat, unit, from_rank)
-
-    def full_grads(self) -> dict[str, torch.Tensor]:
-        """The averaged gradients, whole, by parameter name; parameters that nobody used are left out.
-
-        Collective: every rank calls it. Memory: 4Ψ for the copies. Comm: Ψ.
-        """
-        used = self._finish_grads()
-        return whole_grads(self.comm, self.stage, self.engine.trainable, used, self._gradient_scale)
-
-    def memory(self) -> MeasuredStates:
-        """What this rank holds now, from storages, by category. Call it between backward and zero_grad."""
-        state, excess_bytes = self.local.state_tensors(), self.local.excess_bytes()
-        return census(self.model, self.units, state, excess_bytes, self.meter.peak_bytes)
-
-    def state_of(self, unit: FlatUnit) -> str:
-        """What a unit of ``optimizer.units`` is doing now, in words: its parameters and its gradients."""
-        return self.engine.state_of(unit)

@@ -55,3 +55,13 @@ def overlap(first: slice, second: slice) -> slice:
     """The range that both have; where there is none, an empty one inside ``second`` or at its end."""
     low = min(max(first.start, second.start), second.stop)
     return slice(low, max(min(first.stop, second.stop), low))
+
+
+def describe(spans: list[Span], piece: slice) -> tuple[str, ...]:
+    """The parameter slices in ``flat[piece]``, each counted in its parameter's own elements."""
+    parts = [(span, overlap(slice(span.offset, span.stop), piece)) for span in spans]
+    return tuple(
+        f"{span.name}[{part.start - span.offset}:{part.stop - span.offset}]"
+        for span, part in parts
+        if part.stop > part.start
+    )

@@ -16,9 +16,9 @@ from zerolab.precision import Precision
 from zerolab.storages import MemoryMeter, checksum
 from zerolab.unit.grads import FlatGrads
 from zerolab.unit.sharded import Sharded
-from zerolab.unit.span import Span
+from zerolab.unit.span import Span, describe
 from zerolab.unit.states import ParamState, change
-from zerolab.unit.versions import Versions
+from zerolab.unit.writes import Writes
 
 ALIGNMENT_BYTES = 64
 """Every parameter and every shard starts on such a boundary, as torch's own allocations do: with weights that
@@ -42,9 +42,7 @@ class FlatUnit:
         shards: into how many equal shards of ``shard_numel`` the buffer can be cut.
         precision: the dtypes of all these.
         state: where the parameters are, a `ParamState`.
-        versions: the parameters' version counters, a `Versions`.
-        inspect_next: whether to compare the values when the flat buffer is freed next, at stage 3. That finds
-            writes through ``.data`` too, and takes time.
+        writes: what was written to the parameters from outside, a `Writes`.
     """
 
     def __init__(
@@ -74,9 +72,7 @@ class FlatUnit:
         self.master: torch.Tensor | Any = self.flat  # Any is for None, in a frozen unit of 16 bits
         grads_dtype = precision.gradients if precision.has_masters else self.dtype
         self.grads = FlatGrads(name, self.spans, self.padded_numel, grads_dtype, self.device, self.meter)
-        self.versions = Versions(self.spans)
-        self.inspect_next = False
-        self._gathered: bytes | None = None
+        self.writes = Writes(name, self.spans)
         self._report()
 
     def _lay_out(self, named_parameters: list[tuple[str, nn.Parameter]], shards: int) -> None:
@@ -154,11 +150,9 @@ class FlatUnit:
 
         Raises: RuntimeError where a parameter was written to since it was restored, because that is lost.
         """
-        self._refuse_written()
-        if self._gathered is not None:
-            self.inspect_next = False
+        self.writes.refuse(self.checksum)
         self._classes = [type(span.parameter) for span in self.spans]
-        self.versions.spoil()
+        self.writes.spoil()
         for span, freed_view in zip(self.spans, self._freed_views, strict=True):
             span.parameter.data = freed_view
             Sharded.take_place(span.parameter, span.layout)
@@ -177,9 +171,8 @@ class FlatUnit:
         for span, own_class, view in zip(self.spans, self._classes, self._views, strict=True):
             Sharded.give_way(span.parameter, own_class)
             span.parameter.data = view
-        self.versions.restore()
         self._become(ParamState.WHOLE)
-        self._gathered = self.checksum() if self.inspect_next else None
+        self.writes.restore(self.checksum)
 
     @property
     def shard_is_detached(self) -> bool:
@@ -197,8 +190,7 @@ class FlatUnit:
                 self._views = [span.view(self.flat) for span in self.spans]
                 for span, view in zip(self.spans, self._views, strict=True):
                     span.parameter.data = view
-            self.versions.note()
-            self._gathered = None
+            self.writes.note()
             self._report()
 
     def was_replaced(self, span: Span) -> bool:
@@ -211,22 +203,8 @@ class FlatUnit:
     # What users write to whole parameters.
 
     def was_written(self) -> bool:
-        """Whether somebody wrote to whole parameters since `versions.note`, other than through ``.data``."""
-        return self.whole and self.versions.written() is not None
-
-    def _refuse_written(self) -> None:
-        span, gathered = self.versions.written(), self._gathered
-        if span is None and (gathered is None or gathered == self.checksum()):
-            return
-        self.versions.note()  # this error is raised once
-        self._gathered = None
-        what = f"parameter {span.name}" if span else f"a parameter of unit {self.name}"
-        raise RuntimeError(
-            f"{what} was written to while it was gathered, and at stage 3 that is lost when it is sharded "
-            "again. Write inside `with optimizer.full_params():`, between steps. If forward itself writes "
-            "to its weights, as nn.Embedding(max_norm=...) and clamping do, take stage 2, where it may write "
-            "the same on every rank"
-        )
+        """Whether somebody wrote to whole parameters since `writes.note`, other than through ``.data``."""
+        return self.whole and self.writes.written() is not None
 
     def checksum(self) -> bytes:
         """Eight bytes that differ where the whole parameters do."""
@@ -244,7 +222,7 @@ class FlatUnit:
         if self.shard_is_detached:
             self.shard.copy_(self.flat[self.owned])
         self.sync_master_from_params()
-        self.versions.note()
+        self.writes.note()
 
     @torch.no_grad()
     def sync_master_from_params(self) -> None:
@@ -268,7 +246,7 @@ class FlatUnit:
 
     def mark_updated(self, updated: set[Span]) -> None:
         """Increase the version counters, so that backward through an older forward is an error."""
-        self.versions.advance(updated, self.whole)
+        self.writes.advance(updated, self.whole)
 
     # Seen from outside.
 
@@ -276,13 +254,7 @@ class FlatUnit:
         """The parameter slices in ``flat[piece]``, each counted in its parameter's own elements."""
         key = (piece.start, piece.stop)
         if key not in self._descriptions:
-            parts = [(span, span.within(*key)) for span in self.spans]
-            self._descriptions[key] = tuple(
-                f"{span.name}[{part.start + shift}:{part.stop + shift}]"
-                for span, part in parts
-                for shift in [piece.start - span.offset]
-                if part.stop > part.start
-            )
+            self._descriptions[key] = describe(self.spans, piece)
         return self._descriptions[key]
 
     def __repr__(self) -> str:

@@ -1,0 +1,74 @@
+"""Writes: what somebody else than the engine has written to the parameters of one unit.
+
+PyTorch increases a tensor's version counter at every write in place, other than one through ``.data``. The
+engine's own writes go to the flat buffer, whose counter is another one. Writes through ``.data`` are found
+only where the values themselves are compared, which takes time.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from zerolab.unit.span import Span
+
+
+class Writes:
+    """The version counters of one unit, as they were when its values were last taken note of.
+
+    Attributes: compare_next: whether to compare the values too, when the flat buffer is freed next.
+    """
+
+    def __init__(self, unit: str, spans: list[Span]):
+        self._unit, self._spans = unit, spans
+        self.compare_next = False
+        self.note()
+
+    def note(self) -> None:
+        """Take the parameters' values as they are now: writes until now are known."""
+        self._noted = tuple(span.parameter._version for span in self._spans)
+        self._gathered: bytes | None = None
+
+    def written(self) -> Span | None:
+        """The first parameter that was written to since `note`, other than through ``.data``."""
+        noted = zip(self._spans, self._noted, strict=True)
+        return next((span for span, version in noted if span.parameter._version != version), None)
+
+    def refuse(self, checksum: Callable[[], bytes]) -> None:
+        """Before the flat buffer is freed, with what was written to it.
+
+        Args: checksum: gives that of the whole parameters.
+        Raises: RuntimeError where something was written.
+        """
+        span, gathered = self.written(), self._gathered
+        if span is None and gathered is None:
+            return
+        if span is None and gathered == checksum():
+            self.compare_next = False
+            return
+        self.note()  # this error is raised once
+        what = f"parameter {span.name}" if span else f"a parameter of unit {self._unit}"
+        raise RuntimeError(
+            f"{what} was written to while it was gathered, and at stage 3 that is lost when it is sharded "
+            "again. Write inside `with optimizer.full_params():`, between steps. If forward itself writes "
+            "to its weights, as nn.Embedding(max_norm=...) and clamping do, take stage 2, where it may write "
+            "the same on every rank"
+        )
+
+    def spoil(self) -> None:
+        """Before the storage is freed: a backward pass that would read it ends in autograd's error."""
+        torch.autograd.graph.increment_version([span.parameter for span in self._spans])
+
+    def restore(self, checksum: Callable[[], bytes]) -> None:
+        """The storage is there again with the same values: set the counters back."""
+        parameters = tuple(span.parameter for span in self._spans)
+        torch._C._autograd._unsafe_set_version_counter(parameters, self._noted)
+        self._gathered = checksum() if self.compare_next else None
+
+    def advance(self, updated: set[Span], whole: bool) -> None:
+        """These parameters were updated: backward through an older forward that used them has to fail."""
+        if whole:
+            torch.autograd.graph.increment_version([s.parameter for s in self._spans if s in updated])
+            self.note()
+        else:
+            noted = zip(self._spans, self._noted, strict=True)
+            self._noted = tuple(version + (span in updated) for span, version in noted)
