@@ -118,6 +118,20 @@ def test_a_loss_that_was_not_scaled_is_refused():
         zerolab.launch(run, 2)
 
 
+def test_a_loss_that_was_not_scaled_after_a_step_with_one_that_was_is_refused():
+    def train() -> None:
+        model = nn.Linear(4, 1)
+        optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, precision="mixed_fp16", lr=0.1)
+        optimizer.scale(model(torch.ones(2, 4)).sum()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+
+    with pytest.raises(zerolab.WorkerError, match="the loss was not scaled"):
+        zerolab.launch(train, 1)
+
+
 def test_a_nan_in_the_data_is_not_skipped_for_ever():
     def run():
         optimizer = build()
