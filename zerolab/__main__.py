@@ -6,6 +6,7 @@ without loading torch.
 """
 
 import argparse
+import difflib
 import importlib
 import sys
 from typing import NoReturn
@@ -28,8 +29,20 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog.removeprefix('python -m ')}: {message} (--help lists all flags)\n")
 
 
-def build_parser(chosen: str | None) -> argparse.ArgumentParser:
-    """The parser, with the arguments of the chosen command alone filled in."""
+def parse(argv: list[str], chosen: str | None) -> argparse.Namespace:
+    """The arguments; what is unknown is an error of the chosen command, with the flag that comes nearest."""
+    parser, commands = build_parser(chosen)
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        command = commands[args.command]
+        near = difflib.get_close_matches(unknown[0].partition("=")[0], command._option_string_actions, 1, 0.7)
+        hint = f"; is it {near[0]} that you mean?" if near else ""
+        command.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    return args
+
+
+def build_parser(chosen: str | None) -> tuple[Parser, dict[str, Parser]]:
+    """The parser and its commands, with the arguments of the chosen command alone filled in."""
     parser = Parser(prog="python -m zerolab", description=__doc__.splitlines()[0])
     parser.add_argument("--version", action="version", version=f"zerolab {zerolab.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -37,14 +50,14 @@ def build_parser(chosen: str | None) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
         if name == chosen:
             importlib.import_module(module).add_arguments(command)
-    return parser
+    return parser, commands.choices
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command. A bad value ends in one line on stderr and exit code 2, an interrupt with 130."""
     argv = sys.argv[1:] if argv is None else argv
     chosen = next((word for word in argv if word in COMMANDS), None)
-    args = build_parser(chosen).parse_args(argv)
+    args = parse(argv, chosen)
     try:
         return importlib.import_module(COMMANDS[args.command][0]).run(args)
     except (ValueError, TypeError) as error:

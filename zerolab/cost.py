@@ -23,9 +23,10 @@ class Passes(NamedTuple):
 def passes_per_step(stage: int, micro_batches: int = 1, reduce_each: bool | None = None) -> Passes:
     """The collectives of one optimizer step that accumulates gradients over `micro_batches`.
 
-    Stages 0 and 1 hold whole gradients, so they add micro-batches up locally and reduce once. Stages 2 and 3
-    cannot: a shard of the gradient is all they keep, so every micro-batch is reduced, unless they run under
-    `no_sync()` and hold whole gradients after all. `reduce_each` says which; None is the stage's own way.
+    Stages 0 and 1 hold whole gradients anyway. Under `no_sync()` they add micro-batches up locally, which
+    costs no memory, and reduce once; that is counted here. Stages 2 and 3 keep a shard of the gradient, so
+    they reduce every micro-batch. `reduce_each=True` counts a loop without `no_sync()`, where all stages do;
+    `reduce_each=False` counts `no_sync()` at stages 2 and 3, which then hold whole gradients too.
     Stage 3 gathers the parameters twice for every micro-batch, once for forward and once for backward.
 
     Raises: TypeError or ValueError for an unknown stage, or fewer than one micro-batch.
@@ -47,8 +48,9 @@ def communication_volume(
 ) -> float:
     """Elements that each rank sends in one optimizer step, by the paper's convention, which drops (N-1)/N.
 
-    Comm: 2Ψ, 2Ψ, 2Ψ, 3Ψ for stages 0 to 3; with M micro-batches 2Ψ, 2Ψ, (M+1)Ψ, 3MΨ, so that under
-        accumulation stage 2 costs more than stage 1. `reduce_each` is explained at `passes_per_step`.
+    Comm: 2Ψ, 2Ψ, 2Ψ, 3Ψ for stages 0 to 3. With M micro-batches 2Ψ, 2Ψ, (M+1)Ψ, 3MΨ, so that under
+        accumulation stage 2 costs more than stage 1; where stages 0 and 1 run without `no_sync()`, 2MΨ and
+        (M+1)Ψ. `reduce_each` is explained at `passes_per_step`.
     Raises: TypeError or ValueError for a psi that is no finite number >= 0, and as `passes_per_step`.
     Source: ZeRO §7.2 (arXiv:1910.02054).
     """

@@ -11,6 +11,7 @@ import torch.distributed as dist
 def device() -> torch.device:
     """This rank's device: its GPU where the default process group has NCCL, and the CPU everywhere else.
 
+    Call it inside ``zerolab.launch``, or after ``zerolab.init_process_group()``; before that it is the CPU.
     Build models and batches on it, and the same code runs on both: ``model.to(zerolab.device())``.
     """
     if dist.is_available() and dist.is_initialized() and backend_for("cuda") == "nccl":
@@ -19,12 +20,19 @@ def device() -> torch.device:
 
 
 def backend_for(device_type: str, group: dist.ProcessGroup | None = None) -> str | None:
-    """The name of a group's backend for one kind of device; None where it has none. The default group's."""
-    backends = dict(each.split(":") for each in dist.get_backend_config(group).split(","))
-    return backends.get(device_type)
+    """The name of a group's backend for one kind of device; None where it has none.
+
+    Without ``group``: of the default group.
+    """
+    return _backends(group).get(device_type)
 
 
 def describe_backends(group: dist.ProcessGroup | None = None) -> str:
     """For a message: "gloo for cpu, nccl for cuda"."""
+    return ", ".join(f"{backend} for {device_type}" for device_type, backend in _backends(group).items())
+
+
+def _backends(group: dist.ProcessGroup | None) -> dict[str, str]:
+    """By kind of device; torch tells them as "cpu:gloo,cuda:nccl"."""
     pairs = (each.split(":") for each in dist.get_backend_config(group).split(","))
-    return ", ".join(f"{backend} for {device_type}" for device_type, backend in pairs)
+    return {device_type: backend for device_type, backend in pairs}

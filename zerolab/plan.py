@@ -149,7 +149,8 @@ def heading(question: Question) -> list[str]:
         f"precision {question.precision}: {each} (parameter, gradient, optimizer state)",
     ]
     if question.micro_batches > 1:
-        lines.append(f"{question.micro_batches} micro-batches a step; stages 2 and 3 reduce every one")
+        reduced = "stages 2 and 3 reduce every one, 0 and 1 one under no_sync()"
+        lines.append(f"{question.micro_batches} micro-batches a step; {reduced}")
     if not question.has_shape:
         return [*lines, "activations are not counted, because the model's layers are not known"]
     checkpointing = "with checkpointing" if question.checkpointing else "no --checkpointing"

@@ -67,6 +67,6 @@ def reduce_op(dtype: torch.dtype) -> ReduceOp.RedOpType:
     """What gradients of ``dtype`` are reduced to over the ranks: the sum in fp32, the mean in 16 bits.
 
     An fp32 sum is kept and divided once, after the last micro-batch. Sixteen bits are too few to hold a sum:
-    such gradients are added up in fp32, divided, and rounded once, in each reduction.
+    such gradients are added up in fp32, divided, and rounded once, in each reduction on gloo.
     """
     return ReduceOp.AVG if dtype.itemsize < 4 else ReduceOp.SUM

@@ -61,6 +61,10 @@ EVALUATION_BATCHES = 8
 PROMPT, SAMPLE_NUMEL = b"\n    def ", 240
 
 
+class OtherRun(ValueError):
+    """The flags do not go with the run that is to be resumed."""
+
+
 def train(config: Config) -> list[float]:
     """Train on this rank and return each step's loss; every rank of the process group runs this function."""
     torch.manual_seed(config.seed)
@@ -111,16 +115,19 @@ def save(path: Path, config: Config, optimizer: ZeroOptimizer, losses: list[floa
 def resume(path: Path, config: Config, optimizer: ZeroOptimizer) -> list[float]:
     """Take up a saved run, at whatever stage and world size; the losses of the steps that it took.
 
-    Raises: ValueError where its settings would lead to other numbers, or where nothing is left to do.
+    Raises: OtherRun where its settings would lead to other numbers, or where nothing is left to do.
     """
-    extra = checkpoint.load(optimizer, path)
+    try:
+        extra = checkpoint.load(optimizer, path)
+    except ValueError as error:
+        raise OtherRun(str(error)) from error
     for name, before in extra["settings"].items():
         now = getattr(config, name)
         if before != now:
-            raise ValueError(f"--{name} is {now}, but the run in {path} was saved with {before}")
+            raise OtherRun(f"--{name} is {now}, but the run in {path} was saved with {before}")
     done, total = len(extra["losses"]), config.epochs * config.steps
     if done >= total:
-        raise ValueError(f"{path} has {done} steps done of {total}: train it for more --epochs")
+        raise OtherRun(f"{path} has {done} steps done of {total}: train it for more --epochs")
     torch.set_rng_state(extra["random"])
     return extra["losses"]
 
@@ -188,6 +195,8 @@ def run(args: Namespace) -> int:
         try:
             launch(train, world_size or 2, config)
         except WorkerError as error:
+            if isinstance(error.__cause__, OtherRun):
+                raise ValueError(str(error.__cause__)) from None
             print(f"zerolab train: {error}", file=sys.stderr)
             return 1
         return 0

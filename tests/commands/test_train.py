@@ -165,8 +165,9 @@ def test_a_run_that_would_not_be_the_same_is_not_resumed(flags, complaint, tmp_p
     config = replace(train.RECIPES["logistic"], epochs=1, steps=3, batch=8, save=tmp_path)
     zerolab.launch(run_short, 1, config)
     same = f"train --model logistic --world-size 1 --steps 3 --batch 8 --resume {tmp_path}"
-    assert main([*same.split(), *flags.split()]) == 1
-    assert re.search(complaint, capsys.readouterr().err)
+    assert main([*same.split(), *flags.split()]) == 2
+    said = capsys.readouterr().err
+    assert re.search(f"zerolab train: .*{complaint}", said) and "Traceback" not in said
 
 
 # --- bad input ---
@@ -200,7 +201,9 @@ def test_a_run_that_would_not_be_the_same_is_not_resumed(flags, complaint, tmp_p
         (f"--log {__file__}/x.jsonl", r"--log: .* must be a folder that can be written, or made"),
         ("--log .", r"--log: '.' must be a file that can be written"),
         ("--save-every 0", r"--save-every: '0': pass a whole number of 1 or more"),
-        ("--stag 1", r"unrecognized arguments: --stag 1"),
+        ("--stag 1", r"zerolab train: unrecognized arguments: --stag 1; is it --stage that you mean\?"),
+        ("--world_size=2", r"arguments: --world_size=2; is it --world-size that you mean\?"),
+        ("--colour red", r"zerolab train: unrecognized arguments: --colour red \(--help"),
         ("--resume no/such/folder", r"--resume: no checkpoint in .*no/such/folder"),
         (f"--resume {__file__}", r"--resume: no checkpoint in"),
     ],

@@ -67,7 +67,7 @@ class Comm(ABC):
     """One rank's end of a process group: who it is, and the collectives it takes part in.
 
     A collective that reduces returns what ``op`` asks for, in every dtype: ReduceOp.SUM, or ReduceOp.AVG for
-    the mean. 16-bit tensors are added up in fp32 and rounded once.
+    the mean. How 16-bit tensors are added up is for the subclass to say.
 
     Attributes:
         rank, world_size: this rank's number within the group, and the group's size.

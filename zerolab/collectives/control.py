@@ -1,8 +1,8 @@
-"""Control: small messages between the CPUs of a group's ranks, and a check before each collective.
+"""Control: small messages between the CPUs of a group's ranks, and the check of each collective.
 
-A collective ends when all ranks have issued it. So before each one every rank tells the next what it issues
-(collective_check.py). Rows of a few bytes, such as masks and norms, are exchanged here too. On GPUs none of
-this makes the device wait.
+A collective ends when all ranks have issued it. So each is announced when it is issued, and compared with the
+announcement of another rank before its result is used (collective_check.py). Rows of a few bytes, such as
+masks and norms, are exchanged here too. On GPUs none of this makes the device wait.
 """
 
 import itertools
@@ -16,14 +16,15 @@ import torch.distributed as dist
 from zerolab.collectives.collective_check import MESSAGE_BYTES, CollectiveCheck
 from zerolab.collectives.comm_thread import Collective, CommThread
 
-TAGS, _EXCHANGE_TAGS = 2**20, 2**12
-"""How many tags one Comm has for itself. Two for each subject: a quarter of a million units, and their
-gradients. Some for the exchanges of control messages, chosen by what they are about, because those differ in
-size. The last for the collective check. Tags below 2**20 are left to the user.
+TAGS = 2**20  # of one Comm. Tags below the first 2**20 are left to the user
+_EXCHANGE_TAGS = 2**12  # of these, for exchanges: each kind has its own tag, because their sizes differ
+_COMMS = 1023  # a group's Comms with tags of their own, as a tag has 31 bits; later ones share them
+"""The tags of one Comm, from its first: two for each subject of a collective, then those of the exchanges,
+and the last for the collective check.
 """
 
-_comms: "weakref.WeakKeyDictionary[dist.ProcessGroup, itertools.count]" = weakref.WeakKeyDictionary()
-"""How many Comms each group has had: models that share a group must not receive each other's messages."""
+_comms_made: "weakref.WeakKeyDictionary[dist.ProcessGroup, itertools.count]" = weakref.WeakKeyDictionary()
+"""By group: models that share a group must not receive each other's messages."""
 
 
 class Control:
@@ -37,8 +38,8 @@ class Control:
     def __init__(self, group: dist.ProcessGroup):
         self.group = group
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
-        number = next(_comms.setdefault(group, itertools.count()))
-        self.first_tag = (1 + number % 1023) * TAGS
+        number = next(_comms_made.setdefault(group, itertools.count()))
+        self.first_tag = (1 + number % _COMMS) * TAGS
         self._check = CollectiveCheck(group, self.first_tag + TAGS - 1)
         self._thread = CommThread()
 
@@ -49,10 +50,10 @@ class Control:
     def _checked(self, what: str, collective: Collective) -> Collective:
         """The collective, with its check under way beside its first messages."""
         wait_and_compare = self._check.start(what)
-        next(collective)
+        next(collective)  # it posts its first messages
         yield
         wait_and_compare()
-        yield from collective
+        yield from collective  # it waits for them
 
     def exchange(self, rows: torch.Tensor, about: str) -> None:
         """Send this rank's row to every rank, and receive theirs into place.

@@ -17,8 +17,9 @@ from zerolab.trace import Event
 class DirectComm(Comm):
     """The collectives as sends and receives between every pair of ranks, for gloo.
 
-    Messages are tagged by unit, so two of equal size cannot be confused. A check goes before each collective,
-    so that ranks that issue different ones get an error. A thread runs the collectives in their order.
+    Messages are tagged by unit, so two of equal size cannot be confused. Each collective is announced when it
+    is issued and compared before its result is used, so that ranks that issue different ones get an error. A
+    thread runs the collectives in their order. 16-bit tensors are added up in fp32 and rounded once.
     """
 
     def reduce_scatter(self, flat: torch.Tensor, unit: Subject, op: Op = ReduceOp.SUM) -> Work:
@@ -75,7 +76,7 @@ class DirectComm(Comm):
     def _reduce(
         self, flat: torch.Tensor, scratch: torch.Tensor, unit: Subject, event: Event, op: Op
     ) -> Collective:
-        """Receive every rank's part of this shard and send it this rank's part of its own; then reduce."""
+        """From each rank receive its values of this rank's shard; send it those of its own; then reduce."""
         works = []
         for to, source in self.control.peers():
             landing = scratch[source - (source > self.rank)]

@@ -23,8 +23,10 @@ class NativeComm(Comm):
     library's, so bits may differ from gloo's. After ``torch.use_deterministic_algorithms(True)`` shards are
     exchanged and added up in rank order instead, in as many bytes.
 
-    The CPUs check each collective while it is under way. Where ranks have issued different ones, `Work.wait`
-    raises an error before it makes the device wait for a message that will not come.
+    Each collective is announced when it is issued and compared before its result is used, by the CPUs. Where
+    ranks have issued different ones, `Work.wait` raises an error before it makes the device wait.
+
+    In bf16 the mean is the library's own, which may round more than once.
     """
 
     def reduce_scatter(self, flat: torch.Tensor, unit: Subject, op: Op = ReduceOp.SUM) -> Work:
@@ -77,7 +79,8 @@ class NativeComm(Comm):
         rows = flat.new_empty((self.world_size, flat.numel() // self.world_size))
         work = self._issue(event, flat, partial(dist.all_to_all_single, rows.view(-1), flat))
         self.meter.report(work, rows)
-        return work.then(partial(self._add, work, [rows], self.own(flat), op))
+        scratch = [rows]  # a list, so that `_add` can free what is in it
+        return work.then(partial(self._add, work, scratch, self.own(flat), op))
 
     def _add(self, work: Work, scratch: list[torch.Tensor], own: torch.Tensor, op: Op) -> None:
         if self.world_size > 1:
@@ -87,7 +90,10 @@ class NativeComm(Comm):
         self.meter.report(work)
 
     def _issue(self, event: Event, flat: torch.Tensor, start: Callable, passes: int = 1) -> Work:
-        """Start a native collective and count it. With one rank, or without elements, none is started."""
+        """Start a native collective and count it. With one rank, or without elements, none is started.
+
+        The check is waited for first, because it can raise an error, and the native work cannot.
+        """
         if self.world_size == 1 or not flat.numel():
             return Work()
         event.wire_bytes += passes * flat.nbytes * (self.world_size - 1) // self.world_size

@@ -5,20 +5,21 @@ which is right for checking results and useless for timings.
 """
 
 import logging
+import math
 import os
 import socket
 
 BACKENDS = ("auto", "gloo", "nccl")
 GROUP_BACKENDS = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl"}
 """What a process group is made with: on GPUs it has gloo too, for tensors on the CPU."""
-SHARED = {
-    "NCCL_NET": "Socket",
+NCCL_ON_A_SHARED_GPU = {
+    "NCCL_NET": "Socket",  # the ranks are on one GPU, which NCCL cannot connect with itself
     "NCCL_NET_PLUGIN": "none",
     "NCCL_IB_DISABLE": "1",
-    "NCCL_MNNVL_ENABLE": "0",
+    "NCCL_MNNVL_ENABLE": "0",  # it would recognise the GPU by its fabric
     "NCCL_MAX_CTAS": "2",  # kernels of several ranks have to fit on the GPU at once
 }
-"""NCCL's settings for ranks that share a GPU: they talk through sockets."""
+"""What NCCL needs for ranks that share a GPU. What the user has set stays."""
 
 log = logging.getLogger("zerolab")
 
@@ -31,9 +32,10 @@ def visible_gpus() -> int:
 
 
 def choose_backend(backend: str, ranks: int, gpus: int) -> str:
-    """ "nccl" where each of a host's ranks can have one of its GPUs, else "gloo". An explicit choice is kept.
+    """Whether ranks use NCCL: by default where each rank of a host can have one of its GPUs, else gloo.
 
-    It logs a line where there are GPUs that are not used.
+    An explicit choice is kept. A line is logged where there are GPUs that are not used.
+    Args: ranks, gpus: how many this host has.
     Raises: ValueError for another name, and for "nccl" without a GPU.
     """
     if backend not in BACKENDS:
@@ -53,12 +55,18 @@ def choose_backend(backend: str, ranks: int, gpus: int) -> str:
 
 
 def take_gpu(local_rank: int, ranks: int, gpus: int) -> None:
-    """Make one of the host's GPUs this rank's current device."""
+    """Make one of the host's GPUs this rank's current device.
+
+    Where ranks share it, NCCL is set up for that in the environment, and each gets its part of the memory.
+    Args: ranks, gpus: how many this host has.
+    """
     import torch
 
     torch.cuda.set_device(local_rank % torch.cuda.device_count())  # SLURM may show each rank its own alone
     if gpus < ranks:
         # NCCL refuses two ranks of one host on one GPU, so each rank says that it is a host of its own.
-        os.environ["NCCL_HOSTID"] = f"{socket.gethostname()}-{local_rank}"
-        os.environ |= SHARED
-        torch.cuda.set_per_process_memory_fraction(1 / -(-ranks // gpus))
+        settings = NCCL_ON_A_SHARED_GPU | {"NCCL_HOSTID": f"{socket.gethostname()}-{local_rank}"}
+        for name, value in settings.items():
+            os.environ.setdefault(name, value)
+        ranks_per_gpu = math.ceil(ranks / gpus)
+        torch.cuda.set_per_process_memory_fraction(1 / ranks_per_gpu)

@@ -35,6 +35,7 @@ _OTHER_ARGUMENTS = (
     "ZeRO builds it from parameter groups, as in Adam([{'params': [...]}], lr=0.1): pass a class that takes "
     "them and wraps no model or other optimizer"
 )
+OWN_KEYWORDS = ("stage", "params", "units", "precision", "process_group", "prefetch", "reduces_in_flight")
 _known: dict[tuple[type, str], float] = {}
 
 
@@ -52,11 +53,12 @@ def state_bytes_per_parameter(
 
     Args: options: what a parameter group has besides the ``defaults``, or instead of them.
     Raises: TypeError if it is no optimizer class; ValueError if it cannot be sharded; the optimizer's own
-        TypeError or ValueError about its keywords.
+        TypeError or ValueError about its keywords, with ZeroOptimizer's for one that it does not know.
     """
     if not (isinstance(optimizer_class, type) and issubclass(optimizer_class, torch.optim.Optimizer)):
+        given = repr(optimizer_class) if isinstance(optimizer_class, type) else type(optimizer_class).__name__
         raise TypeError(
-            f"optimizer_class is {optimizer_class!r}, not a torch.optim.Optimizer class: pass the class "
+            f"optimizer_class is {given}, not a torch.optim.Optimizer class: pass the class "
             "and its keywords apart, as in ZeroOptimizer(model, torch.optim.AdamW, lr=3e-4)"
         )
     defaults, options = _without_implementation(defaults), _without_implementation(options or {})
@@ -93,6 +95,10 @@ def _check_keywords(optimizer_class: type, defaults: dict, options: dict) -> Non
     group = options | {"params": [torch.ones(2, 2, dtype=torch.float32, requires_grad=True)]}
     try:
         optimizer_class([group], **keywords)
+    except TypeError as error:
+        if "unexpected keyword argument" in str(error):
+            raise TypeError(f"{error}. ZeroOptimizer's own keywords are {', '.join(OWN_KEYWORDS)}") from None
+        raise
     except AttributeError as error:
         raise _Refused(f"it does not take parameter groups ({_shown(error)})", _OTHER_ARGUMENTS) from error
 

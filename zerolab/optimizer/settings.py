@@ -113,7 +113,8 @@ def _refuse_shared_memory(model: nn.Module) -> None:
 def choose(name: str, value, choices: dict):
     """The entry of ``choices`` for ``value``. Raises: ValueError, with the choices, for any other value."""
     if isinstance(value, bool) or not isinstance(value, (int, str)) or value not in choices:
-        raise ValueError(f"{name} is {value!r}: choose from {', '.join(map(repr, choices))}")
+        by_name = ", and pass the optimizer's settings by name, as lr=0.1" if isinstance(value, float) else ""
+        raise ValueError(f"{name} is {value!r}: choose from {', '.join(map(repr, choices))}{by_name}")
     return choices[value]
 
 

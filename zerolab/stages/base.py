@@ -18,23 +18,23 @@ class Stage(ABC):
 
     @abstractmethod
     def setup(self, unit: FlatUnit) -> None:
-        """Once: choose the range this rank owns, and let go of what it need not keep."""
+        """Once: choose the range this rank owns, and free what it need not keep."""
 
     @abstractmethod
     def unshard(self, unit: FlatUnit) -> Work:
-        """Before a unit's forward or backward, where its parameters are away: make them whole."""
+        """Before a unit's forward or backward, where its parameters are sharded: make them whole."""
 
     @abstractmethod
     def reshard(self, unit: FlatUnit) -> None:
-        """After a unit's forward or backward: let go of the parameters that are not this rank's."""
+        """After a unit's forward or backward: free the parameters that are not this rank's."""
 
     @abstractmethod
     def reduce_grads(self, unit: FlatUnit) -> Work:
-        """When all of a unit's gradients are there: sum them over the ranks."""
+        """When all of a unit's gradients are there: reduce them over the ranks, to ``unit.grads.op``."""
 
     @abstractmethod
     def after_reduce(self, unit: FlatUnit) -> None:
-        """When the sum is there: keep what this rank's update needs."""
+        """When the result is there: keep what this rank's update needs."""
 
     def share(self, unit: FlatUnit) -> slice:
         """The part of a unit that this rank alone counts in norms and writes into checkpoints."""

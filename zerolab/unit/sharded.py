@@ -102,7 +102,8 @@ class ReducedGradient(torch.Tensor):
 _PARAMETER_AWAY = (
     "this parameter is sharded: use full_params(), as in `with optimizer.full_params(): ...` on every rank, "
     "which makes parameters whole inside the with block. Where a forward reads a parameter of another unit, "
-    "build the optimizer with units=[], which makes the whole model one unit"
+    "build the optimizer with units=[], which makes the whole model one unit. To store a model use "
+    "zerolab.save(optimizer, path) or zerolab.export(optimizer, path)"
 )
 _MOVES = {"to", "cuda", "cpu", "half", "float", "double", "bfloat16", "type"}
 _NOT_MOVED = f"{_PARAMETER_AWAY}. To move or cast a model, do so before the optimizer is built"
