@@ -92,7 +92,7 @@ class ReducedGradient(torch.Tensor):
         return _describe_or_refuse(_GRADIENT_AWAY, func, args, kwargs)
 
     @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[override]  # torch's own
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[override]  # typed as static
         raise RuntimeError(f"{func}: {_GRADIENT_AWAY}")
 
     def __repr__(self) -> str:  # type: ignore[override]  # mypy loses the name of torch's keyword
