@@ -91,7 +91,8 @@ def letters_asked(text: str, key: str) -> list[str]:
 def question(heading: str, letters: str, key: str) -> str:
     """A question as a lesson's script has it."""
     choices = "\n".join(f"# - **{letter})** Perhaps" for letter in letters)
-    return f"# %% [markdown]\n# {heading}\n#\n{choices}\n\n# %%\nmy_answer = ...\nanswer(my_answer, quiz.{key})\n\n"
+    cell = f"# %%\nmy_answer = ...\nanswer(my_answer, quiz.{key})"
+    return f"# %% [markdown]\n# {heading}\n#\n{choices}\n\n{cell}\n\n"
 
 
 @pytest.mark.parametrize("heading", ["## Quiz", "Another question:"])
