@@ -3,7 +3,7 @@
 For every optimizer class of the modules it prints the probe's refusal, or how training on two ranks at stages
 1 and 3 compares with training in one process with the class itself (support/references.py). Each class is
 tried with its defaults and with weight decay, and with ``--keywords`` also with each boolean keyword changed.
-The exit code is 1 if an optimizer was accepted and left other bits.
+The exit code is 1 if an optimizer was accepted and left other bits, and 2 if a module is not installed.
 """
 
 import argparse
@@ -99,13 +99,17 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--keywords", action="store_true", help="change each boolean keyword of a class, too")
     args = parser.parse_args(argv)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    try:
+        kinds = [kind for module in args.modules for kind in classes_of(module)]
+    except ModuleNotFoundError as error:
+        print(f"optimizer_verdicts.py: {error}: install its package, or check the name", file=sys.stderr)
+        return 2
     count: Counter[str] = Counter()
-    for module in args.modules:
-        for kind in classes_of(module):
-            for keywords in keywords_of(kind, args.keywords):
-                each = verdict(kind, keywords)
-                count[each.result] += 1
-                print(each, flush=True)
+    for kind in kinds:
+        for keywords in keywords_of(kind, args.keywords):
+            each = verdict(kind, keywords)
+            count[each.result] += 1
+            print(each, flush=True)
     print(", ".join(f"{number} {result}" for result, number in sorted(count.items())))
     return int(count["wrong"] > 0)
 

@@ -173,8 +173,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--tensorboard", tensorboard_folder, "write the same into this folder, for TensorBoard")
     add("--save", folder, "keep checkpoints in this folder, the last two")
     add("--save-every", at_least(1), "steps between checkpoints, default 100; one is made at the end too")
-    add("--resume", saved, "go on from the checkpoint in this folder; other flags as they were, but for "
-        "--epochs, --stage and --world-size")  # fmt: skip
+    same = ", ".join(f"--{name}" for name in NUMBERS_DEPEND_ON)
+    add("--resume", saved, f"continue from the checkpoint in this folder; these must be as they were: {same}")
 
 
 def launched_world_size() -> int | None:

@@ -218,8 +218,9 @@ explore(draw, height=3.4, reduces_in_flight=choice(limits, 1))
 # ## Gradient accumulation: what it costs
 #
 # Suppose the batch you want does not fit into memory. Then you run M micro-batches and add up their gradients
-# before one update. At stage 1 this costs no traffic: the gradients are whole, so each rank adds them up
-# locally and reduces once, after the last micro-batch.
+# before one update. At stage 1 this need not cost traffic: the gradients are whole, so each rank can add them
+# up locally and reduce once, after the last micro-batch. (`zerolab` does so under `no_sync()`, which comes
+# below. Without it the engine reduces each micro-batch at every stage.)
 #
 # At stage 2 there are no whole gradients to add to. The gradients of each micro-batch are reduced at once,
 # and the *shards* are added up. **How many Ψ does a rank move in a step of M = 4 micro-batches at stage 2?**

@@ -73,9 +73,32 @@ def test_every_question_is_asked_once_and_every_letter_has_its_reason(name):
     assert sorted(re.findall(r"\bquiz\.(\w+)", text)) == sorted(own)
     for key, quiz in room.items():
         if isinstance(quiz, Quiz):
-            (before,) = re.findall(rf"## Quiz\n(.*?)\nanswer\(my_answer, quiz\.{key}\)", text, re.DOTALL)
-            assert re.findall(r"^# - \*\*(\w)\)\*\*", before, re.MULTILINE) == list(quiz.reasons)
+            assert letters_asked(text, key) == list(quiz.reasons)
             assert quiz.right in quiz.reasons
+
+
+def letters_asked(text: str, key: str) -> list[str]:
+    """The letters that the question answered by ``quiz.KEY`` offers, in a lesson's script.
+
+    The question begins at the nearest heading or answer above, because a lesson may have several.
+    """
+    before, _ = text.split(f"\nanswer(my_answer, quiz.{key})\n")
+    assert "\n# ## Quiz\n" in before, f"no heading '## Quiz' above the question of {key}"
+    question = re.split(r"^(?:# ## Quiz|answer\(my_answer, .*\))$", before, flags=re.MULTILINE)[-1]
+    return re.findall(r"^# - \*\*(\w)\)\*\*", question, re.MULTILINE)
+
+
+def question(heading: str, letters: str, key: str) -> str:
+    """A question as a lesson's script has it."""
+    choices = "\n".join(f"# - **{letter})** Perhaps" for letter in letters)
+    cell = f"# %%\nmy_answer = ...\nanswer(my_answer, quiz.{key})"
+    return f"# %% [markdown]\n# {heading}\n#\n{choices}\n\n{cell}\n\n"
+
+
+@pytest.mark.parametrize("heading", ["## Quiz", "Another question:"])
+def test_a_lesson_may_have_two_questions(heading: str):
+    text = question("## Quiz", "ab", "FIRST") + question(heading, "abc", "SECOND")
+    assert letters_asked(text, "FIRST") == ["a", "b"] and letters_asked(text, "SECOND") == ["a", "b", "c"]
 
 
 def test_a_check_needs_no_front_end():

@@ -43,6 +43,13 @@ def test_an_optimizer_that_the_probe_accepts_by_mistake_is_found_by_training(mon
     assert total == "1 wrong"
 
 
+def test_a_library_that_is_not_installed_is_named_in_one_line(capsys):
+    assert optimizer_verdicts.main(["torch.optim", "gone_library.optim"]) == 2
+    printed = capsys.readouterr()
+    said = "No module named 'gone_library': install its package, or check the name\n"
+    assert (printed.out, printed.err) == ("", f"optimizer_verdicts.py: {said}")
+
+
 def test_the_classes_of_a_module_and_the_keywords_they_are_tried_with():
     found = optimizer_verdicts.classes_of(odd_optimizers.__name__)
     assert {SignSGD, Projection} <= set(found) and torch.optim.Optimizer not in found
