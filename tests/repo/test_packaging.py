@@ -36,7 +36,7 @@ def requirements(lines: list[str]) -> dict[str, Requirement]:
 
 def readme_commands() -> list[str]:
     """The commands of the README's section of that name, after the one that fetches the repository."""
-    fenced = re.findall(r"```sh\n(.*?)```", guides.section("README.md", "Three commands"), re.DOTALL)
+    fenced = re.findall(r"```sh\n(.*?)```", guides.section("README.md", "Two commands"), re.DOTALL)
     return [block.strip() for block in fenced[1:]]
 
 
