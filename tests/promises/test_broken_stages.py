@@ -177,7 +177,7 @@ BROKEN = [
     (sum_for_mean, 3, {BITS}),
     (add_in_another_order, 1, {BITS}),
     (forget_the_first_gradient, 3, {BITS}),
-    (start_from_ones_own_parameters, 2, {BITS}),
+    (start_from_ones_own_parameters, 3, {BITS}),
 ]
 
 
@@ -203,6 +203,13 @@ def test_a_broken_stage_is_found_out(spoil: Callable, stage: int, spoiled: set):
     assert {name for name, holds in checks.items() if not holds} == spoiled
     assert not report.ok
     assert (report.max_abs_diff > 0) == (BITS in spoiled)
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+def test_ranks_that_start_from_other_parameters_are_told_by_the_engine_itself(stage: int):
+    """Where every rank has whole parameters, it compares those of one unit in each step."""
+    with pytest.raises(zerolab.WorkerError, match="ranks disagree about the values written to parameters"):
+        verify(start_from_ones_own_parameters, stage)
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
