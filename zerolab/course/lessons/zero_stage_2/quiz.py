@@ -31,7 +31,7 @@ def gradient_peak(unit_bytes: Mapping[str, float]) -> Prediction:
 
 TRAFFIC = Prediction(
     {
-        "that is M = 1, or stage 1": 2,
+        "that is M = 1, or stage 1 under no_sync()": 2,
         "the all-gather of the parameters was forgotten": 4,
         "the parameters were gathered for every micro-batch; they change once a step": 8,
     },
