@@ -23,7 +23,7 @@ SHORTER = {  # flags that win over those of the guide, because they come last
     "bench": ["--model", "gpt-tiny", "--rounds", "1"],
     "verify": ["--steps", "1"],
 }
-OF_THE_CLONE = ("tests/", "examples/", "tools/", "notebooks/", "mkdocs", "ruff")
+OF_THE_CLONE = ("tests/", "examples/", "tools/", "notebooks/", "mkdocs", "mypy", "ruff")
 
 
 def words(line: str) -> list[str]:

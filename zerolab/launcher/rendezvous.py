@@ -169,8 +169,8 @@ def init_process_group(backend: str = "auto") -> None:
     where nothing is left to join. ``backend`` is as for ``launch``: by default NCCL where every local rank
     has a GPU, which then is `zerolab.device()`, and gloo elsewhere.
 
-    Raises: ValueError where the launcher's variables are incomplete, other hosts could not reach this one, or
-        NCCL is asked for and there is no GPU.
+    Raises: ValueError for a launcher's variables that are incomplete, for a host that others cannot reach,
+    and for NCCL without a GPU.
     """
     import torch.distributed as dist
 
