@@ -60,7 +60,7 @@ def frozen_model() -> nn.Module:
         (None, "Adam", {}, TypeError, "optimizer_class is 'Adam', not a torch.optim.Optimizer class"),
         (None, nn.Linear, {}, TypeError, "optimizer_class is <class.*, as in ZeroOptimizer"),
         (None, lambda p: p, {}, TypeError, "not a torch.optim.Optimizer class: pass the class and its"),
-        (None, Adam([torch.ones(1)]), {}, TypeError, "optimizer_class is Adam, not a torch.optim.Optimizer"),
+        (None, Adam([torch.ones(1)]), {}, TypeError, "optimizer_class is an object of class Adam, not a"),
         (None, Adam, {"lr": -1.0}, ValueError, "Invalid learning rate: -1.0"),
         (None, Adam, {"momentum": 0.9}, TypeError, "momentum"),
         (None, Adam, {"params": []}, ValueError, "params is empty: pass some of model.parameters"),

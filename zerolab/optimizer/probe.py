@@ -56,7 +56,9 @@ def state_bytes_per_parameter(
         TypeError or ValueError about its keywords, with ZeroOptimizer's for one that it does not know.
     """
     if not (isinstance(optimizer_class, type) and issubclass(optimizer_class, torch.optim.Optimizer)):
-        given = repr(optimizer_class) if isinstance(optimizer_class, type) else type(optimizer_class).__name__
+        given = repr(optimizer_class)
+        if isinstance(optimizer_class, torch.optim.Optimizer):
+            given = f"an object of class {type(optimizer_class).__name__}"  # its repr takes many lines
         raise TypeError(
             f"optimizer_class is {given}, not a torch.optim.Optimizer class: pass the class "
             "and its keywords apart, as in ZeroOptimizer(model, torch.optim.AdamW, lr=3e-4)"
