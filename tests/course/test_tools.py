@@ -63,13 +63,20 @@ def shown(monkeypatch):
         (308, "that is bits"),
         (38_500, "check the power of ten"),
         (77, "2 times too much"),
-        (..., "No guess yet"),
-        (..., "63 GB would mean: only m and v were sharded"),
     ],
 )
 def test_predict_names_the_mistake(guess, says, capsys):
     predict(guess, 38.5, Prediction({"only m and v were sharded": 63.0}, "GB"))
     assert says in capsys.readouterr().out
+
+
+def test_a_prediction_does_not_show_its_answer_before_the_guess(shown, capsys):
+    predict(..., 38.5, Prediction({"only m < v were sharded": 63.0}, "GB"))
+    ((data, _),) = shown
+    assert "No guess yet" in data["text/plain"] and "38.5" not in data["text/plain"] + capsys.readouterr().out
+    asked, _, folded = data["text/html"].partition("<details>")
+    assert "38.5" not in asked and "63" not in asked
+    assert "38.5 GB" in folded and "63 GB would mean: only m &lt; v were sharded." in folded
 
 
 def test_predict_confuses_units_only_where_there_are_bytes(capsys):
@@ -97,7 +104,7 @@ def test_the_reasons_are_folded_until_there_is_an_answer(shown):
     ((data, _),) = shown
     assert "one of a, b" in data["text/plain"] and "sum" not in data["text/plain"]
     asked, _, folded = data["text/html"].partition("<details>")
-    assert "sum" not in asked and "<b>b)</b> Right: it is a sum: a &lt; b." in folded
+    assert "sum" not in asked and "b) Right: it is a sum: a &lt; b." in folded
 
 
 @pytest.mark.parametrize("letter", ["d", 2])

@@ -5,7 +5,7 @@ reads an answer together with its question.
 """
 
 import html
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import EllipsisType
 from typing import NamedTuple
 
@@ -34,18 +34,16 @@ def predict(guess: float | EllipsisType, answer: float, prediction: Prediction) 
     """Print how far a guess is from the answer, and which mistake leads to it if it is a known wrong number.
 
     Confused units (GiB for GB, bits for bytes, a power of ten) are recognised without being listed. For an
-    unanswered guess (`...`) the answer and the known wrong numbers are printed, so that a page that is only
-    read holds as much as one that is run.
+    unanswered guess (`...`) the answer and the known wrong numbers are displayed folded: a reader guesses
+    first, and a page that is only read holds as much as one that is run.
 
     Raises: TypeError for a guess that is not a number.
     """
     unit = prediction.unit
     if guess is ...:
-        print(
-            f"No guess yet: put a number in place of the ... and run this. Answer: {_number(answer, unit)}."
-        )
-        for sentence, value in prediction.mistakes.items():
-            print(f"  {_number(value, unit)} would mean: {sentence}.")
+        asked = "No guess yet: put a number in place of the ... and run this cell again."
+        known = [f"{_number(value, unit)} would mean: {text}." for text, value in prediction.mistakes.items()]
+        _display_folded(asked, "The answer", [f"{_number(answer, unit)}.", *known])
         return
     if isinstance(guess, bool) or not isinstance(guess, (int, float)):
         of_unit = f" of {unit}" if unit else ""
@@ -100,7 +98,8 @@ def answer(letter: str | EllipsisType, quiz: Quiz) -> None:
     letters = ", ".join(quiz.reasons)
     if letter is ...:
         asked = f"Put one of {letters} in quotes in place of the ... and run this cell again."
-        display({"text/plain": asked, "text/html": f"<p>{asked}</p>{_folded(quiz)}"}, raw=True)
+        reasons = [f"{each}) {_judged(each, quiz, 'No')}: {why}" for each, why in quiz.reasons.items()]
+        _display_folded(asked, "The answer, and why not the others", reasons)
     elif not isinstance(letter, str) or letter.lower() not in quiz.reasons:
         raise ValueError(f"my_answer is {letter!r}: the letters offered are {letters}")
     else:
@@ -111,9 +110,8 @@ def _judged(letter: str, quiz: Quiz, wrong: str) -> str:
     return "Right" if letter == quiz.right else wrong
 
 
-def _folded(quiz: Quiz) -> str:
-    reasons = (
-        f"<p><b>{letter})</b> {_judged(letter, quiz, 'No')}: {html.escape(reason, quote=False)}</p>"
-        for letter, reason in quiz.reasons.items()
-    )
-    return f"<details><summary>The answer, and why not the others</summary>{''.join(reasons)}</details>"
+def _display_folded(asked: str, summary: str, lines: Iterable[str]) -> None:
+    """Show what to do, and below it the lines, which a click unfolds. Text alone has none of them."""
+    folded = "".join(f"<p>{html.escape(line, quote=False)}</p>" for line in lines)
+    page = f"<p>{asked}</p><details><summary>{summary}</summary>{folded}</details>"
+    display({"text/plain": asked, "text/html": page}, raw=True)
