@@ -30,14 +30,20 @@ _comms_made: "weakref.WeakKeyDictionary[dist.ProcessGroup, itertools.count]" = w
 class Control:
     """One rank's end of the control messages of a Comm. A thread runs them, and gloo's collectives.
 
-    Args: group: has to have gloo for CPUs. Attributes: check_bytes: what the check of one collective sends.
+    Args: group: has to have gloo for CPUs.
+    Attributes:
+        check_bytes: what the check of one collective sends.
+        peers: the ranks to send to and to receive from, in turn, so that no rank is sent to by all at once.
     """
 
     check_bytes = MESSAGE_BYTES
 
     def __init__(self, group: dist.ProcessGroup):
         self.group = group
-        self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
+        self.rank, self.world_size = rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+        self.peers = [
+            ((rank + step) % world_size, (rank - step) % world_size) for step in range(1, world_size)
+        ]
         number = next(_comms_made.setdefault(group, itertools.count()))
         self.first_tag = (1 + number % _COMMS) * TAGS
         self._check = CollectiveCheck(group, self.first_tag + TAGS - 1)
@@ -65,14 +71,9 @@ class Control:
 
     def _swap(self, rows: torch.Tensor, tag: int) -> Collective:
         works = []
-        for to, source in self.peers():
+        for to, source in self.peers:
             works += self.post(rows[self.rank], to, rows[source], source, tag)
         yield from arrival(works)
-
-    def peers(self) -> list[tuple[int, int]]:
-        """The ranks to send to and to receive from, in turn, so that no rank is sent to by all at once."""
-        rank, world_size = self.rank, self.world_size
-        return [((rank + step) % world_size, (rank - step) % world_size) for step in range(1, world_size)]
 
     def post(
         self, outgoing: torch.Tensor, to: int, incoming: torch.Tensor, source: int, tag: int

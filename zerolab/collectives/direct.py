@@ -78,7 +78,7 @@ class DirectComm(Comm):
     ) -> Collective:
         """From each rank receive its values of this rank's shard; send it those of its own; then reduce."""
         works = []
-        for to, source in self.control.peers():
+        for to, source in self.control.peers:
             landing = scratch[source - (source > self.rank)]
             works += self._trade(self.own(flat, to), to, landing, source, 2 * unit.index, event)
         yield from arrival(works)
@@ -87,7 +87,7 @@ class DirectComm(Comm):
     def _gather(self, flat: torch.Tensor, unit: Subject, event: Event) -> Collective:
         """Send this rank's shard to every rank; receive theirs into place."""
         works = []
-        for to, source in self.control.peers():
+        for to, source in self.control.peers:
             landing = self.own(flat, source)
             works += self._trade(self.own(flat), to, landing, source, 2 * unit.index + 1, event)
         yield from arrival(works)

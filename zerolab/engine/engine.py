@@ -134,7 +134,7 @@ class Engine:
             return
         now = {flat: flat.checksum() for flat in self.flats}
         written = {flat: each if each != self._before[flat] else bytes(8) for flat, each in now.items()}
-        replaced = [span.name for flat in self.flats for span in flat.spans if flat.was_replaced(span)]
+        replaced = [span.name for flat in self.flats if (span := flat.replaced())]
         try:
             agree(written)
             for flat in self.flats:

@@ -15,12 +15,18 @@ class Hook:
     def __init__(self, call: Callable | None = None):
         self.call = call
 
-    @torch.compiler.disable
     def __call__(self, *args):
-        return None if self.call is None else self.call(*args)
+        if self.call is None:
+            return None
+        return _outside_graphs(self.call, args) if torch.compiler.is_compiling() else self.call(*args)
 
     def __deepcopy__(self, memo) -> "Hook":
         return Hook()
 
     def __reduce__(self):
         return (Hook, ())
+
+
+@torch.compiler.disable
+def _outside_graphs(call: Callable, args: tuple):
+    return call(*args)

@@ -185,9 +185,10 @@ class ModelHooks:
                 self.reducer.reduce_complete()
 
     def _before_gradient(self, flat: FlatUnit, span: Span, gradient: torch.Tensor) -> None:
-        self._begin_backward()
-        if pass_number() != self.backward.number:
-            raise RuntimeError(NESTED)
+        if not self.training.in_backward or pass_number() != self.backward.number:
+            self._begin_backward()
+            if pass_number() != self.backward.number:
+                raise RuntimeError(NESTED)
         self.reducer.before_gradient(flat, span)
 
     def _after_gradient(self, run: UnitRun, flat: FlatUnit, span: Span, parameter: nn.Parameter) -> None:
@@ -228,9 +229,9 @@ class ModelHooks:
         self.training.become(TrainingState.FORWARD)
 
     def end_pass(self) -> None:
-        """Reshard every unit, and restore the markers of gradients that were not stored after all."""
+        """Reshard every unit, when the gradients that came were moved to its buffer."""
         for flat in self.reducer.flats:
-            flat.grads.restore_markers()
+            flat.grads.end_pass()
         self.gatherer.discard_unused()
         for run in self.units:
             self.gatherer.reshard(run.flats)

@@ -52,16 +52,16 @@ class Reducer:
         Raises: RuntimeError where it is the parameter's second in one backward pass, because the first may
             be on its way already.
         """
+        if span in flat.grads.missing:
+            flat.grads.remove_marker(span)
+            return
         with as_plain_tensors():
             frozen = not span.parameter.requires_grad
-        if frozen:
-            return
-        if span not in flat.grads.missing:
+        if not frozen:
             raise RuntimeError(
                 f"{span.name} receives a second gradient in one backward pass, after its unit may have been "
                 "reduced: make a backward pass for each, under optimizer.no_sync() where they belong to one"
             )
-        flat.grads.remove_marker(span)
 
     def collect(self, flat: FlatUnit, span: Span) -> bool:
         """Take one parameter's gradient; whether it was the last of its unit.
@@ -71,19 +71,21 @@ class Reducer:
         if span not in flat.grads.missing:
             return False
         flat.grads.collect(span)
-        return self._mark_received(flat, {span})
+        return self._complete(flat)
 
     def mark_unused(self, flat: FlatUnit) -> bool:
         """Stop waiting for gradients that this backward will not bring; whether that completes the unit."""
         unused = {span for span in flat.grads.missing if not _will_come(span)}
-        return bool(unused) and self._mark_received(flat, unused)
+        flat.grads.missing -= unused
+        return bool(unused) and self._complete(flat)
 
-    def _mark_received(self, flat: FlatUnit, spans: set[Span]) -> bool:
-        """Remove spans from those that are missing; whether none is left."""
-        flat.grads.missing -= spans
-        if not flat.grads.missing:
-            self.completed.append(flat)
-        return not flat.grads.missing
+    def _complete(self, flat: FlatUnit) -> bool:
+        """Whether no gradient of the unit is missing any more."""
+        if flat.grads.missing:
+            return False
+        flat.grads.move()
+        self.completed.append(flat)
+        return True
 
     def reduce_complete(self) -> None:
         """Issue the reductions that can go now."""

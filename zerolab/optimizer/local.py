@@ -6,7 +6,7 @@ from itertools import chain
 import torch
 from torch import nn
 
-from zerolab.optimizer.batch import Batch, batches, owned_numel
+from zerolab.optimizer.batch import CONVERTED_TOGETHER, Batch, batches, owned_numel
 from zerolab.optimizer.groups import SharedGroup, options_of
 from zerolab.optimizer.probe import state_bytes_per_parameter
 from zerolab.optimizer.slices import Slice, cut
@@ -34,8 +34,9 @@ class LocalUpdate:
         own = list(zip(map(options_of, groups), self._cuts, strict=True))
         trainable = [unit for unit in units if unit.trainable]
         largest = max(owned_numel(unit, span) for unit in trainable for span in unit.spans)
+        most = max(largest, CONVERTED_TOGETHER)
         self._batches = {
-            unit: [Batch(spans, optimizer_class, defaults, own) for spans in batches(unit, largest)]
+            unit: [Batch(unit, spans, optimizer_class, defaults, own) for spans in batches(unit, most)]
             for unit in trainable
         }
         self.optimizers = [batch.optimizer for each in self._batches.values() for batch in each]
@@ -93,10 +94,15 @@ class LocalUpdate:
 
         ``scale``: how many times too large the gradients are, as of a loss that was scaled.
         Memory: gradients of another dtype than the slice's are converted a batch at a time, so that the
-            copies take no more than this rank's largest slice.
+            copies have no more elements than this rank's largest slice, or `CONVERTED_TOGETHER` if those
+            are more.
         """
         for batch in self._batches[unit]:
             batch.step(used, scale)
+
+    def state_entries(self) -> int:
+        """How many values are in the optimizers' state."""
+        return sum(len(each) for optimizer in self.optimizers for each in optimizer.state.values())
 
     def state_tensors(self) -> list[torch.Tensor]:
         """Every tensor in the optimizers' state."""

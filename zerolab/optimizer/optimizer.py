@@ -125,6 +125,7 @@ class ZeroOptimizer(WholeTensors, ShardedState, Losses):
             model.register_forward_pre_hook(Hook(self._cast_inputs), prepend=True, with_kwargs=True)
         engaged.add(model)
         held.update(dict.fromkeys(model.parameters(), type(model).__name__))
+        self._state_entries = 0
         self.training.become(TrainingState.FORWARD)
         self.meter.reset_peak()
         self.trace.next_step()
@@ -186,7 +187,9 @@ class ZeroOptimizer(WholeTensors, ShardedState, Losses):
         """Tell autograd that the parameters changed, and take the measure of the optimizer's state."""
         for unit in self.engine.trainable:
             unit.mark_updated(used)
-        self._note_state()
+        if self._state_entries != (entries := self.local.state_entries()):
+            self._state_entries = entries
+            self._note_state()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients of all parameters, on this rank and so on every rank that calls it."""

@@ -46,6 +46,7 @@ class Slots:
             for key, parameter in module._parameters.items()
             if parameter is not None
         ]
+        self.units = units
         self.modules = [
             ModuleSlot(parent._modules, key, module, f"{name}.{key}".lstrip("."))
             for name, parent in model.named_modules()
@@ -62,13 +63,11 @@ class Slots:
                     "module would not be trained: change the model first, then build the optimizer"
                 )
         for slot in self.parameters:
-            if slot.parameters.get(slot.key) is not slot.span.parameter or slot.unit.was_replaced(slot.span):
-                raise RuntimeError(
-                    f"parameter {slot.span.name} was replaced after its ZeroOptimizer was built, as "
-                    "model.to(), parameter.data = ... and load_state_dict(assign=True) do, and would never "
-                    "be updated: move the model before you build the optimizer, and write to parameters "
-                    "inside full_params()"
-                )
+            if slot.parameters.get(slot.key) is not slot.span.parameter:
+                _refuse_replaced(slot.span)
+        for unit in self.units:
+            if span := unit.replaced():
+                _refuse_replaced(span)
         with as_plain_tensors():
             thawed = [s for s in self.parameters if s.span.parameter.requires_grad and not s.unit.trainable]
         if thawed:
@@ -77,6 +76,14 @@ class Slots:
                 "gradient now and would not be trained: build the optimizer while it requires one, and "
                 "freeze it then"
             )
+
+
+def _refuse_replaced(span: Span) -> None:
+    raise RuntimeError(
+        f"parameter {span.name} was replaced after its ZeroOptimizer was built, as model.to(), "
+        "parameter.data = ... and load_state_dict(assign=True) do, and would never be updated: move the "
+        "model before you build the optimizer, and write to parameters inside full_params()"
+    )
 
 
 def guard_loading(model: nn.Module, slots: Slots, full_params_open: Callable[[], bool]) -> None:

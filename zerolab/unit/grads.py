@@ -1,8 +1,8 @@
 """FlatGrads: the gradients of one flat unit, from autograd's own tensors to the mean over the ranks.
 
 Autograd stores each gradient in a tensor of its own. It is moved into the flat buffer of this rank's
-gradients, ``local``. When the unit's last gradient is there, the stage reduces the buffer and says what to
-keep of the result, ``reduced``.
+gradients, ``local``, small ones together in one call. When the unit's last gradient is there, the stage
+reduces the buffer and says what to keep of the result, ``reduced``.
 """
 
 from typing import Any
@@ -15,6 +15,11 @@ from zerolab.unit.producers import Producers
 from zerolab.unit.sharded import ReducedGradient, as_plain_tensors
 from zerolab.unit.span import Span
 from zerolab.unit.states import GradState, change
+
+MOVED_TOGETHER = 2**16
+"""Gradients are moved into the flat buffer when there are this many elements of them, or as many as the
+largest parameter of the unit has. A call for each small gradient would take most of a short step's time.
+"""
 
 
 class FlatGrads:
@@ -29,7 +34,7 @@ class FlatGrads:
         missing: the spans that the backward pass under way has not brought a gradient for yet.
         filled: the spans with a gradient in ``local``.
         used: the spans with a gradient anywhere since they were last cleared.
-        producers: the GPU streams that wrote to ``local``.
+        producers: the GPU streams that gradients came on.
     """
 
     def __init__(
@@ -53,6 +58,12 @@ class FlatGrads:
         self.filled: set[Span] = set()
         self.used: set[Span] = set()
         self._divisor = 1
+        self._buffer: torch.Tensor | None = None
+        self._views: dict[Span, torch.Tensor] = {}
+        self._padding: list[torch.Tensor] = []
+        self._to_move: dict[Span, torch.Tensor] = {}
+        self._to_move_numel = 0
+        self._move_at = max(MOVED_TOGETHER, *(span.numel for span in spans))
         self._markers: dict[Span, ReducedGradient] = {}
         self._removed_markers: set[Span] = set()
 
@@ -75,61 +86,107 @@ class FlatGrads:
             span.parameter.grad = None
             self._removed_markers.add(span)
 
-    def restore_markers(self) -> None:
-        """After a pass: put the marker back where no gradient was stored, as by torch.autograd.grad."""
+    def collect(self, span: Span) -> None:
+        """Take a parameter's new gradient, to be moved into ``local`` soon, and leave a marker.
+
+        A hook of the user's may have set the gradient to None: then there is none, as in PyTorch.
+        Memory: the gradients that wait to be moved have less than `MOVED_TOGETHER` elements, or less than the
+        unit's largest parameter.
+        """
+        gradient = span.parameter.grad
+        if gradient is None:
+            self.missing.discard(span)
+            return
+        if gradient.layout != torch.strided:
+            raise RuntimeError(f"{span.name} has a sparse gradient: build its module with sparse=False")
+        if self.state is not GradState.COLLECTING:
+            self._become(GradState.COLLECTING)
+        self._to_move[span] = gradient
+        self._to_move_numel += span.numel
+        self.producers.note()
+        self.used.add(span)
+        self.missing.discard(span)
+        if span not in self._markers:
+            self._markers[span] = ReducedGradient(span.parameter)
+        span.parameter.grad = self._markers[span]
+        if self._to_move_numel >= self._move_at:
+            self.move()
+
+    @torch.no_grad()
+    def move(self) -> None:
+        """Move the gradients that were collected into ``local``, added to those of no_sync.
+
+        Memory: P elements from the first gradients on; the gradients' own tensors are released.
+        """
+        if not self._to_move:
+            return
+        if not self.filled:
+            self._open_local()
+        self.producers.join(*self._to_move.values())
+        new = [span for span in self._to_move if span not in self.filled]
+        more = [span for span in self._to_move if span in self.filled]
+        if new:
+            torch._foreach_copy_([self._views[s] for s in new], [self._to_move[s] for s in new])
+        if more:
+            torch._foreach_add_([self._views[s] for s in more], [self._to_move[s] for s in more])
+        self.filled.update(new)
+        self.producers.note()
+        self._forget_unmoved()
+
+    def _forget_unmoved(self) -> None:
+        self._to_move.clear()
+        self._to_move_numel = 0
+
+    def end_pass(self) -> None:
+        """After a pass: move the gradients that are left.
+
+        And put the marker back where no gradient was stored, as by torch.autograd.grad.
+        """
+        self.move()
         for span in self._removed_markers:
             if span.parameter.grad is None:
                 span.parameter.grad = self._markers[span]
         self._removed_markers.clear()
 
-    def collect(self, span: Span) -> None:
-        """Move a parameter's new gradient into ``local``, added to no_sync's, and leave a marker.
-
-        A hook of the user's may have set the gradient to None: then there is none, as in PyTorch.
-        Memory: P elements from the first gradient on; the parameter's own gradient tensor is released at
-        once.
-        """
-        gradient = span.parameter.grad
-        if gradient is None:
-            return
-        if not self.filled:
-            self._open_local()
-        if gradient.layout != torch.strided:
-            raise RuntimeError(f"{span.name} has a sparse gradient: build its module with sparse=False")
-        place = span.view(self.local)
-        if span in self.filled:
-            place += gradient
-        else:
-            place.copy_(gradient)
-            self.filled.add(span)
-        self.producers.note()
-        self.used.add(span)
-        if span not in self._markers:
-            self._markers[span] = ReducedGradient(span.parameter)
-        span.parameter.grad = self._markers[span]
-        self._removed_markers.discard(span)
-
     def _open_local(self) -> None:
-        """A buffer for this rank's gradients: a new one, or the last one, after its result was copied out."""
+        """Memory for this rank's gradients: allocated again, or the last one, when its result is copied."""
         if self.local is None:
-            self.local = torch.empty(self.padded_numel, dtype=self.dtype, device=self.device)
+            self._allocate_local()
         elif self.reduced is not None:
             self.reduced = self.reduced.clone()
-        self._become(GradState.COLLECTING)
         self._report()
+
+    def _allocate_local(self) -> None:
+        """The tensor stays and its storage comes and goes, so that its views are made once."""
+        if self._buffer is None:
+            with torch.inference_mode(False):
+                self._buffer = torch.empty(self.padded_numel, dtype=self.dtype, device=self.device)
+                self._views = {span: span.view(self._buffer) for span in self.spans}
+                starts = [*(span.offset for span in self.spans[1:]), self.padded_numel]
+                ends = zip(self.spans, starts, strict=True)
+                self._padding = [self._buffer[s.stop : start] for s, start in ends if s.stop < start]
+        else:
+            self._buffer.untyped_storage().resize_(self.padded_numel * self.dtype.itemsize)
+        self.local = self._buffer
 
     # The stage reduces.
 
     def prepare_to_reduce(self) -> None:
         """Complete ``local``: what was written to it, from whatever stream, and zeros everywhere else."""
+        self.move()
         if not self.filled:
             self._open_local()
+            self._become(GradState.COLLECTING)
         self.producers.join(self.local)
         self.fill_gaps()
         self._become(GradState.REDUCING)
 
     def fill_gaps(self) -> None:
         """Zero what no gradient was written to: padding, and parameters unused here, zero in the mean."""
+        if len(self.filled) == len(self.spans):
+            if self._padding:
+                torch._foreach_zero_(self._padding)
+            return
         stop = 0
         for span in self.spans:
             if span in self.filled:
@@ -173,6 +230,7 @@ class FlatGrads:
         if self.local is not None:
             self.producers.note()
             self.producers.hold(self.local)
+            self.local.untyped_storage().resize_(0)
         self.local = None
         self._report()
 
@@ -183,6 +241,7 @@ class FlatGrads:
         self._become(GradState.EMPTY)
         self.reduced, self._divisor = None, 1
         self.free_local()
+        self._forget_unmoved()
         self.filled.clear()
         self.used.clear()
         with as_plain_tensors():
@@ -191,6 +250,7 @@ class FlatGrads:
 
     def zero(self) -> None:
         """Set every gradient to zero and keep it, as zero_grad(set_to_none=False) does."""
+        self._forget_unmoved()
         self.filled.clear()
         if self.reduced is not None:
             self.reduced.zero_()
@@ -218,6 +278,7 @@ class FlatGrads:
 
     def forget(self, span: Span) -> None:
         """Forget one parameter's gradient."""
+        self.move()
         self.used.discard(span)
         self.filled.discard(span)
         if self.reduced is not None:

@@ -17,20 +17,24 @@ class Producers:
 
     def __init__(self, device: torch.device, runtime=torch.cuda):
         self._device, self._runtime = device, runtime
+        self._has_streams = device.type == "cuda"
         self._streams: set = set()
 
     def note(self) -> None:
         """The current stream has written a gradient, or waited for a reduction."""
-        if self._device.type == "cuda":
+        if self._has_streams:
             self._streams.add(self._runtime.current_stream(self._device))
 
-    def join(self, buffer: torch.Tensor) -> None:
-        """Have the current stream, which is about to reduce what they wrote to, wait for all of them."""
+    def join(self, *buffers: torch.Tensor) -> None:
+        """Have the current stream, which is about to read ``buffers``, wait for those that wrote to them."""
         if self._streams:
             current = self._runtime.current_stream(self._device)
-            for stream in self._streams - {current}:
+            others = self._streams - {current}
+            for stream in others:
                 current.wait_stream(stream)
-            self.hold(buffer)
+            self._streams.add(current)
+            for buffer in buffers if others else ():
+                self.hold(buffer)
             self._streams.clear()
 
     def hold(self, buffer: torch.Tensor) -> None:

@@ -25,6 +25,9 @@ ALIGNMENT_BYTES = 64
 start elsewhere, small CPU matrix products take another kernel and the last bits differ from plain PyTorch's.
 """
 
+COMPARED_TOGETHER = 2**20
+"""How many elements of the master and the parameters are compared at a time."""
+
 
 class FlatUnit:
     """The flat buffers of one group of parameters, all trainable or all frozen, of one dtype.
@@ -193,12 +196,10 @@ class FlatUnit:
             self.writes.note()
             self._report()
 
-    def was_replaced(self, span: Span) -> bool:
-        """Whether a parameter that should be a view of the flat buffer has another storage."""
-        if not self.whole:
-            return False
-        same_storage = span.parameter.untyped_storage()._cdata == self.flat.untyped_storage()._cdata
-        return not same_storage or span.parameter.storage_offset() != span.offset
+    def replaced(self) -> Span | None:
+        """The first parameter that should be a view of the flat buffer and has other memory."""
+        pairs = zip(self.spans, self._views, strict=True) if self.whole else ()
+        return next((span for span, view in pairs if span.parameter.data_ptr() != view.data_ptr()), None)
 
     # What users write to whole parameters.
 
@@ -229,13 +230,12 @@ class FlatUnit:
         """Copy into the master what somebody wrote to the parameters, as load_state_dict does.
 
         The master keeps its own value wherever that rounds to the parameter's value.
-        Memory: scratch of three times the largest slice.
+        Memory: scratch of three times `COMPARED_TOGETHER`.
         """
         if self.master is None or self.master is self.shard:
             return
-        for span in self.spans:
-            part = span.within(self.owned.start, self.owned.stop)
-            own, written = self.master[part], self.shard[part]
+        pieces = zip(self.master.split(COMPARED_TOGETHER), self.shard.split(COMPARED_TOGETHER), strict=True)
+        for own, written in pieces:
             own.copy_(torch.where(own.to(self.dtype) == written, own, written.to(own.dtype)))
 
     def values(self) -> torch.Tensor:
