@@ -11,6 +11,7 @@ import torch
 from support import subjects
 from support.layers import parameters, same, step, three_layers
 from support.odd_optimizers import CountingAdam, LateState, OwnSchedule
+from support.together import update_together
 
 import zerolab
 
@@ -169,6 +170,7 @@ def test_state_is_found_by_each_slices_tensor():
 
 def test_a_batch_of_converted_gradients_is_no_larger_than_the_largest_slice():
     def look() -> list:
+        update_together(False)
         optimizer = zerolab.ZeroOptimizer(subjects.deep_gpt(), torch.optim.Adam, precision="mixed")
         largest = max(each.tensor.numel() for each in optimizer.slices)
         held = [[p for g in o.param_groups for p in g["params"]] for o in optimizer.local.optimizers]
@@ -179,3 +181,18 @@ def test_a_batch_of_converted_gradients_is_no_larger_than_the_largest_slice():
 
     for found in zerolab.launch(look, 2):
         assert all(found) and len(found) > 6, "a unit has more than one batch"
+
+
+def test_small_units_are_updated_in_one_call_and_in_the_order_of_the_units():
+    def look() -> tuple:
+        model, calls = subjects.deep_gpt(), []
+        optimizer = zerolab.ZeroOptimizer(model, torch.optim.Adam, precision="mixed")
+        (only,) = optimizer.local.optimizers
+        only.register_step_post_hook(lambda *_: calls.append(len(only.state)))
+        model(torch.zeros(1, 4, dtype=torch.long), torch.zeros(1, 4, dtype=torch.long)).backward()
+        optimizer.step()
+        updates = [event.unit for event in optimizer.trace.events if event.op == "update"]
+        return calls, updates == [unit.name for unit in optimizer.units], len(optimizer.slices)
+
+    for calls, in_order, slices in zerolab.launch(look, 2):
+        assert calls == [slices] and in_order

@@ -5,6 +5,8 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
+from support.together import update_together
+
 
 class Layers(nn.Sequential):
     def forward(self, x: torch.Tensor, layers: slice) -> torch.Tensor:
@@ -14,6 +16,8 @@ class Layers(nn.Sequential):
 
 
 def three_layers() -> Layers:
+    """Layers that are units, and are updated one by one as large units are."""
+    update_together(False)
     torch.manual_seed(0)
     return Layers(*(nn.Linear(4, 4) for _ in range(3)))
 

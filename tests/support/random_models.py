@@ -187,7 +187,8 @@ def train_at(case: Case, stage: int, folder: Path | None) -> Found:
     run, optimizer = subjects.train_sharded(
         "drawn", stage, getattr(torch.optim, case.optimizer), STEPS, partial(groups, case),
         units=None if case.units == "default" else units,
-        prefetch=case.prefetch, reduces_in_flight=case.reduces_in_flight, **OPTIMIZERS[case.optimizer],
+        together=stage == case.prefetch, prefetch=case.prefetch, reduces_in_flight=case.reduces_in_flight,
+        **OPTIMIZERS[case.optimizer],
     )  # fmt: skip
     found = Found(run.parameters, optimizer.memory(), optimizer.trace.traffic(STEPS - 1))
     optimizer.zero_grad()

@@ -8,6 +8,7 @@ from torch import nn
 
 import zerolab
 from support.references import Replicas, Tensors, copies
+from support.together import update_together
 from zerolab import models
 
 
@@ -170,9 +171,14 @@ def train_sharded(
     steps: int,
     groups: Callable[[nn.Module], list] | None = None,
     schedule: Callable[[torch.optim.Optimizer], object] | None = None,
+    together: bool = False,
     **keywords,
 ) -> tuple[Run, object]:
-    """The same training with the engine, each rank from another seed; and the optimizer, to look into."""
+    """The same training with the engine, each rank from another seed; and the optimizer, to look into.
+
+    ``together``: whether small units are updated together.
+    """
+    update_together(together)
     build, inputs = SUBJECTS[subject]
     rank = torch.distributed.get_rank()
     torch.manual_seed(rank)

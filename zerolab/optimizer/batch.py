@@ -1,6 +1,6 @@
 """Batches: which slices of a unit are updated together, by a stock optimizer of their own."""
 
-from collections.abc import Sequence
+import itertools
 from copy import deepcopy
 
 import torch
@@ -10,19 +10,35 @@ from zerolab.optimizer.slices import Slice
 from zerolab.unit import FlatUnit
 from zerolab.unit.span import Span
 
-CONVERTED_TOGETHER = 2**16
-"""Elements of gradients that may be converted at a time, where no slice is larger than that."""
+TOGETHER_NUMEL = 2**16
+"""Units that have so few elements on this rank together are updated in one call of the optimizer, and so many
+gradients may be converted at a time. A call for each small unit would take most of a short step's time.
+"""
 
 
-def batches(unit: FlatUnit, most_numel: int) -> list[list[Span]]:
-    """The parameters of a unit in batches that are updated one after the other, the same in every step.
+def updated_together(units: list[FlatUnit]) -> list[list[FlatUnit]]:
+    """The units in their order, in lists of neighbours that one call updates. A large unit has its own."""
+    found: list[list[FlatUnit]] = []
+    numel = 0
+    for unit in units:
+        numel += unit.shard_numel
+        if not found or numel > TOGETHER_NUMEL or unit.master.dtype != found[-1][0].master.dtype:
+            found.append([])
+            numel = unit.shard_numel
+        found[-1].append(unit)
+    return found
+
+
+def batches(units: list[FlatUnit], most_numel: int) -> list[list[tuple[FlatUnit, list[Span]]]]:
+    """What is updated together of ``units``, one batch after the other, the same in every step.
 
     One batch where gradients have the dtype of the values that are updated, because the optimizer then uses
     them without a copy. Otherwise they are converted, and this rank's part of a batch has at most
     ``most_numel`` elements, padding included, so that the converted copies take little memory at a time.
     """
-    if unit.grads.dtype == unit.master.dtype:
-        return [unit.spans]
+    unit = units[0]
+    if len(units) > 1 or unit.grads.dtype == unit.master.dtype:
+        return [[(each, each.spans) for each in units]]
     found: list[list[Span]] = [[]]
     start = unit.owned.start
     for span in unit.spans:
@@ -30,7 +46,7 @@ def batches(unit: FlatUnit, most_numel: int) -> list[list[Span]]:
             found.append([])
             start = max(span.offset, unit.owned.start)
         found[-1].append(span)
-    return found
+    return [[(unit, spans)] for spans in found]
 
 
 def owned_numel(unit: FlatUnit, span: Span) -> int:
@@ -42,13 +58,20 @@ def owned_numel(unit: FlatUnit, span: Span) -> int:
 class Batch:
     """Slices of neighbouring parameters that are updated together, and their stock optimizer.
 
-    Args: groups: options and slices of each of the user's groups; the slices of other batches are left out.
+    Args:
+        pieces: the parameters, by unit.
+        groups: options and slices of each of the user's groups; the slices of other batches are left out.
     """
 
     def __init__(
-        self, unit: FlatUnit, spans: list[Span], optimizer_class: type, defaults: dict, groups: list[tuple]
+        self,
+        pieces: list[tuple[FlatUnit, list[Span]]],
+        optimizer_class: type,
+        defaults: dict,
+        groups: list[tuple],
     ):
-        self._unit, self._spans = unit, set(spans)
+        self._units = [unit for unit, _ in pieces]
+        self._spans = {span for _, spans in pieces for span in spans}
         self._slices: list[Slice] = []
         # one call: a tensor that several groups have stays one tensor
         defaults, options = deepcopy((defaults, [each for each, _ in groups]))
@@ -75,28 +98,32 @@ class Batch:
         for each in self._slices:
             each.tensor.grad = None
 
-    def _gradients(self, scale: float) -> Sequence[torch.Tensor]:
+    def _gradients(self, scale: float) -> list[torch.Tensor]:
         """The gradient of each slice, in the dtype of the values that are updated.
 
         Memory: no copy in that dtype, unless they have to be divided by ``scale``.
         """
-        if not self._slices:
-            return ()
-        start, sizes = self._cut
-        gradients = self._unit.grads.reduced[start : start + sum(sizes)].to(self._unit.master.dtype)
-        if scale != 1:
-            gradients = gradients / scale
-        return gradients.split_with_sizes(sizes)[::2]
+        found: list[torch.Tensor] = []
+        for unit, part, sizes in self._cuts:
+            gradients = unit.grads.reduced[part].to(unit.master.dtype)
+            if scale != 1:
+                gradients = gradients / scale
+            found += gradients.split_with_sizes(sizes)[::2]
+        return found
 
     def _sort(self) -> None:
-        """Sort the slices by their place, and note where to cut the gradients: a slice, a gap, and so on."""
-        self._slices.sort(key=lambda each: (each.part.start, each.part.stop))
-        sizes: list[int] = []
-        start = stop = self._slices[0].part.start if self._slices else 0
-        for each in self._slices:
-            sizes += [each.part.start - stop] * bool(sizes) + [each.part.stop - each.part.start]
-            stop = each.part.stop
-        self._cut = start, sizes
+        """Sort the slices by their place, and note where to cut the gradients of each unit.
+
+        A unit's gradients are cut into a slice, a gap, a slice, and so on.
+        """
+        self._slices.sort(key=lambda each: (self._units.index(each.unit), each.part.start, each.part.stop))
+        self._cuts: list[tuple[FlatUnit, slice, list[int]]] = []
+        for unit, slices in itertools.groupby(self._slices, key=lambda each: each.unit):
+            parts = [each.part for each in slices]
+            numels = [part.stop - part.start for part in parts]
+            gaps = [after.start - before.stop for before, after in itertools.pairwise(parts)] + [0]
+            sizes = [size for pair in zip(numels, gaps, strict=True) for size in pair][:-1]
+            self._cuts.append((unit, slice(parts[0].start, parts[-1].stop), sizes))
 
     def load_state_dict(self, state_dict: dict, numbers: dict[nn.Parameter, int]) -> None:
         """Load this batch's part of the state of all slices, which have these ``numbers`` in it."""

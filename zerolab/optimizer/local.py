@@ -6,7 +6,7 @@ from itertools import chain
 import torch
 from torch import nn
 
-from zerolab.optimizer.batch import CONVERTED_TOGETHER, Batch, batches, owned_numel
+from zerolab.optimizer.batch import TOGETHER_NUMEL, Batch, batches, owned_numel, updated_together
 from zerolab.optimizer.groups import SharedGroup, options_of
 from zerolab.optimizer.probe import state_bytes_per_parameter
 from zerolab.optimizer.slices import Slice, cut
@@ -19,7 +19,8 @@ class LocalUpdate:
 
     Each batch of slices has an optimizer of its own, which is stepped exactly once in every training step.
     A single process steps its one optimizer as often, so a step counter or a schedule that the optimizer
-    keeps itself stays correct, and a unit can still be updated and gathered before the next one. Each
+    keeps itself stays correct, and a unit can still be updated and gathered before the next one. Small units
+    are updated with the first of them. Each
     optimizer has as many groups as the user, some of them empty. This class does not know about ranks.
 
     Attributes:
@@ -34,10 +35,11 @@ class LocalUpdate:
         own = list(zip(map(options_of, groups), self._cuts, strict=True))
         trainable = [unit for unit in units if unit.trainable]
         largest = max(owned_numel(unit, span) for unit in trainable for span in unit.spans)
-        most = max(largest, CONVERTED_TOGETHER)
+        most = max(largest, TOGETHER_NUMEL)
+        self._together = {units[0]: units for units in updated_together(trainable)}
         self._batches = {
-            unit: [Batch(unit, spans, optimizer_class, defaults, own) for spans in batches(unit, most)]
-            for unit in trainable
+            first: [Batch(pieces, optimizer_class, defaults, own) for pieces in batches(units, most)]
+            for first, units in self._together.items()
         }
         self.optimizers = [batch.optimizer for each in self._batches.values() for batch in each]
         self.state = SliceStates()
@@ -89,15 +91,21 @@ class LocalUpdate:
         for shared, group in zip(self._shared, groups, strict=True):
             shared.take_back(group, memo)
 
-    def step(self, unit: FlatUnit, used: set[Span], scale: float = 1.0) -> None:
-        """Update the unit's slices of parameters that some rank used.
+    def together(self, unit: FlatUnit) -> list[FlatUnit]:
+        """The units that `step` updates when it is called with ``unit``, itself the first.
+
+        None where it is one of the small units that are updated with another.
+        """
+        return self._together.get(unit, [])
+
+    def step(self, first: FlatUnit, used: set[Span], scale: float = 1.0) -> None:
+        """Update the slices of parameters that some rank used, in ``first`` and the units together with it.
 
         ``scale``: how many times too large the gradients are, as of a loss that was scaled.
         Memory: gradients of another dtype than the slice's are converted a batch at a time, so that the
-            copies have no more elements than this rank's largest slice, or `CONVERTED_TOGETHER` if those
-            are more.
+            copies have no more elements than this rank's largest slice, or `TOGETHER_NUMEL` if that is more.
         """
-        for batch in self._batches[unit]:
+        for batch in self._batches[first]:
             batch.step(used, scale)
 
     def state_entries(self) -> int:

@@ -176,12 +176,18 @@ class ZeroOptimizer(WholeTensors, ShardedState, Losses):
         return self.loss_scale.judge(self.comm, gradients, bool(used))
 
     def _update(self, unit: FlatUnit, used: set[Span]) -> None:
-        """The local optimizer's step on what this rank owns of one unit."""
-        event = self.trace.begin("update", unit.name, unit.values(), unit.describe(unit.owned))
-        unit.grads.average(self.world_size)
+        """The local optimizer's step on what this rank owns of one unit, and of small units after it."""
+        units = self.local.together(unit)
+        if not units:
+            return
+        names = [(each.name, each.values(), each.describe(each.owned)) for each in units]
+        events = [self.trace.begin("update", *each) for each in names]
+        for each in units:
+            each.grads.average(self.world_size)
         self.local.step(unit, used, self._gradient_scale)
-        unit.publish()
-        self.trace.finish(event)
+        for each, event in zip(units, events, strict=True):
+            each.publish()
+            self.trace.finish(event)
 
     def _note_update(self, used: set[Span]) -> None:
         """Tell autograd that the parameters changed, and take the measure of the optimizer's state."""

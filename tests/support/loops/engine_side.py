@@ -12,6 +12,7 @@ from support.loops.models import micro_batch, picked
 from support.loops.plans import OPTIMIZERS, Loop, Setting
 from support.loops.side import Side
 from support.references import Tensors, copies
+from support.together import update_together
 
 ProcessGroups = dict[int, dist.ProcessGroup]
 """By world size: the group of the first ranks. A rank that is no member has none."""
@@ -44,6 +45,7 @@ class EngineSide(Side):
         self.added_lr = added_lr
         if added_lr is not None:
             listed.append({"params": user_code.held_back(loop, self.model), "lr": added_lr})
+        update_together(setting.prefetch > 0)
         self.optimizer = zerolab.ZeroOptimizer(
             self.model, getattr(torch.optim, name), setting.stage, listed, units[setting.units],
             setting.precision, self.group, setting.prefetch, setting.in_flight, **defaults,
