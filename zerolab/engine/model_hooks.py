@@ -212,7 +212,7 @@ class ModelHooks:
             and run.inputs_done >= run.inputs_watched
             and not run.is_root
         ):
-            self.gatherer.reshard([flat for flat in run.flats if not flat.all_require_grad])
+            self.gatherer.reshard([flat for flat in run.flats if flat.whole and not flat.all_require_grad])
 
     def _end_backward(self) -> None:
         """The end of backward. Ranks that used different parameters all come here, so all reduce alike."""

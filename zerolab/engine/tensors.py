@@ -1,23 +1,27 @@
 """The tensors in what a forward takes or returns, whatever they are nested in."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 
 import torch
 from torch import nn
 
 
-def tensors_in(tree) -> Iterator[torch.Tensor]:
+def tensors_in(tree) -> list[torch.Tensor]:
     """Every tensor in what a forward takes or returns: nested lists, dicts, dataclasses, plain objects."""
+    if isinstance(tree, torch.Tensor):
+        return [tree]
+    found: list[torch.Tensor] = []
     seen: set[int] = set()
     waiting = [tree]
     while waiting:
         node = waiting.pop()
         if isinstance(node, torch.Tensor):
-            yield node
+            found.append(node)
         elif id(node) not in seen and not isinstance(node, (str, bytes, int, float, nn.Module, type(None))):
             seen.add(id(node))
             waiting.extend(_children(node))
+    return found
 
 
 def _children(node) -> list:

@@ -10,6 +10,9 @@ from zerolab.stages.base import Stage
 from zerolab.unit import FlatUnit
 from zerolab.unit.span import Span
 
+NORM_NUMEL = 2**20
+"""Of how many elements at a time the norm is taken: they are converted to double precision."""
+
 
 class GradientsOf:
     """Identifies a message as a unit's gradients, so that no rank takes them for parameters."""
@@ -23,7 +26,6 @@ def clip_grads(
     comm: Comm,
     stage: Stage,
     units: list[FlatUnit],
-    used: set[Span],
     max_norm: float,
     norm_type: float,
     scale: float,
@@ -40,7 +42,7 @@ def clip_grads(
     for unit in units:
         unit.grads.average(comm.world_size)
     about = f"norms to clip to {max_norm} in L{norm_type}"
-    norm = global_norm(comm, disjoint_grads(stage, units, used), float(norm_type), about) / scale
+    norm = global_norm(comm, disjoint_grads(stage, units), float(norm_type), about) / scale
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for unit in units:
         unit.grads.reduced *= factor  # on a GPU too: a number on the CPU is passed to the kernel
@@ -52,21 +54,18 @@ def global_norm(
 ) -> torch.Tensor:
     """The p-norm over every rank's ``gradients``, each element of the model's gradient held by one rank.
 
-    Neither the norm of one rank's shard nor the sum of the ranks' norms is the global norm. The powers are
-    summed, in double precision and in rank order, and the root is taken once, so the result is the same at
-    every world size.
+    Neither the norm of one rank's shard nor the sum of the ranks' norms is the global norm. It is the norm of
+    the ranks' norms, in rank order. All are taken in double precision and rounded once, so the result is the
+    same at every world size.
 
-    Memory: one gradient in double precision. On a GPU the CPU waits for the device once.
+    Memory: `NORM_NUMEL` elements in double precision. On a GPU the CPU waits for the device once.
     Comm: 8 bytes a rank.
     """
-    doubles = (gradient.detach().double().abs() for gradient in gradients if gradient.numel())
-    largest = norm_type == float("inf")
-    parts = [each.max() if largest else each.pow_(norm_type).sum() for each in doubles]
-    mine = torch.zeros((), dtype=torch.float64)
-    for part in torch.stack(parts).cpu() if parts else ():
-        mine = torch.maximum(mine, part) if largest else mine + part
-    every = comm.exchange(mine, about)
-    return (every.max() if largest else every.sum().pow(1.0 / norm_type)).float()
+    pieces = [piece for each in gradients for piece in each.detach().split(NORM_NUMEL) if piece.numel()]
+    norms = [torch.linalg.vector_norm(piece, norm_type, dtype=torch.float64) for piece in pieces]
+    mine = torch.stack(norms).cpu() if norms else torch.zeros(1, dtype=torch.float64)
+    every = comm.exchange(torch.linalg.vector_norm(mine, norm_type), about)
+    return torch.linalg.vector_norm(every, norm_type).float()
 
 
 def whole_grads(

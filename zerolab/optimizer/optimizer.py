@@ -211,9 +211,9 @@ class ZeroOptimizer(WholeTensors, ShardedState, Losses):
         Comm: 8 bytes a rank.
         Raises: ValueError for a negative max_norm or norm_type.
         """
-        used = self._finish_grads()
+        self._finish_grads()
         units, scale = self.engine.trainable, self._gradient_scale
-        return clip_grads(self.comm, self.stage, units, used, max_norm, norm_type, scale)
+        return clip_grads(self.comm, self.stage, units, max_norm, norm_type, scale)
 
     def join_hook(self, **_: Any) -> None:
         """torch's Join shadows the collectives of ranks that have no data left. Here every rank has to go on.

@@ -47,10 +47,11 @@ def cut(units: list[FlatUnit], parameters: list[nn.Parameter], state_bytes_per_e
     return slices
 
 
-def disjoint_grads(stage: Stage, units: list[FlatUnit], used: set[Span]) -> Iterable[torch.Tensor]:
-    """The reduced gradients of this rank's share of every unit: each element on one rank only."""
+def disjoint_grads(stage: Stage, units: list[FlatUnit]) -> Iterable[torch.Tensor]:
+    """The reduced gradients of this rank's share of every unit: each element on one rank only.
+
+    Padding, and parameters that nobody used, are zero in them.
+    """
     for unit in units:
         share = stage.share(unit)
-        for span in (span for span in unit.spans if span in used):
-            part = span.within(share.start, share.stop)
-            yield unit.grads.reduced[share.start - unit.owned.start :][part]
+        yield unit.grads.reduced[share.start - unit.owned.start : share.stop - unit.owned.start]

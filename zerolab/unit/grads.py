@@ -58,11 +58,11 @@ class FlatGrads:
         self.filled: set[Span] = set()
         self.used: set[Span] = set()
         self._divisor = 1
-        self._buffer: torch.Tensor | None = None
-        self._views: dict[Span, torch.Tensor] = {}
-        self._padding: list[torch.Tensor] = []
         self._to_move: dict[Span, torch.Tensor] = {}
         self._to_move_numel = 0
+        starts = [*(span.offset for span in spans[1:]), padded_numel]
+        ends = [span.stop for span in spans]
+        self._gaps = [slice(*gap) for gap in zip(ends, starts, strict=True) if gap[0] < gap[1]]
         self._move_at = max(MOVED_TOGETHER, *(span.numel for span in spans))
         self._markers: dict[Span, ReducedGradient] = {}
         self._removed_markers: set[Span] = set()
@@ -125,10 +125,9 @@ class FlatGrads:
         self.producers.join(*self._to_move.values())
         new = [span for span in self._to_move if span not in self.filled]
         more = [span for span in self._to_move if span in self.filled]
-        if new:
-            torch._foreach_copy_([self._views[s] for s in new], [self._to_move[s] for s in new])
-        if more:
-            torch._foreach_add_([self._views[s] for s in more], [self._to_move[s] for s in more])
+        for spans, move in ((new, torch._foreach_copy_), (more, torch._foreach_add_)):
+            if spans:
+                move([span.view(self.local) for span in spans], [self._to_move[span] for span in spans])
         self.filled.update(new)
         self.producers.note()
         self._forget_unmoved()
@@ -149,25 +148,12 @@ class FlatGrads:
         self._removed_markers.clear()
 
     def _open_local(self) -> None:
-        """Memory for this rank's gradients: allocated again, or the last one, when its result is copied."""
+        """A buffer for this rank's gradients: a new one, or the last one, after its result was copied out."""
         if self.local is None:
-            self._allocate_local()
+            self.local = torch.empty(self.padded_numel, dtype=self.dtype, device=self.device)
         elif self.reduced is not None:
             self.reduced = self.reduced.clone()
         self._report()
-
-    def _allocate_local(self) -> None:
-        """The tensor stays and its storage comes and goes, so that its views are made once."""
-        if self._buffer is None:
-            with torch.inference_mode(False):
-                self._buffer = torch.empty(self.padded_numel, dtype=self.dtype, device=self.device)
-                self._views = {span: span.view(self._buffer) for span in self.spans}
-                starts = [*(span.offset for span in self.spans[1:]), self.padded_numel]
-                ends = zip(self.spans, starts, strict=True)
-                self._padding = [self._buffer[s.stop : start] for s, start in ends if s.stop < start]
-        else:
-            self._buffer.untyped_storage().resize_(self.padded_numel * self.dtype.itemsize)
-        self.local = self._buffer
 
     # The stage reduces.
 
@@ -184,8 +170,8 @@ class FlatGrads:
     def fill_gaps(self) -> None:
         """Zero what no gradient was written to: padding, and parameters unused here, zero in the mean."""
         if len(self.filled) == len(self.spans):
-            if self._padding:
-                torch._foreach_zero_(self._padding)
+            if self._gaps:
+                torch._foreach_zero_([self.local[gap] for gap in self._gaps])
             return
         stop = 0
         for span in self.spans:
@@ -230,7 +216,6 @@ class FlatGrads:
         if self.local is not None:
             self.producers.note()
             self.producers.hold(self.local)
-            self.local.untyped_storage().resize_(0)
         self.local = None
         self._report()
 
