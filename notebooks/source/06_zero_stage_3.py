@@ -23,12 +23,13 @@ import copy
 
 import torch
 import torch.nn.functional as F
+from matplotlib.figure import Figure
 from torch import nn
 from torch.distributed import get_rank
 
 import zerolab
 from zerolab import memory, ring
-from zerolab.course import explore, predict, show, show_diff, slider, verify_on_gpus
+from zerolab.course import explore, predict, show, show_diff, slider, timeline, verify_on_gpus
 from zerolab.course.figures import both_losses
 from zerolab.course.lessons.zero_stage_3 import check_sharded_pass, figures, quiz
 from zerolab.data import NextByte, text
@@ -328,6 +329,41 @@ for prefetch, run in moments.items():
 # %% [markdown]
 # The results are the same at every setting. What changes is when messages are sent and how much memory is
 # used.
+#
+# ## A step in time
+#
+# The trace also knows *when*: `optimizer.trace.timeline()` returns each phase, update and message with its
+# start and its duration. Below is the third step on two ranks, at stage 2 and at stage 3.
+
+
+# %%
+def record(stage):
+    model, optimizer = build(stage)
+    for step in range(3):
+        model(*batch(step)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return optimizer.trace.timeline()
+
+
+# %% tags=["nbval-ignore-output"]
+figure = Figure(figsize=(7, 5), layout="constrained")
+for axes, stage in zip(figure.subplots(2, sharex=True), (2, 3), strict=True):
+    timeline.draw(axes, zerolab.launch(record, 2, stage))
+    axes.set_title(f"stage {stage}", loc="left")
+axes.set_xlabel("milliseconds since the step before ended")
+timeline.show(figure, "One step on two ranks at stages 2 and 3: what they compute and send, in time.")
+
+# %% [markdown]
+# The upper lane of a rank is its own work, from forward to the updates. The lower lane has its messages, side
+# by side where several are under way at once. At stage 2 all gathers come last, after the updates. At stage 3
+# they are spread over forward and backward, and the step ends with the updates. Where a message is below
+# forward or backward, the rank may compute meanwhile. (On a GPU the times are those at which the CPU queued
+# the work.)
+#
+# `python -m zerolab train --model gpt-tiny --stage 3 --trace trace.json` writes the timelines of all ranks
+# into one file. Open it at [ui.perfetto.dev](https://ui.perfetto.dev): each rank is a process there, and a
+# click on a bar shows its bytes, its slices, and the line of code that started it.
 #
 # ## Exercise: write stage 3 yourself
 #
