@@ -61,11 +61,13 @@ def connect(
 
 
 def gloo_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """The group itself where it has gloo for CPUs, or a new one of the same ranks."""
+    """The group itself where it has gloo for CPUs, or a new one of the same ranks.
+
+    The new one has the timeout of the group's own collectives: a shorter one would end a run that they let go
+    on, and with gloo's default of 30 minutes the CPUs would wait for a rank that the devices have given up.
+    """
     if backend_for("cpu", group) == "gloo":
         return group
     ranks = list(dist.get_process_group_ranks(group))
-    timeout = group._get_backend(
-        group._device_types[0]
-    ).options._timeout  # as long as its collectives may take
+    timeout = group._get_backend(group._device_types[0]).options._timeout
     return dist.new_group(ranks, timeout, backend="gloo", use_local_synchronization=True)
