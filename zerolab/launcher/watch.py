@@ -204,10 +204,7 @@ class Launch:
             raise WorkerError(f"rank {rank}'s result cannot be rebuilt here: {error}", rank) from error
 
     def stop(self, politely: bool) -> None:
-        """End every rank: by SIGTERM if it still works, else by closing the lifeline; then by SIGKILL.
-
-        A warning names the ranks that do not end even then, because the next launch will miss what they hold.
-        """
+        """End every rank: by SIGTERM if it still works, else by closing the lifeline; then by SIGKILL."""
         gone = lambda: not self.running
         if politely and not self.trouble:
             self.signal_all(signal.SIGTERM)
@@ -217,11 +214,9 @@ class Launch:
             self.signal_all(signal.SIGKILL)
             self.lifeline.close()
             if not self.listen(gone, KILLED_SECONDS):
+                ranks = name_ranks(self.running)
                 log.warning(
-                    "%s still there %g seconds after SIGKILL, in a call of the system or of a driver; wait "
-                    "for the end of it (nvidia-smi lists processes on GPUs) before you launch again",
-                    name_ranks(self.running),
-                    KILLED_SECONDS,
+                    "%s still there %g seconds after SIGKILL; let them end first", ranks, KILLED_SECONDS
                 )
 
     def signal_all(self, number: int) -> None:
