@@ -1,0 +1,176 @@
+"""A stand-in for a GPU that counts: the kernels a step would launch, and where the CPU would wait for them.
+
+On a machine without a GPU the model is on the CPU, and its tensors are taken for the GPU's: the parameters and
+inputs that are named at the start, what is computed from them, and what is created with a ``device=``. What
+is copied to the CPU, by ``.cpu()`` or ``.to("cpu")``, is the CPU's from then on. Each operation on the GPU's
+tensors is a kernel, unless it is a view or only allocates. One that needs a value on the CPU is a wait.
+
+The counts are estimates of a real device's: a kernel of torch's may be several of cuBLAS's. They are compared
+with those of the plain loop, which are counted alike.
+"""
+
+import collections
+import math
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
+
+PACKAGE = str(Path(__file__).parents[2] / "zerolab")
+
+ALLOCATES = {
+    "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_", "set_", "record_stream",
+}  # fmt: skip
+NEEDS_A_VALUE = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "_unique2"}
+TENSORS_A_KERNEL = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
+"""How many tensors of each list one kernel of a foreach or fused operation takes, by the number of lists.
+
+Source: depth_to_max_tensors in ATen/native/cuda/MultiTensorApply.cuh
+"""
+
+
+@dataclass
+class Counts:
+    """What a step asked of the device. The keys are ``(operation, line of the package or "")``."""
+
+    kernels: collections.Counter = field(default_factory=collections.Counter)
+    waits: collections.Counter = field(default_factory=collections.Counter)
+
+    def by_operation(self) -> collections.Counter:
+        found: collections.Counter = collections.Counter()
+        for (operation, _), count in self.kernels.items():
+            found[operation] += count
+        return found
+
+
+class StandIn:
+    """Which tensors are the GPU's, by their storages, and what was counted."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor]):
+        self.counts = Counts()
+        self._storages: dict[int, torch.UntypedStorage] = {}  # kept, so that no address comes twice
+        for tensor in tensors:
+            self.add(tensor)
+
+    def add(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        self._storages[storage._cdata] = storage
+
+    def has(self, tensor: Any) -> bool:
+        return isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata in self._storages
+
+    def kernel(self, name: str, count: int = 1) -> None:
+        self.counts.kernels[name, _line()] += count
+
+    def wait(self, name: str) -> None:
+        self.counts.waits[name, _line()] += 1
+
+
+class _Operations(TorchDispatchMode):
+    """Every operation, those of autograd too."""
+
+    def __init__(self, stand_in: StandIn):
+        super().__init__()
+        self.stand_in = stand_in
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs, device = kwargs or {}, self.stand_in
+        leaves = tree_leaves((args, kwargs))
+        on_gpu = any(map(device.has, leaves))
+        name = func.overloadpacket.__name__
+        if on_gpu and name in NEEDS_A_VALUE | {"index", "index_put_"} and _needs_a_value(name, args):
+            device.wait(name)
+        elif on_gpu and name in ("copy_", "_to_copy") and not all(map(device.has, _tensors(args))):
+            device.wait(name)
+        out = func(*args, **kwargs)
+        if on_gpu:
+            if not (name in ALLOCATES or func.is_view or name in ("detach", "alias", "_local_scalar_dense")):
+                device.kernel(name, _kernels(name, args, device))
+            for tensor in tree_leaves(out):
+                if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().nbytes():
+                    device.add(tensor)
+        return out
+
+
+class _Calls(TorchFunctionMode):
+    """The calls that tell the GPU from the CPU, which the operations below them cannot tell apart here."""
+
+    def __init__(self, stand_in: StandIn):
+        super().__init__()
+        self.stand_in = stand_in
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        if _copies_to_the_cpu(name, args, kwargs) and self.stand_in.has(args[0]):
+            self.stand_in.wait(name)
+            with torch._C.DisableTorchFunction(), _disable_current_modes():
+                copied = args[0].detach().clone()
+            return func(copied, *args[1:], **kwargs)
+        if func is torch.Tensor.backward:  # inside of what it sees the mode is off, and hooks run in there
+            with self:
+                return _backward(args[0])
+        out = func(*args, **kwargs)
+        if isinstance(kwargs.get("device"), torch.device) and isinstance(out, torch.Tensor):
+            if name == "tensor":  # its values come from the CPU
+                self.stand_in.wait(name)
+            elif name not in ALLOCATES and not self.stand_in.has(out):
+                self.stand_in.kernel(name)
+            self.stand_in.add(out)
+        return out
+
+
+def _backward(loss: torch.Tensor) -> None:
+    """Of a scalar, without torch.autograd's own functions, each of which would turn the mode off."""
+    start = (torch.ones_like(loss),)
+    engine = torch.autograd.Variable._execution_engine
+    engine.run_backward((loss,), start, False, False, (), allow_unreachable=True, accumulate_grad=True)
+
+
+def _copies_to_the_cpu(name: str, args: tuple, kwargs: dict) -> bool:
+    targets = [each for each in (*args[1:], *kwargs.values()) if isinstance(each, str | torch.device)]
+    return name in ("cpu", "tolist", "numpy") or (name == "to" and "cpu" in targets)
+
+
+@contextmanager
+def counting(tensors: Iterable[torch.Tensor]) -> Iterator[Counts]:
+    """Count what is asked of the device inside. ``tensors``: those that are the GPU's from the start."""
+    stand_in = StandIn(tensors)
+    with _Calls(stand_in), _Operations(stand_in):
+        yield stand_in.counts
+
+
+def _tensors(args: tuple) -> list[torch.Tensor]:
+    return [each for each in args if isinstance(each, torch.Tensor)]
+
+
+def _needs_a_value(name: str, args: tuple) -> bool:
+    """An index by a mask is turned into numbers on the CPU; one by numbers is not."""
+    if name not in ("index", "index_put_"):
+        return True
+    return any(each is not None and each.dtype in (torch.bool, torch.uint8) for each in args[1])
+
+
+def _kernels(name: str, args: tuple, device: StandIn) -> int:
+    """One, or as many as a foreach or fused operation needs for its lists of tensors."""
+    lists = [each for each in args if isinstance(each, list | tuple) and each and device.has(each[0])]
+    if not (name.startswith(("_foreach", "_fused")) and lists):
+        return 1
+    return math.ceil(max(map(len, lists)) / TENSORS_A_KERNEL[min(len(lists), 5)])
+
+
+def _line() -> str:
+    """The nearest line of the package that asked for this."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith(PACKAGE):
+            return f"zerolab{file.removeprefix(PACKAGE)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
