@@ -16,14 +16,18 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
+from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-PACKAGE = str(Path(__file__).parents[2] / "zerolab")
+import zerolab
+
+PACKAGE = str(Path(zerolab.__file__).parent)
 
 ALLOCATES = {
     "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_", "set_", "record_stream",
@@ -38,16 +42,17 @@ Source: depth_to_max_tensors in ATen/native/cuda/MultiTensorApply.cuh
 
 @dataclass
 class Counts:
-    """What a step asked of the device. The keys are ``(operation, line of the package or "")``."""
+    """What was asked of the device, by the operation and the line of the package that called it, or ""."""
 
     kernels: collections.Counter = field(default_factory=collections.Counter)
     waits: collections.Counter = field(default_factory=collections.Counter)
 
-    def by_operation(self) -> collections.Counter:
+    def waits_by_file(self) -> dict[str, int]:
+        """How often the CPU would wait in each file of the package, and in "" outside it."""
         found: collections.Counter = collections.Counter()
-        for (operation, _), count in self.kernels.items():
-            found[operation] += count
-        return found
+        for (_, line), count in self.waits.items():
+            found[line.partition(":")[0]] += count
+        return dict(found)
 
 
 class StandIn:
@@ -67,10 +72,16 @@ class StandIn:
         return isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata in self._storages
 
     def kernel(self, name: str, count: int = 1) -> None:
-        self.counts.kernels[name, _line()] += count
+        self._count(self.counts.kernels, name, count)
 
     def wait(self, name: str) -> None:
-        self.counts.waits[name, _line()] += 1
+        self._count(self.counts.waits, name, 1)
+
+    @staticmethod
+    def _count(counter: collections.Counter, name: str, count: int) -> None:
+        line = _line()
+        if line is not None:
+            counter[name, line] += count
 
 
 class _Operations(TorchDispatchMode):
@@ -82,12 +93,11 @@ class _Operations(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs, device = kwargs or {}, self.stand_in
-        leaves = tree_leaves((args, kwargs))
-        on_gpu = any(map(device.has, leaves))
+        on_gpu = any(map(device.has, _tensors(tree_leaves((args, kwargs)))))
         name = func.overloadpacket.__name__
         if on_gpu and name in NEEDS_A_VALUE | {"index", "index_put_"} and _needs_a_value(name, args):
             device.wait(name)
-        elif on_gpu and name in ("copy_", "_to_copy") and not all(map(device.has, _tensors(args))):
+        elif on_gpu and name == "copy_" and not all(map(device.has, _tensors(args))):
             device.wait(name)
         out = func(*args, **kwargs)
         if on_gpu:
@@ -138,6 +148,20 @@ def _copies_to_the_cpu(name: str, args: tuple, kwargs: dict) -> bool:
     return name in ("cpu", "tolist", "numpy") or (name == "to" and "cpu" in targets)
 
 
+def tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Those that are the GPU's in training: parameters, flat buffers, and the optimizer's state.
+
+    The optimizer's step counters are there too where it is fused, and on the CPU otherwise.
+    """
+    if isinstance(optimizer, zerolab.ZeroOptimizer):
+        found = [t for unit in optimizer.units for t in (unit.flat, unit.shard, unit.master)]
+    else:
+        found = list(model.parameters())
+    fused = optimizer.param_groups[0].get("fused") or optimizer.defaults.get("fused")
+    state = [t for each in optimizer.state.values() for t in each.values() if isinstance(t, torch.Tensor)]
+    return found + [t for t in state if fused or t.dim()]
+
+
 @contextmanager
 def counting(tensors: Iterable[torch.Tensor]) -> Iterator[Counts]:
     """Count what is asked of the device inside. ``tensors``: those that are the GPU's from the start."""
@@ -147,7 +171,8 @@ def counting(tensors: Iterable[torch.Tensor]) -> Iterator[Counts]:
 
 
 def _tensors(args: tuple) -> list[torch.Tensor]:
-    return [each for each in args if isinstance(each, torch.Tensor)]
+    """Those with elements: nothing is launched or copied for the others."""
+    return [each for each in args if isinstance(each, torch.Tensor) and each.numel()]
 
 
 def _needs_a_value(name: str, args: tuple) -> bool:
@@ -165,11 +190,13 @@ def _kernels(name: str, args: tuple, device: StandIn) -> int:
     return math.ceil(max(map(len, lists)) / TENSORS_A_KERNEL[min(len(lists), 5)])
 
 
-def _line() -> str:
-    """The nearest line of the package that asked for this."""
-    frame = sys._getframe(2)
+def _line() -> str | None:
+    """The nearest line of the package that asked for this, or ""; None inside a collective of hostile.py."""
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename
+        if file.endswith("support/hostile.py"):
+            return None
         if file.startswith(PACKAGE):
             return f"zerolab{file.removeprefix(PACKAGE)}:{frame.f_lineno}"
         frame = frame.f_back
