@@ -91,9 +91,9 @@ def model_of_288_parameters() -> nn.Module:
 
 
 def kernels_over_plain(optimizer_class: type, flags: dict, cases: list[tuple[int, str]]) -> list[float]:
-    """On a rank: how many kernels a step takes at each stage and precision, as a multiple of the plain loop's.
+    """On a rank: the kernels of a step at each stage and precision, as a multiple of the plain loop's.
 
-    The plain loop's are those of fp32. With one rank there are no messages in either.
+    The plain loop is in fp32. With one rank there are no messages in either.
     """
     as_on_a_gpu()
     x, model = torch.ones(2, WIDTH), model_of_288_parameters()

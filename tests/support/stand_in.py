@@ -1,9 +1,9 @@
 """A stand-in for a GPU that counts: the kernels a step would launch, and where the CPU would wait for them.
 
-On a machine without a GPU the model is on the CPU, and its tensors are taken for the GPU's: the parameters and
-inputs that are named at the start, what is computed from them, and what is created with a ``device=``. What
-is copied to the CPU, by ``.cpu()`` or ``.to("cpu")``, is the CPU's from then on. Each operation on the GPU's
-tensors is a kernel, unless it is a view or only allocates. One that needs a value on the CPU is a wait.
+The model is on the CPU, and its tensors are taken for the GPU's: the parameters and inputs that are named at
+the start, what is computed from them, and what is created with a ``device=``. What is copied to the CPU, by
+``.cpu()`` or ``.to("cpu")``, is the CPU's from then on. Each operation on the GPU's tensors is a kernel,
+unless it is a view or only allocates. One that needs a value on the CPU is a wait.
 
 The counts are estimates of a real device's: a kernel of torch's may be several of cuBLAS's. They are compared
 with those of the plain loop, which are counted alike.
@@ -30,9 +30,10 @@ import zerolab
 PACKAGE = str(Path(zerolab.__file__).parent)
 
 ALLOCATES = {
-    "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_", "set_", "record_stream",
+    "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_", "set_",
+    "record_stream",
 }  # fmt: skip
-NEEDS_A_VALUE = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "_unique2"}
+READS_A_VALUE = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "_unique2"}
 TENSORS_A_KERNEL = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
 """How many tensors of each list one kernel of a foreach or fused operation takes, by the number of lists.
 
@@ -95,9 +96,7 @@ class _Operations(TorchDispatchMode):
         kwargs, device = kwargs or {}, self.stand_in
         on_gpu = any(map(device.has, _tensors(tree_leaves((args, kwargs)))))
         name = func.overloadpacket.__name__
-        if on_gpu and name in NEEDS_A_VALUE | {"index", "index_put_"} and _needs_a_value(name, args):
-            device.wait(name)
-        elif on_gpu and name == "copy_" and not all(map(device.has, _tensors(args))):
+        if on_gpu and _waits(name, args, device):
             device.wait(name)
         out = func(*args, **kwargs)
         if on_gpu:
@@ -175,11 +174,14 @@ def _tensors(args: tuple) -> list[torch.Tensor]:
     return [each for each in args if isinstance(each, torch.Tensor) and each.numel()]
 
 
-def _needs_a_value(name: str, args: tuple) -> bool:
-    """An index by a mask is turned into numbers on the CPU; one by numbers is not."""
-    if name not in ("index", "index_put_"):
-        return True
-    return any(each is not None and each.dtype in (torch.bool, torch.uint8) for each in args[1])
+def _waits(name: str, args: tuple, device: StandIn) -> bool:
+    """Whether the operation needs a value on the CPU, or copies between the CPU and the GPU.
+
+    An index by a mask is turned into numbers on the CPU; one by numbers is not.
+    """
+    if name in ("index", "index_put_"):
+        return any(each is not None and each.dtype in (torch.bool, torch.uint8) for each in args[1])
+    return name in READS_A_VALUE or (name == "copy_" and not all(map(device.has, _tensors(args))))
 
 
 def _kernels(name: str, args: tuple, device: StandIn) -> int:
