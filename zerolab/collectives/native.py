@@ -114,7 +114,8 @@ def _timed(event: Event, native: dist.Work) -> Callable[[], object]:
     if not isinstance(event.device, DeviceTimes):
         return native.wait
     known = os.environ.get("TORCH_NCCL_ENABLE_TIMING") == "1"
-    return event.device.around(native.wait, native._get_duration if known else None)
+    duration = native._get_duration if known else None  # type: ignore[attr-defined]  # not in torch's stubs
+    return event.device.around(native.wait, duration)
 
 
 def _divide(result: torch.Tensor, divisor: float) -> None:
