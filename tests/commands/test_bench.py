@@ -19,6 +19,7 @@ from zerolab.__main__ import main
 from zerolab.bench import bench, contestants, footprint, sweep
 from zerolab.bench.contestants import CONTESTANTS, FLOOR
 from zerolab.bench.ratios import pairwise
+from zerolab.launcher.gpus import visible_gpus
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares the ranks the import of pytest
 

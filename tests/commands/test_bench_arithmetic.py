@@ -117,4 +117,4 @@ def test_the_captions_name_the_memory_that_was_measured(backend: str, gpus: int,
         _captions(SimpleNamespace(world_size=2, reference="ddp"), {"backend": backend, "gpus": gpus})
     )
     assert memory in found
-    assert ("2 ranks share 1 GPU(s) and take turns" in found) == shared
+    assert ("2 ranks take turns on 1 GPU(s)" in found) == shared
