@@ -61,8 +61,8 @@ def _captions(table: Table, settings: dict) -> Iterator[str]:
     )
     if on_gpus and table.world_size > settings["gpus"]:
         yield (
-            f"{table.world_size} ranks take turns on {settings['gpus']} GPU(s), so the times say nothing about "
-            "ranks with a GPU each"
+            f"{table.world_size} ranks take turns on {settings['gpus']} GPU(s), so the times say nothing "
+            "about ranks with a GPU each"
         )
 
 
