@@ -1,4 +1,4 @@
-"""What the parts share. They run on the CPU too, over gloo and with smaller models, so that they can be tried."""
+"""What the parts share. They run on the CPU too, over gloo and with smaller models, to be tried there."""
 
 from collections.abc import Callable
 

@@ -88,7 +88,9 @@ def page(report: dict) -> str:
 
 def table(found: object) -> str | None:
     """Rows of the same numbers as a table of Markdown; None where it is not that."""
-    rows = found.items() if isinstance(found, dict) else enumerate(found) if isinstance(found, list) else ()
+    if not isinstance(found, dict | list):
+        return None
+    rows = list(found.items() if isinstance(found, dict) else enumerate(found))
     if not rows or not all(isinstance(row, dict) for _, row in rows):
         return None
     columns = list(dict.fromkeys(name for _, row in rows for name in row))

@@ -52,11 +52,10 @@ def _train_step(contestant: str, model: nn.Module) -> Callable[[torch.Tensor], N
         optimizer = _fully_shard(model)
     else:
         wrapped = model if contestant == "plain" else nn.parallel.DistributedDataParallel(model)
-        sharded = contestant == "ddp+zero"
-        make = ZeroRedundancyOptimizer if sharded else torch.optim.AdamW
-        optimizer = make(
-            model.parameters(), **FLAGS, **{"optimizer_class": torch.optim.AdamW} if sharded else {}
-        )
+        if contestant == "ddp+zero":
+            optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, **FLAGS)
+        else:
+            optimizer = torch.optim.AdamW(model.parameters(), **FLAGS)
         loss = torch.autocast(zerolab.device().type, torch.bfloat16)(wrapped)
 
     def step(batch: torch.Tensor) -> None:

@@ -1,7 +1,7 @@
 """Promise: what holds on the CPU holds on GPUs over NCCL. It needs a GPU and less than eight minutes.
 
-Run it alone: `python -m pytest tests/gpu`. One GPU is enough, because ranks can share it. What is measured and
-what it has to show is in parts.py; `python tests/gpu/report.py --out benchmarks/results` writes it down.
+Run it alone: `python -m pytest tests/gpu`. One GPU is enough, because ranks can share it. What is measured
+and what it has to show is in parts.py; `python tests/gpu/report.py --out benchmarks/results` writes it down.
 """
 
 import sys
