@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import torch
 from common import STAGES, launch, on_cuda, synchronize
+from torch import nn
 
 import zerolab
 from zerolab import models
@@ -28,7 +29,15 @@ def _weighed(phase: str, meter: MemoryMeter, before: int, found: dict[str, dict]
     }
 
 
+def _set_up_cublas() -> None:
+    """cuBLAS has workspaces of the allocator's from its first product on, one for backward's thread too."""
+    for dtype in (torch.float32, torch.bfloat16):
+        layer = nn.Linear(64, 64, device=zerolab.device(), dtype=dtype)
+        layer(torch.ones(64, 64, device=zerolab.device(), dtype=dtype)).sum().backward()
+
+
 def _census(stage: int) -> dict:
+    _set_up_cublas()
     batch = torch.zeros(1, 64, dtype=torch.long, device=zerolab.device())
     before = torch.cuda.memory_allocated() if on_cuda() else 0
     model = models.GPT(width=256, depth=8, heads=8, context=64).to(zerolab.device())

@@ -11,7 +11,6 @@ import torch.distributed as dist
 from common import STAGES, launch, on_cuda, synchronize
 from host_part import device_work
 from torch import nn
-from torch.distributed.optim import ZeroRedundancyOptimizer
 
 import zerolab
 from zerolab import models
@@ -53,6 +52,8 @@ def _train_step(contestant: str, model: nn.Module) -> Callable[[torch.Tensor], N
     else:
         wrapped = model if contestant == "plain" else nn.parallel.DistributedDataParallel(model)
         if contestant == "ddp+zero":
+            from torch.distributed.optim import ZeroRedundancyOptimizer
+
             optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, **FLAGS)
         else:
             optimizer = torch.optim.AdamW(model.parameters(), **FLAGS)
