@@ -127,7 +127,10 @@ class Trace:
         save_timelines(path, [self.timeline()])
 
     def text(self) -> str:
-        """The trace to be read: a heading a step, a line an event, and below it the slices it touched."""
+        """The trace to be read: a heading a step, a line an event, and below it the slices it touched.
+
+        On a GPU this waits for the device, to have its times.
+        """
         lines = []
         for number, events in self._steps:
             if events:
