@@ -46,7 +46,10 @@ def test_a_part_runs_through_without_a_gpu(name: str):
 BROKEN = {
     "collectives": {"2": [{"right": True}, {"right": False}]},
     "mismatch": {"model on the CPU": ["accepted, with a DirectComm"], "model on a GPU": "accepted"},
-    "faults": {"kill": {"named": 0}, "raise": {"named": 1}, "hang": {"named": [1]}},
+    "faults": {
+        "kill": {"named": 1, "seconds": 6}, "raise": {"named": 1, "seconds": 1},
+        "hang": {"named": [1], "seconds": 9},
+    },
     "census": {"0": {"phases": {"zero_grad": {"allocated_bytes": 9 << 20, "engine_bytes": 1 << 20}}}},
     "waits": {"2 fp32": {"lines": ["unit/unit.py:1 x.item()"], "calls": {}}},
     "kernels": {"plain": 100, "2 fp32": 111, "2 mixed": 100},
