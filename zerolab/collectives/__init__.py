@@ -18,7 +18,7 @@ from zerolab.collectives.base import GRADIENTS_FROM, Comm, Subject, Work
 from zerolab.collectives.control import Control, SilentControl
 from zerolab.collectives.direct import DirectComm
 from zerolab.collectives.native import NativeComm
-from zerolab.devices import backend_for, describe_backends, device
+from zerolab.devices import backend_for, describe_backends, device, timing_mark
 from zerolab.storages import MemoryMeter
 from zerolab.trace import Trace
 
@@ -56,6 +56,7 @@ def connect(
             f"with which they cannot be reduced. Build the model on zerolab.device(), which is {device()} "
             'here; on GPUs use zerolab.launch(..., backend="nccl") or zerolab.init_process_group()'
         )
+    trace.mark = timing_mark if where.type == "cuda" else None
     comm = DirectComm if backend == "gloo" else NativeComm
     return comm(group, where, trace, meter, Control(gloo_group(group)))
 
