@@ -15,13 +15,14 @@ def train(epochs: int) -> None:
     sampler = DistributedSampler(dataset, shuffle=True, seed=0)  # the ranks must shuffle with one seed
     loader = DataLoader(dataset, batch_size=16, sampler=sampler)
 
-    model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 2))
+    device = zerolab.device()
+    model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 2)).to(device)
     optimizer = zerolab.ZeroOptimizer(model, torch.optim.Adam, stage=2, lr=1e-2)
     for epoch in range(epochs):
         sampler.set_epoch(epoch)  # without it every epoch has the order of the first
         losses, seen = [], []
         for batch, labels, numbers in loader:
-            loss = nn.functional.cross_entropy(model(batch), labels)
+            loss = nn.functional.cross_entropy(model(batch.to(device)), labels.to(device))
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()

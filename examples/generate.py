@@ -9,8 +9,8 @@ PROMPT = b"def "
 
 def text_of(model: torch.nn.Module) -> str:
     """Forty bytes after the prompt. The generator has a seed, so that every rank draws the same ones."""
-    generator = torch.Generator().manual_seed(0)
-    prompt = torch.tensor([list(PROMPT)])
+    generator = torch.Generator(zerolab.device()).manual_seed(0)
+    prompt = torch.tensor([list(PROMPT)], device=zerolab.device())
     tokens = model.generate(prompt, 40, temperature=0.8, generator=generator)
     return bytes(tokens[0].tolist()).decode(errors="replace")
 
@@ -18,11 +18,12 @@ def text_of(model: torch.nn.Module) -> str:
 def train(steps: int) -> None:
     """Train a small GPT at stage 3, and let it write."""
     torch.manual_seed(0)
-    model = zerolab.models.make("gpt-tiny")
+    model = zerolab.models.make("gpt-tiny").to(zerolab.device())
     batches, _ = zerolab.data.training_and_held_out(model.context, batch_size=4, seed=0)
     optimizer = zerolab.ZeroOptimizer(model, torch.optim.AdamW, stage=3, lr=2e-3)
     for step in range(steps):
-        model(*batches.batch(step, optimizer.rank)).backward()
+        batch = batches.batch(step, optimizer.rank)
+        model(*(part.to(zerolab.device()) for part in batch)).backward()
         optimizer.step()
         optimizer.zero_grad()
 

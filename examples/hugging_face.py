@@ -15,11 +15,12 @@ def train(steps: int) -> None:
     config = GPT2Config(
         vocab_size=256, n_positions=64, n_embd=64, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
     )
-    model = GPT2LMHeadModel(config)
+    device = zerolab.device()
+    model = GPT2LMHeadModel(config).to(device)
     batches, _ = zerolab.data.training_and_held_out(64, batch_size=8, seed=0)
     optimizer = zerolab.ZeroOptimizer(model, torch.optim.AdamW, stage=3, lr=3e-3)
     for step in range(steps):
-        tokens, _ = batches.batch(step, optimizer.rank)
+        tokens = batches.batch(step, optimizer.rank)[0].to(device)
         loss = model(input_ids=tokens, labels=tokens).loss  # the model shifts the labels itself
         loss.backward()
         optimizer.clip_grad_norm_(1.0)
@@ -29,9 +30,8 @@ def train(steps: int) -> None:
             print(f"rank {optimizer.rank}  step {step}  loss {loss.item():.3f}", flush=True)
 
     with optimizer.full_params(), torch.no_grad():  # on every rank
-        tokens = model.generate(
-            torch.tensor([list(b"def ")]), max_new_tokens=20, do_sample=False, pad_token_id=0
-        )
+        prompt = torch.tensor([list(b"def ")], device=device)
+        tokens = model.generate(prompt, max_new_tokens=20, do_sample=False, pad_token_id=0)
     if optimizer.rank == 0:
         print("generated:", bytes(tokens[0].tolist()))
 

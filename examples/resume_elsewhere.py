@@ -10,14 +10,14 @@ import zerolab
 def train(folder: str, stage: int, steps: int, resume: bool) -> None:
     """Train a small GPT for so many steps, from the start or from the checkpoint, and save it."""
     torch.manual_seed(0)
-    model = zerolab.models.make("gpt-tiny")
+    model = zerolab.models.make("gpt-tiny").to(zerolab.device())
     batches, _ = zerolab.data.training_and_held_out(model.context, batch_size=4, seed=0)
     optimizer = zerolab.ZeroOptimizer(model, torch.optim.AdamW, stage=stage, lr=2e-3)
     done = zerolab.load(optimizer, folder)["step"] if resume else 0
     report(optimizer, done, "loaded" if resume else "new")
     for step in range(done, done + steps):
-        loss = model(*batches.batch(step, optimizer.rank))
-        loss.backward()
+        batch = batches.batch(step, optimizer.rank)
+        model(*(part.to(zerolab.device()) for part in batch)).backward()
         optimizer.step()
         optimizer.zero_grad()
     zerolab.save(optimizer, folder, extra={"step": done + steps})

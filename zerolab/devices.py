@@ -32,6 +32,13 @@ def describe_backends(group: dist.ProcessGroup | None = None) -> str:
     return ", ".join(f"{backend} for {device_type}" for device_type, backend in _backends(group).items())
 
 
+def timing_mark() -> torch.cuda.Event:
+    """A mark in this GPU's queue, on the current stream; nobody waits for it until its time is read."""
+    mark = torch.cuda.Event(enable_timing=True)
+    mark.record()
+    return mark
+
+
 def _backends(group: dist.ProcessGroup | None) -> dict[str, str]:
     """By kind of device; torch tells them as "cpu:gloo,cuda:nccl"."""
     pairs = (each.split(":") for each in dist.get_backend_config(group).split(","))

@@ -33,12 +33,13 @@ from zerolab.course.lessons.collectives import check_reduce_scatter, figures, qu
 # ## Four collectives on four ranks
 #
 # Rank r has the tensor `[r1, r2, r3, r4]`. So each number tells where it comes from: 23 is the third element
-# of rank 2.
+# of rank 2. The tensors are on `zerolab.device()`, which is the rank's own GPU where every rank has one, and
+# the CPU everywhere else.
 
 
 # %%
 def brought():
-    return 10 * dist.get_rank() + torch.arange(1, 5)
+    return 10 * dist.get_rank() + torch.arange(1, 5, device=zerolab.device())
 
 
 def broadcast():
@@ -81,7 +82,7 @@ predict(my_guess, own_chunks[3][0], quiz.CHUNK_OF_RANK_3)
 
 # %%
 def all_gather():
-    tensor = torch.zeros(4, dtype=torch.int64)
+    tensor = torch.zeros(4, dtype=torch.int64, device=zerolab.device())
     tensor[dist.get_rank()] = 100 + dist.get_rank()  # my chunk; the rest is still to come
     ring.all_gather(tensor)
     return tensor.tolist()
@@ -127,7 +128,7 @@ zerolab.launch(both_ways, 4)
 # %%
 def record(numel):
     rounds = []
-    tensor = torch.ones(numel)
+    tensor = torch.ones(numel, device=zerolab.device())
     ring.all_reduce(tensor, on_step=lambda *report: rounds.append(report))
     return rounds
 
@@ -217,7 +218,8 @@ show_source(ring.chunks, docstring=False)
 #
 # It returns a list of handles. Call `.wait()` on each of them: then the messages have been sent and received.
 # The check runs your function on 1 to 4 ranks and names the mistake it finds. It looks at values, at bytes,
-# and at which ranks talk to each other.
+# and at which ranks talk to each other. A check gives you tensors on the CPU, and you may return them on any
+# device.
 
 
 # %%

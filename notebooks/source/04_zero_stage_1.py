@@ -27,7 +27,7 @@ from zerolab import cost, data, memory, models, ring
 from zerolab.course import choice, explore, predict, show, show_diff, show_source, verify_on_gpus
 from zerolab.course.figures import both_losses, held_by_rank
 from zerolab.course.lessons.zero_stage_1 import check_zero1, figures, quiz
-from zerolab.launcher import threads_per_rank
+from zerolab.parity import compute_deterministically
 from zerolab.stages import stage0, stage1
 
 # %% [markdown]
@@ -39,8 +39,13 @@ text = data.NextByte(data.text(), context=32, batch_size=8)
 
 
 def build():
+    compute_deterministically()
     torch.manual_seed(0)
-    return models.GPT(width=64, depth=2, heads=2, context=32)
+    return models.GPT(width=64, depth=2, heads=2, context=32).to(zerolab.device())
+
+
+def batch(step, rank):
+    return [part.to(zerolab.device()) for part in text.batch(step, rank)]
 
 
 # %%
@@ -48,7 +53,7 @@ def adams_memory():
     model = build()
     optimizer = zerolab.ZeroOptimizer(model, torch.optim.Adam, stage=0, lr=3e-3)
     for step in range(3):
-        model(*text.batch(step, optimizer.rank)).backward()
+        model(*batch(step, optimizer.rank)).backward()
         optimizer.step()
         optimizer.zero_grad()
     return [state[name].clone() for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
@@ -96,7 +101,7 @@ def a_sketch():
     share = len(parameters) // world_size
     adam = torch.optim.Adam(parameters[share * rank : share * (rank + 1)], lr=3e-3)
     for step in range(3):
-        model(*text.batch(step, rank)).backward()
+        model(*batch(step, rank)).backward()
         for parameter in parameters:
             dist.all_reduce(parameter.grad)
             parameter.grad /= world_size
@@ -205,7 +210,7 @@ def measure(stage):
     model = build()
     options = {"stage": stage, "precision": "mixed"}
     optimizer = zerolab.ZeroOptimizer(model, torch.optim.Adam, **options)
-    model(*text.batch(0, optimizer.rank)).backward()
+    model(*batch(0, optimizer.rank)).backward()
     optimizer.step()
     return optimizer.memory(), optimizer.trace.traffic(0)
 
@@ -254,10 +259,11 @@ for stage in (0, 1):
 
 # %%
 def one_step():
-    model = models.make("logistic")
+    model = models.make("logistic").to(zerolab.device())
     options = {"stage": 1, "lr": 0.1, "momentum": 0.9}
     optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, **options)
-    model(*data.NextKind(data.text()).batch(0, optimizer.rank)).backward()
+    examples = data.NextKind(data.text()).batch(0, optimizer.rank)
+    model(*(part.to(zerolab.device()) for part in examples)).backward()
     optimizer.step()
     return [event for event in optimizer.trace.step(0) if event.phase != "control"]
 
@@ -356,7 +362,7 @@ def train():
     optimizer = zerolab.ZeroOptimizer(model, torch.optim.Adam, stage=1, lr=3e-3)
     losses = []
     for step in range(STEPS):
-        loss = model(*text.batch(step, optimizer.rank))
+        loss = model(*batch(step, optimizer.rank))
         loss.backward()
         losses.append(loss.item())
         optimizer.step()
@@ -366,25 +372,29 @@ def train():
 
 # %% [markdown]
 # For comparison, one process trains with plain Adam. It adds up the gradients of the ranks in rank order and
-# divides once:
+# divides once. As in lesson 03 it is launched like a rank, which gives it a rank's device and threads:
+
 
 # %%
-torch.set_num_threads(threads_per_rank(RANKS))
-single, single_losses = build(), []
-adam = torch.optim.Adam(single.parameters(), lr=3e-3)
-for step in range(STEPS):
-    losses = [single(*text.batch(step, rank)) for rank in range(RANKS)]
-    for loss in losses:
-        loss.backward()
-    for parameter in single.parameters():
-        parameter.grad /= RANKS
-    adam.step()
-    adam.zero_grad()
-    single_losses.append(sum(loss.item() for loss in losses) / RANKS)
+def train_alone():
+    model, seen = build(), []
+    adam = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for step in range(STEPS):
+        losses = [model(*batch(step, rank)) for rank in range(RANKS)]
+        for loss in losses:
+            loss.backward()
+        for parameter in model.parameters():
+            parameter.grad /= RANKS
+        adam.step()
+        adam.zero_grad()
+        seen.append(sum(loss.item() for loss in losses) / RANKS)
+    return seen, [weight.detach() for weight in model.parameters()]
+
 
 # %%
 by_rank, weights, traffic = zip(*zerolab.launch(train, RANKS), strict=True)
-same = all(torch.equal(a, b) for mine in weights for a, b in zip(mine, single.parameters(), strict=True))
+single_losses, single = zerolab.launch(train_alone, RANKS)[0]
+same = all(torch.equal(a, b) for mine in weights for a, b in zip(mine, single, strict=True))
 print("bit-identical:", same)
 wanted = 4 * cost.communication_volume(psi, stage=1)
 print(f"bytes per rank and step: {traffic[0].logical_bytes:,}, formula 2Ψ: {wanted:,}")
@@ -398,9 +408,9 @@ show(both_losses, height=2.6, sharded=sharded_losses, single=single_losses, stag
 #
 # ## On GPUs
 #
-# The ranks of this lesson computed on the CPU and talked through gloo. The same engine runs over NCCL. The
-# next cell trains with stage 1 on GPUs, one rank on each, and compares the bits with one process on one GPU.
-# Where there is only one GPU, two ranks share it.
+# On a machine with a GPU for every rank this lesson ran on GPUs, over NCCL. On any other it ran on the CPU,
+# over gloo. The next cell uses as many GPUs as there are: it trains with stage 1, one rank on each, and
+# compares the bits with one process on one GPU. Two ranks share the GPU where there is only one.
 
 # %% tags=["nbval-ignore-output"]
 verify_on_gpus(stage=1)

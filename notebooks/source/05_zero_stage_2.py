@@ -34,6 +34,7 @@ from zerolab.course.figures import both_losses
 from zerolab.course.lessons.zero_stage_2 import check_reduce_and_keep, figures, quiz
 from zerolab.data import NextByte, text
 from zerolab.models import GPT
+from zerolab.parity import compute_deterministically
 from zerolab.stages import stage1, stage2
 
 # %% [markdown]
@@ -61,8 +62,9 @@ DATA = NextByte(text(), context=32, batch_size=4)
 
 
 def fresh_model():
+    compute_deterministically()
     torch.manual_seed(0)
-    return GPT(width=48, depth=8, heads=4, context=32)
+    return GPT(width=48, depth=8, heads=4, context=32).to(zerolab.device())
 
 
 def build(stage, **options):
@@ -70,8 +72,9 @@ def build(stage, **options):
     return model, zerolab.ZeroOptimizer(model, torch.optim.Adam, stage=stage, lr=1e-3, **options)
 
 
-def batch(step):
-    return DATA.batch(step, get_rank())
+def batch(step, rank=None):
+    parts = DATA.batch(step, get_rank() if rank is None else rank)
+    return [part.to(zerolab.device()) for part in parts]
 
 
 # %% [markdown]
@@ -300,9 +303,9 @@ answer(my_answer, quiz.NEVER_COSTS_MORE)
 
 # %%
 def own_sums(clear_all):
-    buffer, sums = torch.zeros(4), []
+    buffer, sums = torch.zeros(4, device=zerolab.device()), []
     for _ in range(4):
-        buffer += torch.ones(4)  # what autograd does: it adds to what is there
+        buffer += 1  # what autograd does: it adds to what is there
         mine = ring.reduce_scatter(buffer)
         sums.append(mine[0].item())
         (buffer if clear_all else mine).zero_()
@@ -434,24 +437,23 @@ def train_alone():
     for step in range(STEPS):
         sums = []  # for each micro-batch: the gradients, summed over the ranks
         for micro in range(MICRO_BATCHES * step, MICRO_BATCHES * (step + 1)):
-            parts = [model(*DATA.batch(micro, rank)) for rank in range(RANKS)]
+            parts = [model(*batch(micro, rank)) for rank in range(RANKS)]
             gradients = [torch.autograd.grad(loss / MICRO_BATCHES, parameters) for loss in parts]
             sums.append([sum(over_ranks) for over_ranks in zip(*gradients, strict=True)])
             seen.append(sum(loss.item() for loss in parts) / RANKS)
         for parameter, *over_micro_batches in zip(parameters, *sums, strict=True):
             parameter.grad = sum(over_micro_batches) / RANKS
         adam.step()
-    return seen, parameters
+    return seen, [parameter.detach() for parameter in parameters]
 
 
 # %% [markdown]
-# The last bits also depend on the number of threads that share a matrix product. So the single process takes
-# as many threads as a rank had.
+# The last bits also depend on the device and on the number of threads. So the single process is launched like
+# a rank, as in lessons 03 and 04.
 
 # %%
 ranks = zerolab.launch(train, RANKS, 2)
-torch.set_num_threads(zerolab.launcher.threads_per_rank(RANKS))
-alone, parameters = train_alone()
+alone, parameters = zerolab.launch(train_alone, RANKS)[0]
 sharded = [sum(pair) / RANKS for pair in zip(*(seen for seen, *_ in ranks), strict=True)]
 pairs = [pair for _, weights, *_ in ranks for pair in zip(weights, parameters, strict=True)]
 print("bit-identical:", all(torch.equal(ours, theirs) for ours, theirs in pairs) and sharded == alone)
@@ -472,9 +474,9 @@ show(both_losses, sharded=sharded, single=alone, stage=2, per="micro-batch")
 # %% [markdown]
 # ## On GPUs
 #
-# The ranks of this lesson computed on the CPU and talked through gloo. The same engine runs over NCCL. The
-# next cell trains with stage 2 on GPUs, one rank on each, and compares the bits with one process on one GPU.
-# Where there is only one GPU, two ranks share it.
+# On a machine with a GPU for every rank this lesson ran on GPUs, over NCCL. On any other it ran on the CPU,
+# over gloo. The next cell uses as many GPUs as there are: it trains with stage 2, one rank on each, and
+# compares the bits with one process on one GPU. Two ranks share the GPU where there is only one.
 
 # %% tags=["nbval-ignore-output"]
 verify_on_gpus(stage=2)

@@ -23,16 +23,18 @@ import copy
 
 import torch
 import torch.nn.functional as F
+from matplotlib.figure import Figure
 from torch import nn
 from torch.distributed import get_rank
 
 import zerolab
 from zerolab import memory, ring
-from zerolab.course import explore, predict, show, show_diff, slider, verify_on_gpus
+from zerolab.course import explore, predict, show, show_diff, slider, timeline, verify_on_gpus
 from zerolab.course.figures import both_losses
 from zerolab.course.lessons.zero_stage_3 import check_sharded_pass, figures, quiz
 from zerolab.data import NextByte, text
 from zerolab.models import GPT
+from zerolab.parity import compute_deterministically
 from zerolab.stages import stage2, stage3
 
 # %% [markdown]
@@ -59,8 +61,9 @@ DATA = NextByte(text(), context=32, batch_size=4)
 
 
 def fresh_model():
+    compute_deterministically()
     torch.manual_seed(0)
-    return GPT(width=64, depth=6, heads=4, context=32)
+    return GPT(width=64, depth=6, heads=4, context=32).to(zerolab.device())
 
 
 def build(stage=3, **options):
@@ -68,10 +71,15 @@ def build(stage=3, **options):
     return model, zerolab.ZeroOptimizer(model, torch.optim.Adam, stage=stage, lr=1e-3, **options)
 
 
+def batch(step, rank=None):
+    parts = DATA.batch(step, get_rank() if rank is None else rank)
+    return [part.to(zerolab.device()) for part in parts]
+
+
 # %%
 def bytes_held(stage):
     model, optimizer = build(stage)
-    model(*DATA.batch(0, get_rank())).backward()
+    model(*batch(0)).backward()
     optimizer.step()
     return optimizer.memory(), {unit.name: unit.numel for unit in optimizer.units}
 
@@ -108,7 +116,7 @@ show_diff(stage2, stage3)
 
 # %%
 def life():
-    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)))
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3))).to(zerolab.device())
     optimizer = zerolab.ZeroOptimizer(model, torch.optim.Adam, stage=3, prefetch=0)
     unit, seen = optimizer.units[1], []
 
@@ -118,7 +126,7 @@ def life():
     for index, layer in enumerate(model):
         layer.register_forward_pre_hook(lambda *_, i=index: look(f"layer {i} forward"))
         layer.bias.register_hook(lambda _, i=index: look(f"layer {i} backward"))
-    model(torch.ones(4, 8)).sum().backward()
+    model(torch.ones(4, 8, device=zerolab.device())).sum().backward()
     optimizer.step()
     look("after step()")
     return seen
@@ -203,7 +211,7 @@ print(*zerolab.launch(ask, 2)[0], sep="\n\n")
 # %%
 def clip():
     model, optimizer = build()
-    model(*DATA.batch(0, get_rank())).backward()
+    model(*batch(0)).backward()
     try:
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     except RuntimeError as error:
@@ -234,7 +242,7 @@ def one_step(prefetch=1):
     model, optimizer = build(prefetch=prefetch)
     for step in (0, 1):  # in step 0 the engine learns the order of the units
         optimizer.zero_grad()
-        model(*DATA.batch(step, get_rank())).backward()
+        model(*batch(step)).backward()
         optimizer.step()
     return optimizer.trace.step(1), optimizer.trace.traffic(1)
 
@@ -273,11 +281,11 @@ def watch_units(prefetch):
         nbytes = [u.flat.untyped_storage().nbytes() for u in optimizer.units]
         moments.append(figures.Moment(label, states, nbytes))
 
-    model(*DATA.batch(0, get_rank())).backward()  # the engine learns the order
+    model(*batch(0)).backward()  # the engine learns the order
     for index, block in enumerate(model.blocks):
         block.register_forward_pre_hook(lambda *_, i=index: look(f"forward {i}"))
         block.mlp_out.bias.register_post_accumulate_grad_hook(lambda _, i=index: look(f"backward {i}"))
-    model(*DATA.batch(1, get_rank())).backward()
+    model(*batch(1)).backward()
     return moments
 
 
@@ -321,6 +329,41 @@ for prefetch, run in moments.items():
 # %% [markdown]
 # The results are the same at every setting. What changes is when messages are sent and how much memory is
 # used.
+#
+# ## A step in time
+#
+# The trace also knows *when*: `optimizer.trace.timeline()` returns each phase, update and message with its
+# start and its duration. Below is the third step on two ranks, at stage 2 and at stage 3.
+
+
+# %%
+def record(stage):
+    model, optimizer = build(stage)
+    for step in range(3):
+        model(*batch(step)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return optimizer.trace.timeline()
+
+
+# %% tags=["nbval-ignore-output"]
+figure = Figure(figsize=(7, 5), layout="constrained")
+for axes, stage in zip(figure.subplots(2, sharex=True), (2, 3), strict=True):
+    timeline.draw(axes, zerolab.launch(record, 2, stage))
+    axes.set_title(f"stage {stage}", loc="left")
+axes.set_xlabel("milliseconds since the step before ended")
+timeline.show(figure, "One step on two ranks at stages 2 and 3: what they compute and send, in time.")
+
+# %% [markdown]
+# The upper lane of a rank is its own work, from forward to the updates. The lower lane has its messages, side
+# by side where several are under way at once. At stage 2 all gathers come last, after the updates. At stage 3
+# they are spread over forward and backward, and the step ends with the updates. Where a message is below
+# forward or backward, the rank may compute meanwhile. (On a GPU the times are those at which the CPU queued
+# the work.)
+#
+# `python -m zerolab train --model gpt-tiny --stage 3 --trace trace.json` writes the timelines of all ranks
+# into one file. Open it at [ui.perfetto.dev](https://ui.perfetto.dev): each rank is a process there, and a
+# click on a bar shows its bytes, its slices, and the line of code that started it.
 #
 # ## Exercise: write stage 3 yourself
 #
@@ -390,7 +433,8 @@ check_sharded_pass(forward_backward)
 # ## The proof: the same training, sharded
 #
 # Two ranks train at stage 3 for 30 steps. For comparison, one process trains the same model with plain Adam:
-# it adds up the gradients of the two ranks in rank order and divides once.
+# it adds up the gradients of the two ranks in rank order and divides once. It is launched like a rank, which
+# gives it a rank's device and threads: both decide the last bits.
 
 # %%
 STEPS, RANKS = 30, 2
@@ -401,7 +445,7 @@ def train(stage):
     seen = []
     for step in range(STEPS):
         optimizer.zero_grad()
-        loss = model(*DATA.batch(step, get_rank()))
+        loss = model(*batch(step))
         loss.backward()
         optimizer.step()
         seen.append(loss.item())
@@ -416,19 +460,18 @@ def train_alone():
     parameters = list(model.parameters())
     adam = torch.optim.Adam(parameters, lr=1e-3)
     for step in range(STEPS):
-        parts = [model(*DATA.batch(step, rank)) for rank in range(RANKS)]
+        parts = [model(*batch(step, rank)) for rank in range(RANKS)]
         gradients = [torch.autograd.grad(loss, parameters) for loss in parts]
         for parameter, *over_ranks in zip(parameters, *gradients, strict=True):
             parameter.grad = sum(over_ranks) / RANKS
         adam.step()
         seen.append(sum(loss.item() for loss in parts) / RANKS)
-    return seen, parameters
+    return seen, [parameter.detach() for parameter in parameters]
 
 
 # %%
 ranks = zerolab.launch(train, RANKS, 3)
-torch.set_num_threads(zerolab.launcher.threads_per_rank(RANKS))  # threads decide the last bits, too
-alone, parameters = train_alone()
+alone, parameters = zerolab.launch(train_alone, RANKS)[0]
 sharded = [sum(pair) / RANKS for pair in zip(*(seen for seen, *_ in ranks), strict=True)]
 pairs = [pair for _, weights, *_ in ranks for pair in zip(weights, parameters, strict=True)]
 print("bit-identical:", all(torch.equal(ours, theirs) for ours, theirs in pairs) and sharded == alone)
@@ -485,9 +528,9 @@ print(f"prefetch 0, nothing in flight: {max(patient.peak_by_phase.values()) / 1e
 #
 # ## On GPUs
 #
-# The ranks of this lesson computed on the CPU and talked through gloo. The same engine runs over NCCL. The
-# next cell trains with stage 3 on GPUs, one rank on each, and compares the bits with one process on one GPU.
-# Where there is only one GPU, two ranks share it.
+# On a machine with a GPU for every rank this lesson ran on GPUs, over NCCL. On any other it ran on the CPU,
+# over gloo. The next cell uses as many GPUs as there are: it trains with stage 3, one rank on each, and
+# compares the bits with one process on one GPU. Two ranks share the GPU where there is only one.
 
 # %% tags=["nbval-ignore-output"]
 verify_on_gpus(stage=3)

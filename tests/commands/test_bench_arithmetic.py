@@ -7,11 +7,16 @@ from types import SimpleNamespace
 
 import cloudpickle
 import pytest
+import torch
+from support.contestants import settings
 
 import zerolab
+from zerolab import models
 from zerolab.bench import overhead, targets
 from zerolab.bench.footprint import Footprint
+from zerolab.bench.race import WARM_UP_ROUNDS
 from zerolab.bench.ratios import Spread, pairwise, slowest, spread
+from zerolab.bench.table import _captions
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares the ranks the import of pytest
 
@@ -78,3 +83,38 @@ def test_a_profile_is_split_by_whose_code_it_was():
         (1 + 32) / 2,
     )
     assert shares.engine_share == 33 / 255
+
+
+def test_hooks_run_where_the_profile_sees_them():
+    """Backward has threads of its own on a GPU, which a profile of the main thread does not see."""
+    seen = []
+
+    class Watched(models.GPT):
+        def forward(self, *args):
+            loss = super().forward(*args)
+            loss.register_hook(lambda gradient: seen.append(torch._C._is_multithreading_enabled()))
+            return loss
+
+    def profile() -> list[bool]:
+        build = lambda: Watched(width=16, depth=2, heads=2, context=16)
+        overhead._profile(settings("zerolab-2", build=build), "zerolab-2")
+        return seen[WARM_UP_ROUNDS:]
+
+    (found,) = zerolab.launch(profile, 1)
+    assert found == [False] * overhead.PROFILED_STEPS
+
+
+@pytest.mark.parametrize(
+    ("backend", "gpus", "memory", "shared"),
+    [
+        ("gloo", 0, "peak: resident memory above", False),
+        ("nccl", 2, "peak: the GPU memory of torch's allocator above", False),
+        ("nccl", 1, "peak: the GPU memory of torch's allocator above", True),
+    ],
+)
+def test_the_captions_name_the_memory_that_was_measured(backend: str, gpus: int, memory: str, shared: bool):
+    found = "\n".join(
+        _captions(SimpleNamespace(world_size=2, reference="ddp"), {"backend": backend, "gpus": gpus})
+    )
+    assert memory in found
+    assert ("2 ranks take turns on 1 GPU(s)" in found) == shared

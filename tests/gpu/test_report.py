@@ -12,6 +12,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import parts
 import report
+from host_part import busy_us
+from speed_part import CONTESTANTS
 
 from zerolab.launcher.gpus import visible_gpus
 
@@ -28,17 +30,56 @@ def raises() -> None:
     raise ArithmeticError("on purpose")
 
 
-def test_all_parts_together_take_less_than_ten_minutes():
-    assert sum(seconds for _, seconds in parts.PARTS.values()) < 600
+def test_all_parts_together_take_at_most_eight_minutes():
+    assert sum(part.seconds for part in parts.PARTS.values()) <= 480
 
 
-@pytest.mark.parametrize("name", ["versions", "collectives", "mismatch", "waits"])
+@pytest.mark.skipif(visible_gpus() > 0, reason="test_gpu.py runs them all")
+@pytest.mark.parametrize("name", ["versions", "collectives", "mismatch", "census", "waits", "jitter"])
 def test_a_part_runs_through_without_a_gpu(name: str):
     """The other parts take longer; `python tests/gpu/report.py` runs all of them."""
     found = report.run_part(name)
-    assert "error" not in found and json.dumps(found["result"])
-    if name == "collectives":
-        assert all(rank["right"] for ranks in found["result"].values() for rank in ranks)
+    assert "error" not in found, found["error"]
+    assert not found["missed"]
+
+
+BROKEN = {
+    "collectives": {"2": [{"right": True}, {"right": False}]},
+    "mismatch": {"model on the CPU": ["accepted, with a DirectComm"], "model on a GPU": "accepted"},
+    "faults": {
+        "kill": {"named": 1, "seconds": 6}, "raise": {"named": 1, "seconds": 1},
+        "hang": {"named": [1], "seconds": 9},
+    },
+    "census": {"0": {"phases": {"zero_grad": {"allocated_bytes": 9 << 20, "engine_bytes": 1 << 20}}}},
+    "waits": {"2 fp32": {"lines": ["unit/unit.py:1 x.item()"], "calls": {}}},
+    "kernels": {"plain": 100, "2 fp32": 111, "2 mixed": 100},
+    "jitter": {"stage 2, overlap 0": {"moved": ["weight"], "off_plain": 0.0}},
+    "parity": [
+        {"stage": 1, "world_size": 2, "precision": "fp32", "bit_identical": False, "max_abs_diff": 1e-7,
+         "memory_matches": True, "traffic_matches": True}
+    ],
+    "speed": {name: {"step_ms": 1.0, "peak_bytes": 1} for name in CONTESTANTS} | {
+        "zerolab-2": {"step_ms": 1.1, "peak_bytes": 1}
+    },
+    "lessons": {"returned": 1, "said": "1 failed"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_result_that_breaks_a_promise_is_named(name: str):
+    assert len(parts.PARTS[name].missed(BROKEN[name])) == 1
+
+
+def test_kernels_that_run_beside_each_other_count_once():
+    assert busy_us([(0, 10), (2, 5), (8, 12), (20, 21)]) == 13
+
+
+def test_the_page_shows_rows_as_a_table():
+    found = {"ddp": {"step_ms": 1.23456, "kernels": 1234}, "plain": {"step_ms": 2.0}}
+    assert report.table(found).splitlines() == [
+        "| | step_ms | kernels |", "|---|---|---|", "| ddp | 1.235 | 1,234 |", "| plain | 2 | None |",
+    ]  # fmt: skip
+    assert report.table({"a": {"b": [1]}}) is None and report.table("said") is None
 
 
 def test_a_part_that_hangs_or_fails_costs_itself_alone(monkeypatch, tmp_path: Path):
@@ -48,11 +89,14 @@ def test_a_part_that_hangs_or_fails_costs_itself_alone(monkeypatch, tmp_path: Pa
     (tmp_path / "broken.py").write_text(
         f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         "from test_report import hang, raises\n"
-        'PARTS = {"hangs": (hang, 3), "raises": (raises, 20)}\n'
+        "from parts import Part\n"
+        'PARTS = {"hangs": Part(hang, 3, None), "raises": Part(raises, 20, None)}\n'
     )
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'tests'}")
     monkeypatch.setattr(report, "__file__", str(script))
-    monkeypatch.setattr(report, "PARTS", {"hangs": (hang, 10), "raises": (raises, 20)})
+    monkeypatch.setattr(report, "ON_A_CPU", 1)
+    broken = {"hangs": parts.Part(hang, 10, None), "raises": parts.Part(raises, 20, None)}
+    monkeypatch.setattr(report, "PARTS", broken)
     assert "ended after 10 seconds" in report.run_part("hangs")["error"]
     assert "ArithmeticError: on purpose" in report.run_part("raises")["error"]
 

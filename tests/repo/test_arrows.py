@@ -15,10 +15,13 @@ PACKAGE = Path(zerolab.__file__).parent
 
 # layer: (its modules, the layers whose modules they may import)
 HOUSE = {
-    "ground": ("memory cost presets trace", ""),
+    "times": ("device_times", ""),
+    "events": ("events", "times"),
+    "timeline": ("timeline", "times events"),
+    "ground": ("memory cost presets trace", "times events timeline"),
     "plan": ("plan", "ground"),
     "tensors": ("precision storages devices", ""),
-    "wire": ("ring collectives", "ground tensors wire"),
+    "wire": ("ring collectives", "times ground tensors wire"),
     "unit": ("unit measure", "ground tensors wire unit"),
     "base": ("stages stages.base", "wire unit"),
     "stages": ("stages.stage0 stages.stage1 stages.stage2 stages.stage3", "wire unit base"),

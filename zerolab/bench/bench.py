@@ -67,7 +67,7 @@ def measure(args: Namespace) -> Iterator[Report]:
         backend=choose_backend(args.backend, args.world_size, visible_gpus()),
     )
     kept = {name: getattr(settings, name) for name in ("rounds", "threads", "backend")}
-    asked = {"model": args.model, "batch": args.batch, **kept}
+    asked = {"model": args.model, "batch": args.batch, "gpus": visible_gpus(), **kept}
     report = Report(describe(), asked)
     if args.sweep:
         settings = replace(settings, update=updates[-1], names=(FLOOR, "ddp", *STAGE_OF))

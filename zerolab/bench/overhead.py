@@ -61,9 +61,10 @@ def _profile(settings: Settings, name: str) -> Shares:
     profile = cProfile.Profile()
     for batch in prepared:
         dist.barrier()
-        profile.enable()
-        contestant.step(batch)
-        profile.disable()
+        with torch.autograd.set_multithreading_enabled(False):  # else a GPU's hooks run in another thread
+            profile.enable()
+            contestant.step(batch)
+            profile.disable()
     return attribute(pstats.Stats(profile), PROFILED_STEPS)
 
 

@@ -28,7 +28,7 @@ def one_table(table: Table, settings: dict) -> str:
         f"parameters, {table.world_size} ranks, {settings['threads']} thread(s) each, batch "
         f"{settings['batch']}, fp32, medians of {settings['rounds']} rounds with their quartiles"
     )
-    parts = ["\n".join([heading, *_contestants(table)])]
+    parts = ["\n".join([heading, *_contestants(table), *_captions(table, settings)])]
     if table.one_rank:
         parts.append("\n".join(_shares(table)))
     if lines := list(_targets(table)):
@@ -49,10 +49,21 @@ def _contestants(table: Table) -> Iterator[str]:
         yield f"{name:{_NAME}} {reason}"
     for name in table.race.odd_ones_out():
         yield f"{name} has not trained what the others have, so its seconds do not compare"
+
+
+def _captions(table: Table, settings: dict) -> Iterator[str]:
+    """What the columns say, which depends on the device."""
+    on_gpus = settings["backend"] == "nccl"
+    memory = "the GPU memory of torch's allocator" if on_gpus else "resident memory"
     yield (
-        "peak: resident memory above what was there before the model. sent: by one rank in one step.\n"
+        f"peak: {memory} above what was there before the model. sent: by one rank in one step.\n"
         f"off by: distance of the parameters from {table.reference}'s at the end, as a share of their way"
     )
+    if on_gpus and table.world_size > settings["gpus"]:
+        yield (
+            f"{table.world_size} ranks take turns on {settings['gpus']} GPU(s), so the times say nothing "
+            "about ranks with a GPU each"
+        )
 
 
 def _shares(table: Table) -> Iterator[str]:

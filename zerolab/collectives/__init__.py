@@ -18,7 +18,7 @@ from zerolab.collectives.base import GRADIENTS_FROM, Comm, Subject, Work
 from zerolab.collectives.control import Control, SilentControl
 from zerolab.collectives.direct import DirectComm
 from zerolab.collectives.native import NativeComm
-from zerolab.devices import backend_for, describe_backends, device
+from zerolab.devices import backend_for, describe_backends, device, timing_mark
 from zerolab.storages import MemoryMeter
 from zerolab.trace import Trace
 
@@ -56,16 +56,19 @@ def connect(
             f"with which they cannot be reduced. Build the model on zerolab.device(), which is {device()} "
             'here; on GPUs use zerolab.launch(..., backend="nccl") or zerolab.init_process_group()'
         )
+    trace.mark = timing_mark if where.type == "cuda" else None
     comm = DirectComm if backend == "gloo" else NativeComm
     return comm(group, where, trace, meter, Control(gloo_group(group)))
 
 
 def gloo_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """The group itself where it has gloo for CPUs, or a new one of the same ranks."""
+    """The group itself where it has gloo for CPUs, or a new one of the same ranks.
+
+    The new one has the timeout of the group's own collectives: a shorter one would end a run that they let go
+    on, and with gloo's default of 30 minutes the CPUs would wait for a rank that the devices have given up.
+    """
     if backend_for("cpu", group) == "gloo":
         return group
     ranks = list(dist.get_process_group_ranks(group))
-    timeout = group._get_backend(
-        group._device_types[0]
-    ).options._timeout  # as long as its collectives may take
+    timeout = group._get_backend(group._device_types[0]).options._timeout
     return dist.new_group(ranks, timeout, backend="gloo", use_local_synchronization=True)

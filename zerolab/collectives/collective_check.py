@@ -20,12 +20,15 @@ class CollectiveCheck:
     Where any two ranks differ, some two neighbours differ, so one small message a rank is enough. Messages of
     one tag arrive in the order they were sent: the k-th is about the k-th collective.
 
+    Attributes: waited_for: the rank whose message the last wait was for.
     Comm: 64 bytes a rank and collective.
     """
 
     def __init__(self, group: dist.ProcessGroup, tag: int):
         self.group, self.tag = group, tag
-        self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
+        self.rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+        self.before, self.after = (self.rank - 1) % world_size, (self.rank + 1) % world_size
+        self.waited_for = self.before
         self._count = 0
 
     def start(self, what: str) -> Callable[[], None]:
@@ -42,25 +45,26 @@ class CollectiveCheck:
         text = _shortened(what.encode()).ljust(_TEXT_BYTES)
         mine = torch.frombuffer(bytearray(text + digest), dtype=torch.uint8)
         theirs = torch.empty_like(mine)
-        before, after = (self.rank - 1) % self.world_size, (self.rank + 1) % self.world_size
         self._count += 1
         number = self._count
-        received = dist.irecv(theirs, group=self.group, group_src=before, tag=self.tag)
-        sent = dist.isend(mine, group=self.group, group_dst=after, tag=self.tag)
+        received = dist.irecv(theirs, group=self.group, group_src=self.before, tag=self.tag)
+        sent = dist.isend(mine, group=self.group, group_dst=self.after, tag=self.tag)
         assert received is not None and sent is not None  # as on every member of the group
 
         def wait_and_compare() -> None:
+            self.waited_for = self.before
             received.wait()
+            self.waited_for = self.after
             sent.wait()
             if not torch.equal(mine, theirs):
-                self._refuse(number, before, theirs, mine)
+                self._refuse(number, theirs, mine)
 
         return wait_and_compare
 
-    def _refuse(self, number: int, before: int, theirs: torch.Tensor, mine: torch.Tensor) -> None:
+    def _refuse(self, number: int, theirs: torch.Tensor, mine: torch.Tensor) -> None:
         raise RuntimeError(
             f"ranks took different paths. Collective {number} since the optimizer was built is "
-            f"{_text(theirs)} on rank {before} and {_text(mine)} on rank {self.rank}. "
+            f"{_text(theirs)} on rank {self.before} and {_text(mine)} on rank {self.rank}. "
             "Every rank must make as many passes, steps and saves as the others. Where at stage 3 the path "
             "depends on the data: pass units=[], which makes the whole model one unit, or units=[module] "
             "with one whose own forward has all branches; or run every branch on every rank, or take stage 2"

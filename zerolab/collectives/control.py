@@ -58,8 +58,25 @@ class Control:
         wait_and_compare = self._check.start(what)
         next(collective)  # it posts its first messages
         yield
-        wait_and_compare()
-        yield from collective  # it waits for them
+        announced = False
+        try:
+            wait_and_compare()
+            announced = True
+            yield from collective  # it waits for them
+        except RuntimeError as error:
+            if "Timed out waiting" not in str(error):
+                raise
+            others = "the other ranks" if announced else f"rank {self._check.waited_for}"
+            raise RuntimeError(self._late(others, what)) from error
+
+    def _late(self, others: str, what: str) -> str:
+        """For an error where the timeout of the group has passed, which is that of gloo's messages, too."""
+        seconds = self.group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+        return (
+            f"rank {self.rank} waited {seconds:g} s for {others} at {what}; that is the timeout of the "
+            "process group. Find out what they do meanwhile, or give the group more time: "
+            "torch.distributed.init_process_group(timeout=...), or new_group(timeout=...)"
+        )
 
     def exchange(self, rows: torch.Tensor, about: str) -> None:
         """Send this rank's row to every rank, and receive theirs into place.

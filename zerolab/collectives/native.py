@@ -1,6 +1,7 @@
 """The collectives as the backend has them, for NCCL and for the fake process group of a rehearsal."""
 
 import math
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import final
@@ -12,6 +13,7 @@ from torch.distributed import ReduceOp
 from zerolab.collectives.base import Comm, Op, Subject, Work
 from zerolab.collectives.direct import reduce_in_rank_order
 from zerolab.collectives.names import all_gather_single, reduce_scatter_single
+from zerolab.device_times import DeviceTimes
 from zerolab.trace import Event
 
 
@@ -99,7 +101,21 @@ class NativeComm(Comm):
         event.wire_bytes += passes * flat.nbytes * (self.world_size - 1) // self.world_size
         event.control_bytes += self.control.check_bytes
         check = self.control.submit(f"{event.op} of {event.unit}")
-        return Work([check, start(group=self.group, async_op=True).wait])
+        native = start(group=self.group, async_op=True)
+        return Work([check, _timed(event, native)])
+
+
+def _timed(event: Event, native: dist.Work) -> Callable[[], object]:
+    """The wait for a native collective, with the GPU's time around it in the event.
+
+    The library knows how long the collective itself took where TORCH_NCCL_ENABLE_TIMING=1. To ask it later
+    keeps the collective and its buffers alive as long as the event, so memory is larger then.
+    """
+    if not isinstance(event.device, DeviceTimes):
+        return native.wait
+    known = os.environ.get("TORCH_NCCL_ENABLE_TIMING") == "1"
+    duration = native._get_duration if known else None  # type: ignore[attr-defined]  # not in torch's stubs
+    return event.device.around(native.wait, duration)
 
 
 def _divide(result: torch.Tensor, divisor: float) -> None:

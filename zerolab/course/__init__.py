@@ -27,6 +27,11 @@ What a lesson uses
     (``slider``, ``choice``) or without. ``figures`` and ``look`` hold what lessons share.
 ``show_source(function)`` and ``show_diff(module_a, module_b)``
     The live source of the package, never a copy in the notebook.
+``timeline.draw(axes, ranks)`` and ``timeline.show(figure, alt)``
+    A step in time, of what ``optimizer.trace.timeline()`` returned on each rank.
+``zerolab.device()`` and ``zerolab.parity.compute_deterministically()``
+    What ranks train is built on their device, so a lesson runs unchanged on GPUs. The single process of a
+    comparison is launched like a rank: device and threads decide the last bits.
 ``verify_on_gpus(stage)``
     The same promise over NCCL, where there is a GPU. The cell has the tag ``nbval-ignore-output``.
 ``check_THING(solution)``

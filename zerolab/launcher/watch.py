@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import logging
 import os
 import pickle
 import selectors
@@ -22,6 +23,7 @@ from zerolab.launcher.failures import (
     LaunchTimeout,
     WorkerError,
     first_cause,
+    name_ranks,
     worker_error,
 )
 from zerolab.launcher.forkclient import ForkServer
@@ -32,8 +34,11 @@ START_SECONDS = 60.0  # for the fork server to import torch; a launch's own time
 GRACE_SECONDS = 0.3  # after a failure, for one that came before it and is reported after it
 PEER_GRACE_SECONDS = 3.0  # while all that is reported may come from a peer that went away
 STOP_SECONDS = 1.0  # from asking a rank to end to killing it
+KILLED_SECONDS = 30.0  # from killing it to its end: the driver of a GPU first frees what it held there
 DUMP_SECONDS = 4.0  # for the ranks to write their stacks, however busy the machine
 LOOK_SECONDS = 0.1
+
+log = logging.getLogger("zerolab")
 
 
 class Launch:
@@ -208,7 +213,11 @@ class Launch:
         if not self.listen(gone, STOP_SECONDS):
             self.signal_all(signal.SIGKILL)
             self.lifeline.close()
-            self.listen(gone, STOP_SECONDS)
+            if not self.listen(gone, KILLED_SECONDS):
+                ranks = name_ranks(self.running)
+                log.warning(
+                    "%s still there %g seconds after SIGKILL; let them end first", ranks, KILLED_SECONDS
+                )
 
     def signal_all(self, number: int) -> None:
         """Signal every rank that still runs."""
@@ -227,7 +236,7 @@ class Launch:
 
 @contextlib.contextmanager
 def interrupts_ignored() -> Iterator[None]:
-    """Ignore Ctrl-C, so that a second one does not leave ranks running; it takes seconds at most."""
+    """Ignore Ctrl-C, so that a second one does not leave ranks running."""
     previous = signal.getsignal(signal.SIGINT)
     if previous is None or threading.current_thread() is not threading.main_thread():
         yield

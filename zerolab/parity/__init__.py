@@ -3,5 +3,6 @@ formulas for this model, parity.py the comparison, and table.py prints it.
 """
 
 from zerolab.parity.parity import Report, verify
+from zerolab.parity.reference import compute_deterministically
 
-__all__ = ["Report", "verify"]
+__all__ = ["Report", "compute_deterministically", "verify"]

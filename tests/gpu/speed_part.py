@@ -1,0 +1,124 @@
+"""Time: a GPT of 350M parameters in bf16, trained by zerolab's stages and by other engines."""
+
+import gc
+import statistics
+import time
+import traceback
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from common import STAGES, launch, on_cuda, synchronize
+from host_part import device_work
+from torch import nn
+
+import zerolab
+from zerolab import models
+from zerolab.launcher.gpus import visible_gpus
+
+OURS = tuple(f"zerolab-{stage}" for stage in STAGES)
+CONTESTANTS = ("plain", "ddp", "ddp+zero", "fully_shard", *OURS)
+FLAGS = {"lr": 1e-4, "fused": True}
+WARM_UP, STEPS = 3, 12
+
+
+def gpt_350m() -> nn.Module:
+    """GPT-2 medium's shape on a GPU; on a CPU something small."""
+    with zerolab.device():
+        if on_cuda():
+            return models.GPT(vocab=50_304, width=1024, depth=24, heads=16, context=1024)
+        return models.GPT(width=64, depth=2, heads=2, context=64)
+
+
+def _fully_shard(model: nn.Module) -> torch.optim.Optimizer:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    mesh = init_device_mesh(zerolab.device().type, (dist.get_world_size(),))
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+    for module in (*model.blocks, model):
+        fully_shard(module, mesh=mesh, mp_policy=policy)
+    return torch.optim.AdamW(model.parameters(), **FLAGS)
+
+
+def _train_step(contestant: str, model: nn.Module) -> Callable[[torch.Tensor], None]:
+    """One training step of an engine, all with fused AdamW and bf16."""
+    loss = model
+    if contestant in OURS:
+        stage = int(contestant[-1])
+        optimizer = zerolab.ZeroOptimizer(model, torch.optim.AdamW, stage=stage, precision="mixed", **FLAGS)
+    elif contestant == "fully_shard":
+        optimizer = _fully_shard(model)
+    else:
+        wrapped = model if contestant == "plain" else nn.parallel.DistributedDataParallel(model)
+        if contestant == "ddp+zero":
+            from torch.distributed.optim import ZeroRedundancyOptimizer
+
+            optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, **FLAGS)
+        else:
+            optimizer = torch.optim.AdamW(model.parameters(), **FLAGS)
+        loss = torch.autocast(zerolab.device().type, torch.bfloat16)(wrapped)
+
+    def step(batch: torch.Tensor) -> None:
+        loss(batch, batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def _timed(contestant: str) -> dict:
+    torch.manual_seed(0)
+    model = gpt_350m()
+    step = _train_step(contestant, model)
+    batch = torch.randint(50, (4, model.context), device=zerolab.device())
+    for _ in range(WARM_UP):
+        step(batch)
+    synchronize()
+    if on_cuda():
+        torch.cuda.reset_peak_memory_stats()
+    seconds, host = [], []
+    for _ in range(STEPS):
+        began = time.perf_counter()
+        step(batch)
+        host.append(time.perf_counter() - began)
+        synchronize()
+        seconds.append(time.perf_counter() - began)
+    found = {"step_ms": 1e3 * statistics.median(seconds), "host_ms": 1e3 * statistics.median(host)}
+    if on_cuda():
+        found["peak_bytes"] = torch.cuda.max_memory_allocated()
+        found |= device_work(lambda: step(batch))
+    return found
+
+
+def _in_turn() -> dict[str, dict]:
+    found = {}
+    for name in CONTESTANTS:
+        try:
+            found[name] = _timed(name)
+        except Exception:  # another engine may lack something here; the rest is measured all the same
+            found[name] = {"failed": traceback.format_exc(limit=-3)}
+        gc.collect()
+        if on_cuda():
+            torch.cuda.empty_cache()
+    return found
+
+
+def speed() -> dict[str, dict]:
+    """A GPT of 350M parameters in bf16 on one rank a GPU: milliseconds, kernels and peak of each engine."""
+    return launch(_in_turn, max(1, visible_gpus()))[0]
+
+
+def speed_missed(found: dict[str, dict]) -> list[str]:
+    """The targets on a GPU: 1.03 times DDP's step at stages 0 to 2, and fully_shard's at stage 3."""
+    missed = [f"{name} failed" for name in OURS if "failed" in found[name]]
+    if missed or "peak_bytes" not in found["zerolab-0"]:
+        return missed
+    for name in OURS:
+        other, bound = ("fully_shard", 1.0) if name == "zerolab-3" else ("ddp", 1.03)
+        if "failed" in found[other]:
+            continue
+        ratio = found[name]["step_ms"] / found[other]["step_ms"]
+        if ratio > bound:
+            missed.append(f"{name}: {ratio:.3f} times {other}'s step, and the target is {bound:.2f}")
+    return missed

@@ -1,0 +1,79 @@
+"""A step in time, drawn from `trace.timeline()`: for each rank a lane of its own work and one of messages."""
+
+import html
+import io
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from IPython.display import display
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from zerolab.course.look import bundle
+
+# By what an event does. The last three have the colours of the optimizer, of gradients and of parameters.
+COLOURS = {
+    "forward": "#C8C8C8",
+    "backward": "#8C8C8C",
+    "update": "#009E73",
+    "reduce": "#E69F00",
+    "gather": "#0072B2",
+}
+_KINDS = {"reduce_scatter": "reduce", "all_reduce": "reduce", "all_gather": "gather"}
+
+
+class Bar(NamedTuple):
+    """Something that took time: ``lane`` 0 is the rank's own work, the others are messages under way."""
+
+    kind: str
+    lane: int
+    start_ms: float
+    ms: float
+
+
+def last_step(events: Sequence[dict]) -> list[Bar]:
+    """What a rank's timeline has of its last whole step, in order of time for each lane.
+
+    Raises: ValueError where the timeline has fewer than two steps.
+    """
+    phases = [event for event in events if event["ph"] == "X" and event["tid"] == 0 and "args" not in event]
+    ends = [after["ts"] for phase, after in pairwise(phases) if phase["name"] == "step"]
+    if len(ends) < 2:
+        raise ValueError(f"the timeline has {len(ends)} whole steps, and 2 are needed: train one more step")
+    begin, end = ends[-2:]
+    # After backward the engine is ready for the next forward, but none is computed before the step.
+    idle = [phase for phase, after in pairwise(phases) if after["name"] == "step"]
+    bars = []
+    for event in events:
+        word = event["name"].split()[0]
+        kind = _KINDS.get(word, word)
+        if kind in COLOURS and event not in idle and begin <= event["ts"] < end:
+            bars.append(Bar(kind, event["tid"], event["ts"] / 1e3, event["dur"] / 1e3))
+    return bars
+
+
+def draw(axes: Axes, ranks: Sequence[Sequence[dict]]) -> None:
+    """Draw the last step of each rank: its work above, its messages below, as many lanes as are under way."""
+    steps = [last_step(events) for events in ranks]
+    origin = min(bar.start_ms for bars in steps for bar in bars)
+    lanes = max(bar.lane for bars in steps for bar in bars)
+    for rank, bars in enumerate(steps):
+        for bar in bars:
+            top, height = (-0.4, 0.38) if bar.lane == 0 else (0.42 * (bar.lane - 1) / lanes, 0.42 / lanes)
+            place = rank + top + height / 2
+            axes.barh(place, bar.ms, height, left=bar.start_ms - origin, color=COLOURS[bar.kind])
+    axes.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in range(len(ranks))])
+    axes.set_ylim(len(ranks) - 0.5, -0.5)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def show(figure: Figure, alt: str) -> None:
+    """Display a figure with the key to its colours; ``alt`` says in words what it shows."""
+    key = [Patch(color=colour, label=kind) for kind, colour in COLOURS.items()]
+    figure.legend(handles=key, loc="outside upper center", ncols=len(key), frameon=False)
+    page = io.StringIO()
+    figure.savefig(page, format="svg", metadata={"Date": None, "Creator": None})
+    drawing = page.getvalue().partition("<svg ")[2]
+    display(bundle(f'<svg role="img" aria-label="{html.escape(alt)}" {drawing}', alt), raw=True)
