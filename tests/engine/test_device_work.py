@@ -109,12 +109,12 @@ def kernels_over_plain(optimizer_class: type, flags: dict, cases: list[tuple[int
     return found
 
 
-BOUNDS = {(2, "fp32"): 1.84, (3, "fp32"): 1.92, (2, "mixed"): 5.3, (3, "mixed"): 2.94}
+BOUNDS = {(2, "fp32"): 1.1, (3, "fp32"): 1.17, (2, "mixed"): 1.3, (3, "mixed"): 1.26}
 
 
 @pytest.mark.parametrize("optimizer", [FUSED_ADAMW, FOREACH_SGD], ids=["fused AdamW", "foreach SGD"])
 def test_kernels_of_a_step(optimizer: tuple):
-    """At 288 parameters in 24 units. The target is 1.1 at stage 2 in fp32, and 1.3 in mixed."""
+    """At 288 parameters in 24 units. Stage 3 moves its shards too."""
     (found,) = zerolab.launch(kernels_over_plain, 1, *optimizer, list(BOUNDS), backend="gloo", timeout=120)
     assert all(each <= bound for each, bound in zip(found, BOUNDS.values(), strict=True)), found
 

@@ -11,15 +11,10 @@ import torch
 
 from zerolab.precision import reduce_op
 from zerolab.storages import MemoryMeter
-from zerolab.unit.producers import Producers
+from zerolab.unit.arrivals import Arrivals
 from zerolab.unit.sharded import ReducedGradient, as_plain_tensors
 from zerolab.unit.span import Span
 from zerolab.unit.states import GradState, change
-
-MOVED_TOGETHER = 2**16
-"""Gradients are moved into the flat buffer when there are this many elements of them, or as many as the
-largest parameter of the unit has. A call for each small gradient would take most of a short step's time.
-"""
 
 
 class FlatGrads:
@@ -49,7 +44,6 @@ class FlatGrads:
         self.name, self.spans, self.padded_numel = name, spans, padded_numel
         self.dtype, self.device, self.meter = dtype, device, meter
         self.op = reduce_op(dtype)
-        self.producers = Producers(device)
         self.owned = slice(0, padded_numel)
         self.local: torch.Tensor | Any = None  # Any is for None: ``state`` says where there is a tensor
         self.reduced: torch.Tensor | Any = None
@@ -58,12 +52,8 @@ class FlatGrads:
         self.filled: set[Span] = set()
         self.used: set[Span] = set()
         self._divisor = 1
-        self._to_move: dict[Span, torch.Tensor] = {}
-        self._to_move_numel = 0
-        starts = [*(span.offset for span in spans[1:]), padded_numel]
-        ends = [span.stop for span in spans]
-        self._gaps = [slice(*gap) for gap in zip(ends, starts, strict=True) if gap[0] < gap[1]]
-        self._move_at = max(MOVED_TOGETHER, *(span.numel for span in spans))
+        self._arrivals = Arrivals(spans, padded_numel, dtype, device)
+        self.producers = self._arrivals.producers
         self._markers: dict[Span, ReducedGradient] = {}
         self._removed_markers: set[Span] = set()
 
@@ -90,8 +80,7 @@ class FlatGrads:
         """Take a parameter's new gradient, to be moved into ``local`` soon, and leave a marker.
 
         A hook of the user's may have set the gradient to None: then there is none, as in PyTorch.
-        Memory: the gradients that wait to be moved have less than `MOVED_TOGETHER` elements, or less than the
-        unit's largest parameter.
+        Memory: see `Arrivals`.
         """
         gradient = span.parameter.grad
         if gradient is None:
@@ -101,40 +90,25 @@ class FlatGrads:
             raise RuntimeError(f"{span.name} has a sparse gradient: build its module with sparse=False")
         if self.state is not GradState.COLLECTING:
             self._become(GradState.COLLECTING)
-        self._to_move[span] = gradient
-        self._to_move_numel += span.numel
-        self.producers.note()
+        full = self._arrivals.add(span, gradient)
         self.used.add(span)
         self.missing.discard(span)
         if span not in self._markers:
             self._markers[span] = ReducedGradient(span.parameter)
         span.parameter.grad = self._markers[span]
-        if self._to_move_numel >= self._move_at:
+        if full:
             self.move()
 
     @torch.no_grad()
     def move(self) -> None:
-        """Move the gradients that were collected into ``local``, added to those of no_sync.
+        """Move the gradients that were collected into ``local``, added to those of no_sync, and zero padding.
 
         Memory: P elements from the first gradients on; the gradients' own tensors are released.
         """
-        if not self._to_move:
-            return
-        if not self.filled:
-            self._open_local()
-        self.producers.join(*self._to_move.values())
-        new = [span for span in self._to_move if span not in self.filled]
-        more = [span for span in self._to_move if span in self.filled]
-        for spans, move in ((new, torch._foreach_copy_), (more, torch._foreach_add_)):
-            if spans:
-                move([span.view(self.local) for span in spans], [self._to_move[span] for span in spans])
-        self.filled.update(new)
-        self.producers.note()
-        self._forget_unmoved()
-
-    def _forget_unmoved(self) -> None:
-        self._to_move.clear()
-        self._to_move_numel = 0
+        if self._arrivals:
+            if not self.filled:
+                self._open_local()
+            self._arrivals.move(self.local, self.filled)
 
     def end_pass(self) -> None:
         """After a pass: move the gradients that are left.
@@ -168,10 +142,8 @@ class FlatGrads:
         self._become(GradState.REDUCING)
 
     def fill_gaps(self) -> None:
-        """Zero what no gradient was written to: padding, and parameters unused here, zero in the mean."""
+        """Zero the parameters that have no gradient here, which are zero in the mean, and padding."""
         if len(self.filled) == len(self.spans):
-            if self._gaps:
-                torch._foreach_zero_([self.local[gap] for gap in self._gaps])
             return
         stop = 0
         for span in self.spans:
@@ -226,7 +198,7 @@ class FlatGrads:
         self._become(GradState.EMPTY)
         self.reduced, self._divisor = None, 1
         self.free_local()
-        self._forget_unmoved()
+        self._arrivals.clear()
         self.filled.clear()
         self.used.clear()
         with as_plain_tensors():
@@ -235,7 +207,7 @@ class FlatGrads:
 
     def zero(self) -> None:
         """Set every gradient to zero and keep it, as zero_grad(set_to_none=False) does."""
-        self._forget_unmoved()
+        self._arrivals.clear()
         self.filled.clear()
         if self.reduced is not None:
             self.reduced.zero_()

@@ -230,13 +230,13 @@ class FlatUnit:
         """Copy into the master what somebody wrote to the parameters, as load_state_dict does.
 
         The master keeps its own value wherever that rounds to the parameter's value.
-        Memory: scratch of three times `COMPARED_TOGETHER`.
+        Memory: scratch of `COMPARED_TOGETHER` elements of 16 bits, and as many flags.
         """
         if self.master is None or self.master is self.shard:
             return
         pieces = zip(self.master.split(COMPARED_TOGETHER), self.shard.split(COMPARED_TOGETHER), strict=True)
         for own, written in pieces:
-            own.copy_(torch.where(own.to(self.dtype) == written, own, written.to(own.dtype)))
+            torch.where(own.to(self.dtype) == written, own, written, out=own)
 
     def values(self) -> torch.Tensor:
         """[S] the owned parameters in full precision: what is updated, and what is saved."""
