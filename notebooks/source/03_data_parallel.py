@@ -23,11 +23,11 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import nn
+from zerolab.course.figures import held_by_rank
 
 import zerolab
 from zerolab import cost, data, memory, models
 from zerolab.course import answer, attempt, choice, explore, predict, show, show_source
-from zerolab.course.figures import held_by_rank
 from zerolab.course.lessons.data_parallel import check_average_gradients, figures, quiz
 from zerolab.launcher import threads_per_rank
 from zerolab.stages.stage0 import Stage0
