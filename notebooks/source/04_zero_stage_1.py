@@ -21,11 +21,11 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import nn
-from zerolab.course.figures import both_losses, held_by_rank
 
 import zerolab
 from zerolab import cost, data, memory, models, ring
 from zerolab.course import choice, explore, predict, show, show_diff, show_source, verify_on_gpus
+from zerolab.course.figures import both_losses, held_by_rank
 from zerolab.course.lessons.zero_stage_1 import check_zero1, figures, quiz
 from zerolab.launcher import threads_per_rank
 from zerolab.stages import stage0, stage1

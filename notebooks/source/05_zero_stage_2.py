@@ -26,11 +26,11 @@ from contextlib import nullcontext
 import torch
 from torch import nn
 from torch.distributed import get_rank
-from zerolab.course.figures import both_losses
 
 import zerolab
 from zerolab import memory, ring
 from zerolab.course import answer, choice, explore, predict, show, show_diff, slider, verify_on_gpus
+from zerolab.course.figures import both_losses
 from zerolab.course.lessons.zero_stage_2 import check_reduce_and_keep, figures, quiz
 from zerolab.data import NextByte, text
 from zerolab.models import GPT

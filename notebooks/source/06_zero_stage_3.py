@@ -25,11 +25,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed import get_rank
-from zerolab.course.figures import both_losses
 
 import zerolab
 from zerolab import memory, ring
 from zerolab.course import explore, predict, show, show_diff, slider, verify_on_gpus
+from zerolab.course.figures import both_losses
 from zerolab.course.lessons.zero_stage_3 import check_sharded_pass, figures, quiz
 from zerolab.data import NextByte, text
 from zerolab.models import GPT
