@@ -268,9 +268,9 @@ def cost_of_all_reduce(fig, GB_per_second=25, latency_microseconds=10):
 explore(cost_of_all_reduce, GB_per_second=number(1, 900, 25), latency_microseconds=number(1, 1000, 10))
 
 # %% [markdown]
-# More bandwidth lowers the lower line. The distance between the lines is latency, and it grows with the number
-# of GPUs. So put the gradients into one *flat* tensor,
-# one after the other, reduce that tensor, and copy the results back.
+# More bandwidth lowers the lower line. The distance between the lines is latency, which grows with the number
+# of GPUs. So put the gradients into one *flat* tensor, one after the other, reduce that tensor, and copy the
+# results back.
 
 
 # %%

@@ -20,6 +20,7 @@
 
 # %%
 import copy
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -28,9 +29,9 @@ from torch.distributed import get_rank
 
 import zerolab
 from zerolab import memory, ring
-from zerolab.course import explore, predict, show, show_diff, slider, verify_on_gpus
-from zerolab.course.figures import both_losses
+from zerolab.course import explore, figure, predict, show, show_diff, slider, verify_on_gpus
 from zerolab.course.lessons.zero_stage_3 import check_sharded_pass, figures, quiz
+from zerolab.course.look import INK, PALE
 from zerolab.data import NextByte, text
 from zerolab.models import GPT
 from zerolab.stages import stage2, stage3
@@ -298,13 +299,8 @@ predict(my_guess, max(blocks), quiz.BLOCKS_AT_ONCE)
 
 # %%
 names = ["root" if name == "root" else name.replace("blocks.", "block ") for name in numels]
-
-
-def draw(sketch, prefetch):
-    return figures.residency(sketch, moments, names, prefetch)
-
-
-explore(draw, height=4.4, prefetch=slider(0, 5, 1))
+draw = partial(figures.residency, measured=moments, names=names)
+explore(draw, height=3.8, prefetch=slider(0, 5, 1))
 
 # %% [markdown]
 # Each column is a moment. The dark cell is the block that computes: first from block 0 to block 5, then back.
@@ -321,6 +317,44 @@ for prefetch, run in moments.items():
 # %% [markdown]
 # The results are the same at every setting. What changes is when messages are sent and how much memory is
 # used.
+#
+# ## The peak of a step
+#
+# Parameters are one part of it. The optimizer's `meter` counts all buffers of the engine: parameters,
+# gradients, optimizer state, and messages on their way. It notes the most that they held at once in each
+# phase of a step.
+
+
+# %%
+def peaks(stage):
+    model, optimizer = build(stage)
+    for step in (0, 1):
+        optimizer.zero_grad()
+        optimizer.meter.reset_peak()
+        before = optimizer.meter.held_bytes  # a phase that allocates nothing holds what was there
+        model(*DATA.batch(step, get_rank())).backward()
+        optimizer.step()
+    return {"forward": before} | optimizer.meter.peak_by_phase
+
+
+# %%
+fig = figure(height=2.8)
+ax, said = fig.subplots(), []
+for stage in range(4):
+    by_phase = zerolab.launch(peaks, 4, stage)[0]
+    MB = [by_phase[phase] / 1e6 for phase in ("forward", "backward", "step")]
+    ax.plot(["forward", "backward", "step"], MB, label=f"stage {stage}")
+    ax.annotate(f"peak {max(MB):.2f}", (1, max(MB)), (0, 5), textcoords="offset points", ha="center")
+    said.append(f"stage {stage} " + ", ".join(f"{size:.2f}" for size in MB))
+ax.set(ylabel="most MB held at once", ylim=(0, 6.5))
+show(
+    fig, f"Most MB that rank 0 holds in forward, backward and step: {'; '.join(said)}. Backward is the peak."
+)
+
+# %% [markdown]
+# At every stage the peak is in the backward pass. There the gradients are added to everything else. At stage
+# 3 two more things show: the forward pass takes memory, because blocks are gathered, and the backward pass
+# holds blocks *and* their whole gradients.
 #
 # ## Exercise: write stage 3 yourself
 #
@@ -443,7 +477,13 @@ for category in ("params_bytes", "grads_bytes", "optimizer_bytes"):
 print(f"traffic a step   {traffic.logical_bytes:>9,}   formula {4 * (3 * psi - numels['root']):>9,}")
 
 # %%
-show(both_losses, sharded=sharded, single=alone, stage=3)
+fig = figure(height=2.4)
+ax = fig.subplots()
+ax.plot(alone, label="one process, plain Adam", color=PALE, linewidth=8, marker="")
+ax.plot(sharded, label="stage 3, sharded", color=INK, linewidth=1.2, marker="")
+ax.set(xlabel="step", ylabel="loss (nats per byte)")
+same = "lie exactly on top of each other" if sharded == alone else "part"
+show(fig, f"Loss of each step at stage 3 and in one process with plain Adam: the two curves {same}.")
 
 # %% [markdown]
 # ## A trillion parameters, run
