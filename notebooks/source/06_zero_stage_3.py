@@ -343,8 +343,8 @@ ax, said = fig.subplots(), []
 for stage in range(4):
     by_phase = zerolab.launch(peaks, 4, stage)[0]
     MB = [by_phase[phase] / 1e6 for phase in ("forward", "backward", "step")]
-    ax.plot(["forward", "backward", "step"], MB, label=f"stage {stage}")
-    ax.annotate(f"peak {max(MB):.2f}", (1, max(MB)), (0, 5), textcoords="offset points", ha="center")
+    ax.plot(["forward", "backward", "step"], MB, label=f"stage {stage}: peak {max(MB):.2f} MB ▼")
+    ax.plot(MB.index(max(MB)), max(MB) + 0.25, "v", color=INK)
     said.append(f"stage {stage} " + ", ".join(f"{size:.2f}" for size in MB))
 ax.set(ylabel="most MB held at once", ylim=(0, 6.5))
 show(

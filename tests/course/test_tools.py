@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 import torch.distributed as dist
+from matplotlib.colors import to_hex
 from support.lessons import drawing, solutions_travel_by_value
 
 from zerolab import ring
@@ -246,6 +247,17 @@ def test_show_source_is_the_file_that_runs_without_its_docstring_if_asked(shown)
     assert "_exchange(" in text and '"""' not in text
     on_page = html.unescape(re.sub("<[^>]*>", "", page))
     assert "".join(on_page.split()) == "".join(text.replace("`", "").split())
+
+
+def test_code_is_legible_on_a_dark_page_that_has_not_been_run(shown):
+    """JupyterLab's sanitizer leaves a colour that is written as such; it removes inherit and transparent."""
+    show_source(look)
+    show_diff(stage1, stage2)
+    for page in (shown[0][0]["text/html"], shown[1][0]["text/html"]):
+        (letters,) = re.findall(r'<pre style="([^"]*)"', page)
+        assert f"background: {look.PAPER}; color: {look.INK}" in letters
+        for colour in set(re.findall(r'<span style="[^"]*?(?<!-)color: (#\w+)', page)):
+            assert look.contrast(to_hex(colour), look.PAPER) >= 4.5, colour
 
 
 def test_a_decorated_function_bears_the_name_of_its_own_file(shown):

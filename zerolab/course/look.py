@@ -26,7 +26,8 @@ COLOURS = {
 _RANK_COLOURS = ("#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377", "#BBBBBB", "#994F00")
 # Lines that are no category: each has a mark of its own too, so that colour is not needed to tell them apart.
 _SERIES = cycler(color=[INK, "#7A3E9D", "#A8323E", "#5B6770"]) + cycler(marker=["x", "o", "s", "^"])
-WIDTH_INCHES, WIDTH_PIXELS = 5.2, 600  # 10 points are 9 pixels on a phone and 16 on a wide page
+# 10 points are 16 pixels on a wide page and 9 on a phone, whose page scrolls sideways if it is narrower.
+WIDTH_INCHES, WIDTH_PIXELS, NARROWEST_PIXELS = 5.2, 600, 330
 
 matplotlib.rcParams.update(
     {
@@ -149,9 +150,9 @@ def _legend_above(axes: Axes) -> None:
 
 
 def image_html(drawing: str, alt: str) -> str:
-    """An <img> with its alt text, no wider than the page."""
+    """An <img> with its alt text, no wider than the page, and no narrower than its words can be read."""
     source = base64.b64encode(drawing.encode()).decode()
-    size = f'width="{WIDTH_PIXELS}" style="max-width: 100%"'
+    size = f'width="{WIDTH_PIXELS}" style="max-width: 100%; min-width: {NARROWEST_PIXELS}px"'
     return f'<img alt="{html.escape(alt)}" {size} src="data:image/svg+xml;base64,{source}">'
 
 

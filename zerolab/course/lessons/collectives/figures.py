@@ -41,7 +41,7 @@ def ring_step(fig: Figure, recorded: dict[int, Rounds], ranks: int = 4, step: in
             _draw_chunk(grid, rank, chunk, contributors, ranks, arrived)
     names = range(ranks)
     grid.set(xlim=(-0.1, ranks), ylim=(ranks - 0.6, -0.6), yticks=names, xticks=[n + CELL / 2 for n in names])
-    grid.set(xticklabels=[f"chunk {n}" for n in names], yticklabels=[f"rank {n}" for n in names])
+    grid.set(xticklabels=names, xlabel="chunk", yticklabels=[f"rank {n}" for n in names])
     grid.tick_params(length=0, labelsize=9)
     for side in ("left", "bottom"):
         grid.spines[side].set_visible(False)

@@ -10,7 +10,7 @@ from zerolab.course.look import COLOURS, INK, PALE, PAPER
 MB = 1e6
 FREED, ARRIVING, WHOLE = range(3)
 _COLOURS = {
-    "freed, only the shard is here": PALE,
+    "freed (shard only)": PALE,
     "being gathered": "#8FC3E8",
     "whole": COLOURS["parameters"],
 }
