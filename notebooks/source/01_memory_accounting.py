@@ -249,7 +249,7 @@ def stage_bars(fig, model_billions=7.5, gpus=64, gpu_memory_GB=32, precision="mi
     ax.margins(x=0.75)
     magnify(ax)
     ax.set(xlabel="GB on each GPU (1 GB = 10⁹ bytes)")
-    title = f"{model_billions:g}B on {gpus} GPUs of {gpu_memory_GB} GB (dashed)"
+    title = f"{round(model_billions, 2):g}B on {gpus} GPUs of {gpu_memory_GB} GB (dashed)"
     ax.set_title(title)
     return f"{title}, precision {precision}. " + "; ".join(map(": ".join, zip(STAGES, said, strict=True)))
 

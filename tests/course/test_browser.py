@@ -148,7 +148,7 @@ def test_a_lesson_runs_and_its_pictures_follow_every_slider(page: "playwright.Pa
             playwright.expect(picture).not_to_have_attribute("alt", before)
             assert drawn(picture) == picture.get_attribute("alt")
     if notebook.stem.endswith("memory_accounting"):  # each slider went one step to the right
-        moved = {"model_billions": 8.41, "gpus": 128, "gpu_memory_GB": 40, "precision": "fp32"}
+        moved = {"model_billions": 10**0.95, "gpus": 128, "gpu_memory_GB": 40, "precision": "fp32"}
         states = spoken(drawing("memory_accounting", "stage_bars"), **moved)
         moved = {"batch": 64, "checkpointing": "on", "gpu_memory_GB": 40}
         activations = spoken(drawing("memory_accounting", "one_gpu"), **moved)

@@ -11,6 +11,7 @@ import matplotlib
 from cycler import cycler
 from IPython.display import display
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
@@ -127,9 +128,11 @@ def _one_line(alt: str) -> str:
 def svg(canvas: Figure, alt: str) -> str:
     """The figure as one line of SVG that says in words what it shows."""
     for axes in canvas.axes:
+        axes.minorticks_off()  # a logarithmic axis has dozens, and they take most of the time
         _legend_above(axes)
     page = io.StringIO()
-    canvas.savefig(page, format="svg", metadata={"Date": None, "Creator": None})
+    # Not savefig, which draws twice: a slider waits for this.
+    FigureCanvasSVG(canvas).print_svg(page, metadata={"Date": None, "Creator": None})
     drawing = page.getvalue().partition("<svg ")[2].partition(">")[2]
     across, down = canvas.get_size_inches() * 72
     opening = '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '

@@ -64,7 +64,6 @@ def explore(draw: Draw, *, height: float = 2.8, **controls: ipywidgets.Widget) -
 
     def redraw(_change=None) -> None:
         screen(*paint(canvas, draw, {name: control.value for name, control in controls.items()}))
-        canvas.set_layout_engine("none")  # the first picture's margins serve all others: half the time
 
     redraw()
     for control in controls.values():

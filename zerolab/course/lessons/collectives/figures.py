@@ -80,11 +80,12 @@ def _draw_chunk(grid: Axes, rank: int, chunk: int, contributors: Sum, ranks: int
     width = CELL / ranks
     for place, contributor in enumerate(sorted(contributors)):
         left, colour = chunk + place * width, rank_colour(contributor)
-        grid.barh(rank, width, left=left, height=0.76, color=colour)
-        grid.text(left + width / 2, rank, contributor, color=ink_on(colour), size=8, ha="center", va="center")
+        grid.add_artist(Rectangle((left, rank - 0.38), width, 0.76, color=colour))
+        words = {"color": ink_on(colour), "size": 8, "ha": "center", "va": "center", "clip_on": True}
+        grid.text(left + width / 2, rank, contributor, **words)
     weight = 2.4 if len(contributors) == ranks else 0.7
     frame = {"fill": False, "edgecolor": INK, "linewidth": max(weight, 1.5 * arrived)}
-    grid.add_patch(Rectangle((chunk, rank - 0.38), CELL, 0.76, linestyle="--" if arrived else "-", **frame))
+    grid.add_artist(Rectangle((chunk, rank - 0.38), CELL, 0.76, linestyle="--" if arrived else "-", **frame))
 
 
 def _title(step: int, ranks: int) -> str:
