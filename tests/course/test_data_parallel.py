@@ -146,7 +146,8 @@ def test_thousands_of_messages_become_few_bars_that_cover_the_same_time():
     bars = figures.visible(sent)
     assert len(sent) == 3000 and len(bars) <= 300
     assert bars[0][0] == sent[0][0] and bars[-1][1] == sent[-1][1]
-    few = figures.send_buckets(100, 64)
+    few = figures.send_buckets(50, 256)  # back to back
+    assert few[1][0] == few[0][1]
     assert figures.visible(few) == few
 
 

@@ -37,7 +37,7 @@ matplotlib.rcParams.update(
         "figure.facecolor": PAPER,
         "axes.facecolor": "none",
         "axes.edgecolor": QUIET,
-        "axes.formatter.min_exponent": 5,  # 100 and not 10²
+        "axes.formatter.min_exponent": 7,  # 100 and not 10²
         "axes.prop_cycle": _SERIES,
         "axes.spines.right": False,
         "axes.spines.top": False,
