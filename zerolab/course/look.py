@@ -8,7 +8,6 @@ from collections.abc import Callable
 from itertools import groupby
 
 import matplotlib
-from cycler import cycler
 from IPython.display import display
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -26,7 +25,7 @@ COLOURS = {
 }
 _RANK_COLOURS = ("#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377", "#BBBBBB", "#994F00")
 # Lines that are no category: each has a mark of its own too, so that colour is not needed to tell them apart.
-_SERIES = cycler(color=[INK, "#7A3E9D", "#A8323E", "#5B6770"]) + cycler(marker=["x", "o", "s", "^"])
+_SERIES = matplotlib.cycler(color=[INK, "#7A3E9D", "#A8323E", "#5B6770"], marker=["x", "o", "s", "^"])
 # 10 points are 16 pixels on a wide page and 9 on a phone, whose page scrolls sideways if it is narrower.
 WIDTH_INCHES, WIDTH_PIXELS, NARROWEST_PIXELS = 5.2, 600, 330
 

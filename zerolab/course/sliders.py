@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 
 import ipywidgets
 from IPython.display import DisplayHandle, display
-from traitlets import link
 
 from zerolab.course.look import Draw, bundle, figure, image_html, paint
 
@@ -23,7 +22,7 @@ def slider(low: int, high: int, value: int, play: bool = False) -> ipywidgets.In
     if play:
         control.field = ipywidgets.Play(value=value, min=low, max=high, interval=900)
         for trait in ("max", "value"):
-            link((control, trait), (control.field, trait))
+            ipywidgets.link((control, trait), (control.field, trait))
     return control
 
 
@@ -31,7 +30,7 @@ def choice(options: Sequence, value) -> ipywidgets.SelectionSlider:
     """A slider over a few values in order, such as 1, 2, 4, 8; each may be a (label, value) pair."""
     control = ipywidgets.SelectionSlider(options=list(options), value=value, readout=False)
     control.field = ipywidgets.Dropdown(options=list(options), value=value)
-    link((control, "value"), (control.field, "value"))
+    ipywidgets.link((control, "value"), (control.field, "value"))
     return control
 
 
@@ -40,7 +39,7 @@ def number(low: float, high: float, value: float) -> ipywidgets.FloatLogSlider:
     ends = {"min": math.log10(low), "max": math.log10(high)}
     control = ipywidgets.FloatLogSlider(value=value, step=0.05, readout=False, **ends)
     control.field = ipywidgets.BoundedFloatText(value=value, min=low, max=high)
-    link((control, "value"), (control.field, "value"), transform=(_three_digits, float))
+    ipywidgets.link((control, "value"), (control.field, "value"), transform=(_three_digits, float))
     return control
 
 
