@@ -316,14 +316,12 @@ for average_them in (average_each, average_flat):
 # %%
 def buckets(fig, bucket_MB=3000, gpus=64):
     lanes, curve = fig.subplots(2)
-    sent, backward = figures.send_buckets(bucket_MB, gpus), figures.BACKWARD_SECONDS
+    sent = figures.send_buckets(bucket_MB, gpus)
     waits = [1e3 * figures.exposed_seconds(size, gpus) for size in figures.BUCKET_MB]
     now = waits[figures.BUCKET_MB.index(bucket_MB)]
-    lanes.barh("backward", backward, color=QUIET)
+    lanes.barh("backward", figures.BACKWARD_SECONDS, color=QUIET)
     for start, end in figures.visible(sent):
-        lanes.barh(
-            "all-reduce", end - start, left=start, color=COLOURS["gradients"], edgecolor=PAPER, linewidth=0.4
-        )
+        lanes.barh("all-reduce", end - start, left=start, color=COLOURS["gradients"], edgecolor=PAPER)
     lanes.set(xlabel="seconds (model)", title=f"after backward the step waits {now:,.0f} ms")
     curve.loglog(figures.BUCKET_MB, waits)
     curve.plot(bucket_MB, now, "o", color=COLOURS["gradients"], markersize=9)

@@ -204,6 +204,15 @@ stage_2 = {n: zerolab.launch(watch_backward, 4, 2, reduces_in_flight=n)[0][0] fo
 
 
 # %%
+def mark_units(ax, names):
+    owners = [name.split(".")[1] if name.startswith("blocks.") else "root" for name in names]
+    first = [event for event, owner in enumerate(owners) if event == 0 or owner != owners[event - 1]]
+    middles = [(start + stop) / 2 for start, stop in pairwise([*first, len(names)])]
+    ax.set_xticks(middles, [owners[event] for event in first])
+    ax.set_xlabel("whose gradients are computed: a block's, or root's")
+
+
+# %%
 def gradients_over_time(fig, reduces_in_flight):
     ax, ends = fig.subplots(), []
     for stage, held, colour in ((1, stage_1, QUIET), (2, stage_2[reduces_in_flight], COLOURS["gradients"])):
@@ -221,14 +230,7 @@ def gradients_over_time(fig, reduces_in_flight):
     )
 
 
-def mark_units(ax, names):
-    owners = [name.split(".")[1] if name.startswith("blocks.") else "root" for name in names]
-    first = [event for event, owner in enumerate(owners) if event == 0 or owner != owners[event - 1]]
-    middles = [(start + stop) / 2 for start, stop in pairwise([*first, len(names)])]
-    ax.set_xticks(middles, [owners[event] for event in first])
-    ax.set_xlabel("whose gradients are computed: a block's, or root's")
-
-
+# %%
 explore(gradients_over_time, height=2.8, reduces_in_flight=choice(limits, 1))
 
 # %% [markdown]

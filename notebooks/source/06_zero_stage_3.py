@@ -20,7 +20,6 @@
 
 # %%
 import copy
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -299,7 +298,12 @@ predict(my_guess, max(blocks), quiz.BLOCKS_AT_ONCE)
 
 # %%
 names = ["root" if name == "root" else name.replace("blocks.", "block ") for name in numels]
-draw = partial(figures.residency, measured=moments, names=names)
+
+
+def draw(fig, prefetch):
+    return figures.residency(fig, moments, names, prefetch)
+
+
 explore(draw, height=3.8, prefetch=slider(0, 5, 1))
 
 # %% [markdown]
