@@ -261,7 +261,7 @@ def cost_of_all_reduce(fig, GB_per_second=25, latency_microseconds=10):
         ax.loglog(gpus, [1e3 * s for s in seconds], label=f"3 GB in {count} message{'s' * (count > 1)}")
         ends.append(f"{1e3 * seconds[-1]:,.0f} ms in {count}")
     ax.set(xlabel="number of GPUs", ylabel="milliseconds", xticks=gpus[::3], xticklabels=gpus[::3])
-    ax.set_ylim(1, 1e5)
+    ax.set_ylim(1, 2e6)
     return f"{GB_per_second:g} GB/s, latency {latency_microseconds:g} µs: on 1024 GPUs " + ", ".join(ends)
 
 
@@ -324,7 +324,7 @@ def buckets(fig, bucket_MB=3000, gpus=64):
         lanes.barh("all-reduce", end - start, left=start, color=COLOURS["gradients"], edgecolor=PAPER)
     lanes.set(xlabel="seconds (model)", title=f"after backward the step waits {now:,.0f} ms")
     curve.loglog(figures.BUCKET_MB, waits)
-    curve.plot(bucket_MB, now, "o", color=COLOURS["gradients"], markersize=9)
+    curve.plot(bucket_MB, now, "o", color=COLOURS["gradients"], markersize=9, clip_on=False)
     curve.set(xlabel="bucket size, MB", ylabel="waiting, ms")
     said = ", ".join(f"{wait:,.0f} ms" for wait in waits)
     return f"{len(sent):,} messages of {bucket_MB:,} MB, {gpus} GPUs: {now:,.0f} ms. Over all sizes: {said}"
