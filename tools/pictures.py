@@ -71,7 +71,7 @@ def _row(number: int, line: str, width: float) -> str:
 def pictures() -> dict[str, str]:
     """Each picture's file name and contents."""
     return {
-        "stage_bars.svg": figure("01_memory_accounting", "figures.stage_bars, height"),
+        "stage_bars.svg": figure("01_memory_accounting", "show(fig, stage_bars(fig))"),
         "stage1_stage2.svg": diff_picture("zerolab/stages/stage1.py", "zerolab/stages/stage2.py"),
     }
 

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 import zerolab
-from zerolab.course import answer, predict, show
+from zerolab.course import answer, figure, predict, show
 from zerolab.course.lessons.ranks import check_average, figures, quiz
 
 # %% [markdown]
@@ -73,7 +73,8 @@ predict(my_guess, x.sum().item(), quiz.SUM_OF_X)
 # Each rank got a *copy* of `x` and changed the copy. The `x` of the notebook did not change.
 
 # %%
-show(figures.separate_memories, height=1.7)
+fig = figure(height=1.5)
+show(fig, figures.separate_memories(fig))
 
 # %% [markdown]
 # Ranks share no memory. This matters for training. In *data parallelism* each rank holds a copy of the model
@@ -277,8 +278,13 @@ in_step = zerolab.launch(train, 2, averaged)
 print("same weights at the end:", torch.equal(in_step[0][-1], in_step[1][-1]))
 
 # %%
-distances = [(first - second).norm(dim=1).tolist() for first, second in (on_their_own, in_step)]
-show(figures.drift, height=2.6, alone=distances[0], averaged=distances[1])
+fig = figure(height=2.4)
+ax = fig.subplots()
+for name, (first, second) in {"each on its own": on_their_own, "gradients averaged": in_step}.items():
+    distance = (first - second).norm(dim=1)  # between the weights of the two ranks, after each step
+    ax.plot(range(1, 13), distance, label=f"{name}: {distance[-1]:.2g} at the end")
+ax.set(xlabel="training step", ylabel="distance of the weights")
+show(fig, "Distance between two ranks' weights. " + ", ".join(ax.get_legend_handles_labels()[1]))
 
 # %% [markdown]
 # The two ranks now hold one model. It is the model that a *single* process gets from both batches together.

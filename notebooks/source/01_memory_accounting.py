@@ -17,12 +17,14 @@
 # We take a small model, train it for one step, and count the bytes of every tensor.
 
 # %%
+import numpy as np
 import torch
 
 import zerolab
 from zerolab import memory
-from zerolab.course import answer, choice, explore, predict, show, show_source
-from zerolab.course.lessons.memory_accounting import check_bytes_per_gpu, figures, quiz
+from zerolab.course import answer, choice, explore, figure, number, predict, show, show_source
+from zerolab.course.lessons.memory_accounting import check_bytes_per_gpu, quiz
+from zerolab.course.look import COLOURS, INK, PAPER, by_category, ink_on, magnify
 from zerolab.measure import storage_bytes
 
 # %% [markdown]
@@ -116,7 +118,17 @@ predict(my_guess, sum(weights.values()) / psi, quiz.BYTES_IN_MIXED_PRECISION)
 # precision saves time. It also saves activations, which come below.)
 
 # %%
-show(figures.sixteen_bytes, height=1.7)
+pieces = [("bf16\nweight", 2, "parameters"), ("bf16\ngradient", 2, "gradients")]
+pieces += [(f"fp32\n{name}", 4, "optimizer state") for name in ("master weight", "m", "v")]
+fig = figure(height=1.5)
+ax, left = fig.subplots(), 0
+for name, width, category in pieces:
+    ax.barh(0, width, left=left, color=COLOURS[category], edgecolor="white")
+    words = {"ha": "center", "va": "center", "color": ink_on(COLOURS[category])}
+    ax.text(left + width / 2, 0, name, size=9, **words)
+    left += width
+ax.set(yticks=[], xticks=range(0, 17, 2), xlabel="bytes of one parameter; K = 12 of them are the optimizer's")
+show(fig, f"The {left} bytes of one parameter: " + ", ".join(f"{n} {w}" for n, w, _ in pieces))
 
 # %% [markdown]
 # The paper writes **K = 12** for the optimizer's bytes per parameter. Then the model states take 2Ψ + 2Ψ +
@@ -211,7 +223,40 @@ show_source(memory.model_states, docstring=False)
 # The paper's first figure has 7.5B parameters on 64 GPUs: 120, 31.4, 16.6 and 1.9 GB.
 
 # %%
-show(figures.stage_bars, height=2.8, model=7.5e9, gpus=64)
+STAGES = ["data parallel", "stage 1", "stage 2", "stage 3"]
+
+
+def bars(ax, rows):
+    """A bar for each name in `rows`, made of the sizes of its categories; returns the totals."""
+    total = np.zeros(len(rows))
+    for category in next(iter(rows.values())):
+        sizes = [sizes[category] for sizes in rows.values()]
+        drawn = ax.barh(list(rows), sizes, left=total, color=COLOURS[category], label=category)
+        total += sizes
+    ax.invert_yaxis()
+    return total, drawn
+
+
+# %%
+def stage_bars(fig, model_billions=7.5, gpus=64, gpu_memory_GB=32, precision="mixed"):
+    held = [memory.model_states(model_billions * 1e9, gpus, stage, precision) for stage in range(4)]
+    ax = fig.subplots()
+    total, drawn = bars(ax, dict(zip(STAGES, map(by_category, held), strict=True)))
+    ax.axvline(gpu_memory_GB, color=INK, linestyle="--")
+    verdicts = ["fits" if size <= gpu_memory_GB else "does not fit" for size in total]
+    said = [f"{memory.format_bytes(1e9 * t)}, {v}" for t, v in zip(total, verdicts, strict=True)]
+    ax.bar_label(drawn, said, padding=7, size=9, backgroundcolor=PAPER)
+    ax.margins(x=0.75)
+    magnify(ax)
+    ax.set(xlabel="GB on each GPU (1 GB = 10⁹ bytes)")
+    title = f"{round(model_billions, 2):g}B on {gpus} GPUs of {gpu_memory_GB} GB (dashed)"
+    ax.set_title(title)
+    return f"{title}, precision {precision}. " + "; ".join(map(": ".join, zip(STAGES, said, strict=True)))
+
+
+# %%
+fig = figure(height=2.8)
+show(fig, stage_bars(fig))
 
 # %% [markdown]
 # Its Table 1 has the GB per GPU at stages 1, 2 and 3, for three sizes of model. Compare ours with the
@@ -233,24 +278,34 @@ for gpus in (1, 4, 16, 64, 256, 1024):
 # on every GPU for any N. Only stage 3 keeps shrinking.
 
 # %%
-show(figures.per_gpu_curves, height=3.0, model=7.5e9)
+fig, gpus = figure(height=3), [2**power for power in range(11)]
+ax = fig.subplots()
+for stage, name in enumerate(STAGES):
+    GB = [memory.model_states(7.5e9, n, stage).total_bytes / 1e9 for n in gpus]
+    ax.loglog(gpus, GB, label=name)
+    ax.text(1250, GB[-1], f"{GB[-1]:.3g}", va="center")
+ax.set(xlabel="number of GPUs", ylabel="GB on each GPU", xticks=gpus[::2], xticklabels=gpus[::2])
+ax.set(yticks=[0.1, 1, 10, 100], yticklabels=["0.1", "1", "10", "100"])
+ends = ", ".join(text.get_text() for text in ax.texts)
+show(fig, f"GB on each of 1 to 1024 GPUs, for 7.5B parameters. On 1024, by stage: {ends}.")
 
 # %% [markdown]
 # ## Try it
 #
-# Find out with the sliders:
+# Find out with the sliders. You can type numbers, too. A bar that is too short to see is drawn again at the
+# right, enlarged.
 #
 # - How many GPUs does a 7.5B model need to take less than 32 GB at stage 1?
 # - Which is the smallest stage at which a 128B model takes 32 GB or less on 64 GPUs?
 # - What do fp32 gradients (`mixed_fp32_grads`) cost the 128B model at stage 1, and what at stage 2?
+# - Which is the largest model that you can train at stage 3 on your own GPU alone? And on eight of them?
 
 # %%
 explore(
-    figures.stage_bars,
-    height=2.8,
-    model=choice([("1.5B", 1.5e9), ("7.5B", 7.5e9), ("13B", 13e9), ("128B", 128e9), ("1T", 1e12)], 7.5e9),
+    stage_bars,
+    model_billions=number(0.1, 2000, 7.5),
     gpus=choice([1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024], 64),
-    stage=choice([0, 1, 2, 3], 1),
+    gpu_memory_GB=choice([16, 24, 32, 40, 80, 141], 32),
     precision=choice(list(memory.CONVENTIONS), "mixed"),
 )
 
@@ -262,6 +317,8 @@ explore(
 # - Only stage 3. It takes exactly 32 GB, so nothing is left for anything else.
 # - fp32 gradients cost two more bytes per parameter: 256 GB more on every GPU at stage 1, and a 64th of that,
 #   4 GB, at stage 2, which shards them.
+# - Alone it is the GPU's memory divided by 16 bytes, and no stage helps: 1.5B for 24 GB. On eight GPUs it is
+#   eight times as much, 12B. (Nothing is left for activations then.)
 # </details>
 #
 # ## What else fills a GPU
@@ -287,12 +344,26 @@ predict(my_guess, kept / 1e9, quiz.ACTIVATIONS)
 # backward pass computes the others again, which costs about a third more compute. Move the sliders: at which
 # batch does GPT-2 fit without it, and at which with it?
 
+
 # %%
+def one_gpu(fig, batch=32, checkpointing="off", gpu_memory_GB=32):
+    kept = memory.activations(48, 1600, batch, 1024, checkpointing=checkpointing == "on")
+    sizes = by_category(memory.model_states(1.5e9, 1, 0)) | {"activations": kept / 1e9}
+    ax = fig.subplots()
+    (total,), _ = bars(ax, {"GPT-2 1.5B": sizes})
+    ax.axvline(gpu_memory_GB, color=INK, linestyle="--")
+    ax.set(xlabel="GB on one GPU", xlim=(0, max(100, 1.02 * total)), yticks=[])
+    verdict = "fits" if total <= gpu_memory_GB else "does not fit"
+    title = f"GPT-2 1.5B, batch {batch} × 1024 tokens, checkpointing {checkpointing}:\n"
+    title += f"{total:.3g} GB, {verdict} into {gpu_memory_GB} GB (dashed)"
+    ax.set_title(title)
+    return f"{title}. " + ", ".join(f"{name} {GB:.3g} GB" for name, GB in sizes.items())
+
+
+# %%
+batches, memories = choice([1, 2, 4, 8, 16, 32, 64], 32), choice([16, 24, 32, 40, 80, 141], 32)
 explore(
-    figures.states_and_activations,
-    height=1.9,
-    batch=choice([1, 2, 4, 8, 16, 32, 64], 32),
-    checkpointing=choice([("off", False), ("on", True)], False),
+    one_gpu, height=1.9, batch=batches, checkpointing=choice(["off", "on"], "off"), gpu_memory_GB=memories
 )
 
 # %% [markdown]

@@ -26,7 +26,7 @@ import torch.distributed as dist
 
 import zerolab
 from zerolab import cost, ring
-from zerolab.course import answer, choice, explore, predict, show_source, slider
+from zerolab.course import answer, explore, predict, show_source, slider
 from zerolab.course.lessons.collectives import check_reduce_scatter, figures, quiz
 
 # %% [markdown]
@@ -138,13 +138,16 @@ for step, sent, received, sent_bytes in recorded[4][0][:3]:
     print(f"round {step}: rank 0 sent chunk {sent} ({sent_bytes} bytes) and received chunk {received}")
 
 # %% [markdown]
-# Each box is a chunk on a rank. The digits in it are the ranks whose contributions have been added. A thick
-# frame means that the sum is complete. Step 0 is the start. Then come N-1 rounds of reduce-scatter and N-1
-# rounds of all-gather.
+# On the ring at the left, each arrow is a message of this round, with the number of its chunk. At the right,
+# each box is a chunk on a rank. The digits in it are the ranks whose contributions have been added. A dashed
+# frame means that the chunk has just arrived, a thick one that the sum is complete. Step 0 is the start. Then
+# come N-1 rounds of reduce-scatter and N-1 rounds of all-gather. Press ▶ to see them one by one.
 
 # %%
 draw = partial(figures.ring_step, recorded=recorded)
-explore(draw, height=3.6, ranks=choice([2, 3, 4, 5], 4), step=slider(0, 8, 2))
+ranks, step = slider(2, 5, 4), slider(0, 6, 2, play=True)
+ranks.observe(lambda change: setattr(step, "max", 2 * (change.new - 1)), names="value")
+explore(draw, height=2.7, ranks=ranks, step=step)
 
 # %% [markdown]
 # Look at these three things:

@@ -26,9 +26,9 @@ from torch import nn
 
 import zerolab
 from zerolab import cost, data, memory, models
-from zerolab.course import answer, attempt, choice, explore, predict, show, show_source
-from zerolab.course.figures import held_by_rank
+from zerolab.course import answer, attempt, choice, explore, figure, number, predict, show, show_source
 from zerolab.course.lessons.data_parallel import check_average_gradients, figures, quiz
+from zerolab.course.look import COLOURS, PAPER, QUIET, by_category, ink_on
 from zerolab.parity import compute_deterministically
 from zerolab.stages.stage0 import Stage0
 
@@ -181,7 +181,53 @@ for weigh in (False, True):
     print(f"weighed by tokens: {weigh!s:<6} gradient of the mean over all tokens: {right}")
 
 # %% [markdown]
-# There is no warning. The run without weights trains, but on a slightly different loss. No engine can see how
+# What does the wrong mean do to a run? Below rank 1 has few tokens, and they are of another kind: its text
+# runs backwards. Both runs train on the same tokens, and both are measured by the loss over all of them.
+
+
+# %%
+def two_kinds(step, rank):
+    tokens, targets = (part.to(zerolab.device()) for part in text.batch(step, rank))
+    if rank == 1:
+        tokens, targets = targets.flip(1), tokens.flip(1)
+        targets[:, 8:] = -100
+    return tokens, targets
+
+
+# %%
+def train_on_two_kinds(weigh, steps=60):
+    model, seen = build(), []
+    adam = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for step in range(steps):
+        tokens, targets = two_kinds(step, dist.get_rank())
+        loss, mine = model(tokens, targets), (targets != -100).sum()
+        both = torch.stack([loss.detach() * mine, mine])
+        dist.all_reduce(both)
+        seen.append((both[0] / both[1]).item())  # over all tokens, before the update
+        (loss * mine / both[1] * 2 if weigh else loss).backward()
+        average_each(model.parameters())
+        adam.step()
+        adam.zero_grad()
+    return seen
+
+
+# %%
+right, wrong = (zerolab.launch(train_on_two_kinds, 2, weigh)[0] for weigh in (True, False))
+excess = [more - less for more, less in zip(wrong, right, strict=True)]
+fig = figure(height=3.2)
+losses, difference = fig.subplots(2, height_ratios=[2, 1])
+losses.plot(wrong, label="mean of the ranks' means", marker="")
+losses.plot(right, label="weighed by tokens", marker="", linestyle="--")
+losses.set(ylabel="loss (nats)", xticks=[])
+difference.axhline(0, color=QUIET)
+difference.plot(excess, marker="")
+difference.set(xlabel="step", ylabel="wrong − right")
+higher = sum(excess[20:]) > 0
+show(fig, f"Loss over all tokens in two runs. After step 20 the wrong mean's is higher on average: {higher}.")
+
+# %% [markdown]
+# There is no warning. The run without weights trains, but on a different loss: rank 1's few tokens count as
+# much as rank 0's many, so the model learns the other text less well. No engine can see how
 # many tokens you counted, so you have to tell it. In zerolab you pass the *sum* of the losses and the count:
 # `optimizer.mean_loss(loss_sum, count).backward()` computes the gradient of the mean over the tokens of all
 # ranks.
@@ -205,9 +251,31 @@ predict(my_guess, 580 * alone * 1e3, quiz.LATENCY)
 together = cost.collective_seconds(3e9, 64, "all_reduce", **link)
 print(f"all 3 GB of gradients in one all-reduce: {together * 1e3:.0f} ms")
 
+
 # %% [markdown]
-# The latency alone takes three times as long as all the bytes. So put the gradients into one *flat* tensor,
-# one after the other, reduce that tensor, and copy the results back.
+# The latency alone takes three times as long as all the bytes. Look at other links and other numbers of GPUs:
+# what does a faster network change, and what does it not change?
+
+
+# %%
+def cost_of_all_reduce(fig, GB_per_second=25, latency_microseconds=10):
+    gpus, ax, ends = [2**power for power in range(1, 11)], fig.subplots(), []
+    for count in (1, 580):
+        link = (latency_microseconds * 1e-6, GB_per_second * 1e9)
+        seconds = [count * cost.collective_seconds(3e9 / count, n, "all_reduce", *link) for n in gpus]
+        ax.loglog(gpus, [1e3 * s for s in seconds], label=f"3 GB in {count} message{'s' * (count > 1)}")
+        ends.append(f"{1e3 * seconds[-1]:,.0f} ms in {count}")
+    ax.set(xlabel="number of GPUs", ylabel="milliseconds", xticks=gpus[::3], xticklabels=gpus[::3])
+    ax.set_ylim(1, 2e6)
+    return f"{GB_per_second:g} GB/s, latency {latency_microseconds:g} µs: on 1024 GPUs " + ", ".join(ends)
+
+
+explore(cost_of_all_reduce, GB_per_second=number(1, 900, 25), latency_microseconds=number(1, 1000, 10))
+
+# %% [markdown]
+# More bandwidth lowers the lower line. The distance between the lines is latency, which grows with the number
+# of GPUs. So put the gradients into one *flat* tensor, one after the other, reduce that tensor, and copy the
+# results back.
 
 
 # %%
@@ -249,9 +317,27 @@ for average_them in (average_each, average_flat):
 # The messages go over a ring with α = 10 µs and 25 GB/s. **What is the best bucket size for 64 GPUs? And for
 # 8?**
 
+
+# %%
+def buckets(fig, bucket_MB=3000, gpus=64):
+    lanes, curve = fig.subplots(2)
+    sent = figures.send_buckets(bucket_MB, gpus)
+    waits = [1e3 * figures.exposed_seconds(size, gpus) for size in figures.BUCKET_MB]
+    now = waits[figures.BUCKET_MB.index(bucket_MB)]
+    lanes.barh("backward", figures.BACKWARD_SECONDS, color=QUIET)
+    for start, end in figures.visible(sent):
+        lanes.barh("all-reduce", end - start, left=start, color=COLOURS["gradients"], edgecolor=PAPER)
+    lanes.set(xlabel="seconds (model)", title=f"after backward the step waits {now:,.0f} ms")
+    curve.loglog(figures.BUCKET_MB, waits)
+    curve.plot(bucket_MB, now, "o", color=COLOURS["gradients"], markersize=9, clip_on=False)
+    curve.set(xlabel="bucket size, MB", ylabel="waiting, ms")
+    said = ", ".join(f"{wait:,.0f} ms" for wait in waits)
+    return f"{len(sent):,} messages of {bucket_MB:,} MB, {gpus} GPUs: {now:,.0f} ms. Over all sizes: {said}"
+
+
 # %%
 sizes, gpus = choice(figures.BUCKET_MB, 3000), choice((2, 8, 64, 256), 64)
-explore(figures.buckets, height=4.4, bucket_MB=sizes, gpus=gpus)
+explore(buckets, height=3.8, bucket_MB=sizes, gpus=gpus)
 
 # %% [markdown]
 # If buckets are too small, each of them costs α. If they are too large, all ranks wait for the last one after
@@ -302,7 +388,8 @@ def watch_backward(in_flight):
 
 # %% tags=["nbval-ignore-output"]
 runs = {f"reduces_in_flight={n}": zerolab.launch(watch_backward, 2, n)[0] for n in (0, 1)}
-show(figures.timeline, height=3.6, runs=runs)
+fig = figure(height=3.6)
+show(fig, figures.timeline(fig, runs))
 
 # %% [markdown]
 # Read the columns from left to right. The figure shows the order of the events and not how long they took. In
@@ -486,7 +573,20 @@ my_guess = ...
 # %%
 each = memory.model_states(7.5e9, world_size=64, stage=0).total_bytes
 predict(my_guess, 64 * each / 1e9, quiz.HELD_BY_64_GPUS)
-show(held_by_rank, height=2.8, memories=[held for _, held, _ in results], psi=psi)
+
+# %%
+fig, left = figure(height=2.4), [0] * RANKS
+ax, ranks = fig.subplots(), [f"rank {rank}" for rank in range(RANKS)]
+held = [by_category(held, unit_bytes=psi) for _, held, _ in results]  # bytes per parameter
+for category in held[0]:
+    sizes = [by_rank[category] for by_rank in held]
+    drawn = ax.barh(ranks, sizes, left=left, color=COLOURS[category], label=category)
+    ax.bar_label(drawn, label_type="center", color=ink_on(COLOURS[category]), fmt="%g")
+    left = [start + size for start, size in zip(left, sizes, strict=True)]
+ax.invert_yaxis()
+ax.set(xlabel="measured bytes per parameter", xlim=(0, 16.5))
+said = ", ".join(f"{size:g}Ψ of {category}" for category, size in held[0].items())
+show(fig, f"Measured on each of {RANKS} ranks: {said}. All rows are equal.")
 
 # %% [markdown]
 # The figure shows the census of our four ranks. (They train in fp32, where 4 + 4 + 8 also makes 16.) All four

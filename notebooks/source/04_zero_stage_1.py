@@ -24,9 +24,9 @@ from torch import nn
 
 import zerolab
 from zerolab import cost, data, memory, models, ring
-from zerolab.course import choice, explore, predict, show, show_diff, show_source, verify_on_gpus
-from zerolab.course.figures import both_losses, held_by_rank
+from zerolab.course import explore, figure, predict, show, show_diff, show_source, slider, verify_on_gpus
 from zerolab.course.lessons.zero_stage_1 import check_zero1, figures, quiz
+from zerolab.course.look import COLOURS, INK, PALE, by_category, ink_on
 from zerolab.parity import compute_deterministically
 from zerolab.stages import stage0, stage1
 
@@ -146,8 +146,7 @@ print("an even share:      ", sum(sizes) / 4)
 
 # %%
 layer = nn.Sequential(nn.Linear(6, 20), nn.Linear(20, 4))
-ranks = choice(range(1, 9), 4)
-explore(partial(figures.partition_map, layer=layer), height=3.4, ranks=ranks)
+explore(partial(figures.partition_map, layer=layer), height=3.4, ranks=slider(1, 8, 4))
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -176,7 +175,8 @@ my_guess = ...
 
 # %%
 predict(my_guess, cost.communication_volume(1, stage=1), quiz.TRAFFIC)
-show(figures.seam, height=2.4)
+fig = figure(height=2.4)
+show(fig, figures.seam(fig))
 
 # %% [markdown]
 # In lesson 02 an all-reduce was made of two halves:
@@ -217,10 +217,24 @@ def measure(stage):
 
 measured = {stage: zerolab.launch(measure, 4, stage) for stage in (0, 1)}
 psi = sum(sizes)
-show(held_by_rank, height=2.8, memories=[held for held, _ in measured[1]], psi=psi)
+
+# %%
+fig, left = figure(height=2.4), [0] * 4
+ax, ranks = fig.subplots(), [f"rank {rank}" for rank in range(4)]
+ax.barh(ranks, 16, color=PALE, label="stage 0")
+held = [by_category(held, unit_bytes=psi) for held, _ in measured[1]]  # bytes per parameter
+for category in held[0]:
+    sizes = [by_rank[category] for by_rank in held]
+    drawn = ax.barh(ranks, sizes, left=left, color=COLOURS[category], label=category)
+    ax.bar_label(drawn, label_type="center", color=ink_on(COLOURS[category]), fmt="%g")
+    left = [start + size for start, size in zip(left, sizes, strict=True)]
+ax.invert_yaxis()
+ax.set(xlabel="measured bytes per parameter", xlim=(0, 16.5))
+said = ", ".join(f"{size:g}Ψ of {category}" for category, size in held[0].items())
+show(fig, f"Measured on each of 4 ranks at stage 1: {said}.")
 
 # %% [markdown]
-# Each rank holds a quarter of the optimizer state (green), and each a different quarter. The grey area is as
+# Each rank holds a quarter of the optimizer state (green), and each a different quarter. The grey bars are as
 # wide as stage 0. By category:
 
 # %%
@@ -399,7 +413,15 @@ print("bit-identical:", same)
 wanted = 4 * cost.communication_volume(psi, stage=1)
 print(f"bytes per rank and step: {traffic[0].logical_bytes:,}, formula 2Ψ: {wanted:,}")
 sharded_losses = [sum(losses) / RANKS for losses in zip(*by_rank, strict=True)]
-show(both_losses, height=2.6, sharded=sharded_losses, single=single_losses, stage=1)
+
+# %%
+fig = figure(height=2.4)
+ax = fig.subplots()
+ax.plot(single_losses, label="one process, plain Adam", color=PALE, linewidth=8, marker="")
+ax.plot(sharded_losses, label="stage 1, sharded", color=INK, linewidth=1.2, marker="")
+ax.set(xlabel="step", ylabel="loss (nats per byte)")
+same = "lie exactly on top of each other" if sharded_losses == single_losses else "part"
+show(fig, f"Loss of each step at stage 1 and in one process with plain Adam: the two curves {same}.")
 
 # %% [markdown]
 # `bit-identical` compares every parameter on *every* rank with the single process. Rank 0 alone would not be

@@ -22,6 +22,7 @@
 
 # %%
 from contextlib import nullcontext
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -29,9 +30,9 @@ from torch.distributed import get_rank
 
 import zerolab
 from zerolab import memory, ring
-from zerolab.course import answer, choice, explore, predict, show, show_diff, slider, verify_on_gpus
-from zerolab.course.figures import both_losses
-from zerolab.course.lessons.zero_stage_2 import check_reduce_and_keep, figures, quiz
+from zerolab.course import answer, choice, explore, figure, predict, show, show_diff, slider, verify_on_gpus
+from zerolab.course.lessons.zero_stage_2 import check_reduce_and_keep, quiz
+from zerolab.course.look import COLOURS, INK, PALE, QUIET
 from zerolab.data import NextByte, text
 from zerolab.models import GPT
 from zerolab.parity import compute_deterministically
@@ -205,11 +206,35 @@ limits = (0, 1, 2, 4, 8)
 stage_2 = {n: zerolab.launch(watch_backward, 4, 2, reduces_in_flight=n)[0][0] for n in limits}
 
 
-def draw(sketch, reduces_in_flight):
-    return figures.gradients_over_time(sketch, stage_1, stage_2, reduces_in_flight)
+# %%
+def mark_units(ax, names):
+    owners = [name.split(".")[1] if name.startswith("blocks.") else "root" for name in names]
+    first = [event for event, owner in enumerate(owners) if event == 0 or owner != owners[event - 1]]
+    middles = [(start + stop) / 2 for start, stop in pairwise([*first, len(names)])]
+    ax.set_xticks(middles, [owners[event] for event in first])
+    ax.set_xlabel("whose gradients are computed: a block's, or root's")
 
 
-explore(draw, height=3.4, reduces_in_flight=choice(limits, 1))
+# %%
+def gradients_over_time(fig, reduces_in_flight):
+    ax, ends = fig.subplots(), []
+    for stage, held, colour in ((1, stage_1, QUIET), (2, stage_2[reduces_in_flight], COLOURS["gradients"])):
+        MB = [grads_bytes / 1e6 for _, grads_bytes in held]
+        ends.append(f"stage {stage}: up to {max(MB):.2f} MB, {MB[-1]:.2f} MB at the end")
+        ax.step(range(len(MB)), MB, where="post", color=colour, label=ends[-1], marker="")
+        if stage == 2:
+            ax.fill_between(range(len(MB)), MB, step="post", color=colour, alpha=0.3)
+            ax.plot(MB.index(max(MB)), max(MB), "v", color=INK)
+            ax.annotate("peak", (MB.index(max(MB)), max(MB)), (0, 6), textcoords="offset points", ha="center")
+    ax.set(ylabel="MB of gradients held", ylim=(0, 1.15))
+    mark_units(ax, [name for name, _ in stage_1])
+    return (
+        f"Gradients held in one backward pass, {reduces_in_flight} reductions in flight. {'; '.join(ends)}."
+    )
+
+
+# %%
+explore(gradients_over_time, height=2.8, reduces_in_flight=choice(limits, 1))
 
 # %% [markdown]
 # Read it from left to right. At stage 1 the bytes only grow: each unit's buffer is filled and stays. At stage
@@ -256,30 +281,42 @@ def accumulate(stage, micro_batches, wait):
         with optimizer.no_sync() if wait and micro < micro_batches - 1 else nullcontext():
             (model(*batch(micro)) / micro_batches).backward()
     optimizer.step()
-    return figures.Cost(optimizer.trace.traffic(0).logical_bytes, peak)
+    return optimizer.trace.traffic(0).logical_bytes / (4 * psi), peak / (4 * psi)
 
 
 # %%
+WAYS = {"stage 1, no_sync": (1, True), "stage 2": (2, False), "stage 2, no_sync": (2, True)}
+
+
 def all_ways(most):
-    ways = {"stage 1, no_sync": (1, True), "stage 2": (2, False), "stage 2, no_sync": (2, True)}
     counts = range(1, most + 1)
-    return {(name, m): accumulate(stage, m, wait) for name, (stage, wait) in ways.items() for m in counts}
+    return {(name, m): accumulate(stage, m, wait) for name, (stage, wait) in WAYS.items() for m in counts}
 
 
 costs = zerolab.launch(all_ways, 4, 8)[0]
 for m in (1, 2, 4, 8):
-    moved = {way: costs[way, m].traffic_bytes / (4 * psi) for way in figures.WAYS}
-    print(f"M = {m}:  " + "   ".join(f"{way} {volume:g}Ψ" for way, volume in moved.items()))
+    print(f"M = {m}:  " + "   ".join(f"{way} {costs[way, m][0]:g}Ψ" for way in WAYS))
 
 # %% [markdown]
 # Stage 2 moves (M+1)Ψ, to the byte. The figure shows traffic and memory side by side. Move M.
 
+
 # %%
-explore(
-    lambda sketch, micro_batches: figures.accumulation(sketch, costs, psi, micro_batches),
-    height=2.6,
-    micro_batches=slider(1, 8, 4),
-)
+def accumulation(fig, micro_batches):
+    said = []
+    for place, (ax, what) in enumerate(zip(fig.subplots(1, 2, sharey=True), ("moved", "held"), strict=True)):
+        sizes = [costs[way, micro_batches][place] for way in WAYS]
+        drawn = ax.barh(list(WAYS), sizes, color=COLOURS["gradients"])
+        ax.bar_label(drawn, [f"{size:.3g} Ψ" for size in sizes], padding=3)
+        ax.set(xlim=(0, 12 if what == "moved" else 1.4), xlabel=f"Ψ {what}")
+        said += [f"{way}: {size:.2f} Ψ {what}" for way, size in zip(WAYS, sizes, strict=True)]
+    ax.invert_yaxis()
+    title = f"One step of {micro_batches} micro-batch{'es' if micro_batches > 1 else ''}"
+    fig.suptitle(title, x=0.02, ha="left", size=10, weight="bold")
+    return f"{title}, in units of Ψ. {'; '.join(said)}."
+
+
+explore(accumulation, height=2.1, micro_batches=slider(1, 8, 4))
 
 # %% [markdown]
 # ## Quiz
@@ -469,7 +506,13 @@ for category in ("params_bytes", "grads_bytes", "optimizer_bytes"):
 print(f"traffic a step   {traffic.logical_bytes:>9,}   formula {moved:>9,.0f}")
 
 # %%
-show(both_losses, sharded=sharded, single=alone, stage=2, per="micro-batch")
+fig = figure(height=2.4)
+ax = fig.subplots()
+ax.plot(alone, label="one process, plain Adam", color=PALE, linewidth=8, marker="")
+ax.plot(sharded, label="stage 2, sharded", color=INK, linewidth=1.2, marker="")
+ax.set(xlabel="micro-batch", ylabel="loss (nats per byte)")
+same = "lie exactly on top of each other" if sharded == alone else "part"
+show(fig, f"Loss of each micro-batch at stage 2 and in one process with plain Adam: the two curves {same}.")
 
 # %% [markdown]
 # ## On GPUs

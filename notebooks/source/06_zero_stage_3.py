@@ -23,15 +23,14 @@ import copy
 
 import torch
 import torch.nn.functional as F
-from matplotlib.figure import Figure
 from torch import nn
 from torch.distributed import get_rank
 
 import zerolab
 from zerolab import memory, ring
-from zerolab.course import explore, predict, show, show_diff, slider, timeline, verify_on_gpus
-from zerolab.course.figures import both_losses
+from zerolab.course import explore, figure, predict, show, show_diff, slider, timeline, verify_on_gpus
 from zerolab.course.lessons.zero_stage_3 import check_sharded_pass, figures, quiz
+from zerolab.course.look import INK, PALE
 from zerolab.data import NextByte, text
 from zerolab.models import GPT
 from zerolab.parity import compute_deterministically
@@ -308,11 +307,11 @@ predict(my_guess, max(blocks), quiz.BLOCKS_AT_ONCE)
 names = ["root" if name == "root" else name.replace("blocks.", "block ") for name in numels]
 
 
-def draw(sketch, prefetch):
-    return figures.residency(sketch, moments, names, prefetch)
+def draw(fig, prefetch):
+    return figures.residency(fig, moments, names, prefetch)
 
 
-explore(draw, height=4.4, prefetch=slider(0, 5, 1))
+explore(draw, height=3.8, prefetch=slider(0, 5, 1))
 
 # %% [markdown]
 # Each column is a moment. The dark cell is the block that computes: first from block 0 to block 5, then back.
@@ -329,6 +328,44 @@ for prefetch, run in moments.items():
 # %% [markdown]
 # The results are the same at every setting. What changes is when messages are sent and how much memory is
 # used.
+#
+# ## The peak of a step
+#
+# Parameters are one part of it. The optimizer's `meter` counts all buffers of the engine: parameters,
+# gradients, optimizer state, and messages on their way. It notes the most that they held at once in each
+# phase of a step.
+
+
+# %%
+def peaks(stage):
+    model, optimizer = build(stage)
+    for step in (0, 1):
+        optimizer.zero_grad()
+        optimizer.meter.reset_peak()
+        before = optimizer.meter.held_bytes  # a phase that allocates nothing holds what was there
+        model(*batch(step)).backward()
+        optimizer.step()
+    return {"forward": before} | optimizer.meter.peak_by_phase
+
+
+# %%
+fig = figure(height=2.8)
+ax, said = fig.subplots(), []
+for stage in range(4):
+    by_phase = zerolab.launch(peaks, 4, stage)[0]
+    MB = [by_phase[phase] / 1e6 for phase in ("forward", "backward", "step")]
+    ax.plot(["forward", "backward", "step"], MB, label=f"stage {stage}: peak {max(MB):.2f} MB ▼")
+    ax.plot(MB.index(max(MB)), max(MB) + 0.25, "v", color=INK)
+    said.append(f"stage {stage} " + ", ".join(f"{size:.2f}" for size in MB))
+ax.set(ylabel="most MB held at once", ylim=(0, 6.5))
+show(
+    fig, f"Most MB that rank 0 holds in forward, backward and step: {'; '.join(said)}. Backward is the peak."
+)
+
+# %% [markdown]
+# At every stage the peak is in the backward pass. There the gradients are added to everything else. At stage
+# 3 two more things show: the forward pass takes memory, because blocks are gathered, and the backward pass
+# holds blocks *and* their whole gradients.
 #
 # ## A step in time
 #
@@ -347,19 +384,19 @@ def record(stage):
 
 
 # %% tags=["nbval-ignore-output"]
-figure = Figure(figsize=(7, 5), layout="constrained")
-for axes, stage in zip(figure.subplots(2, sharex=True), (2, 3), strict=True):
-    timeline.draw(axes, zerolab.launch(record, 2, stage))
-    axes.set_title(f"stage {stage}", loc="left")
-axes.set_xlabel("milliseconds since the step before ended")
-timeline.show(figure, "One step on two ranks at stages 2 and 3: what they compute and send, in time.")
+fig = figure(height=5)
+for ax, stage in zip(fig.subplots(2, sharex=True), (2, 3), strict=True):
+    timeline.draw(ax, zerolab.launch(record, 2, stage))
+    ax.set_title(f"stage {stage}")
+ax.set_xlabel("milliseconds since the step before ended")
+show(fig, "One step on two ranks at stages 2 and 3: what they compute and send, in time.")
 
 # %% [markdown]
 # The upper lane of a rank is its own work, from forward to the updates. The lower lane has its messages, side
 # by side where several are under way at once. At stage 2 all gathers come last, after the updates. At stage 3
 # they are spread over forward and backward, and the step ends with the updates. Where a message is below
-# forward or backward, the rank may compute meanwhile. (On a GPU the times are those at which the CPU queued
-# the work.)
+# forward or backward, the rank may compute meanwhile. (On a GPU these are the times at which the CPU queued
+# the work. The file below has the GPU's own times too.)
 #
 # `python -m zerolab train --model gpt-tiny --stage 3 --trace trace.json` writes the timelines of all ranks
 # into one file. Open it at [ui.perfetto.dev](https://ui.perfetto.dev): each rank is a process there, and a
@@ -486,7 +523,13 @@ for category in ("params_bytes", "grads_bytes", "optimizer_bytes"):
 print(f"traffic a step   {traffic.logical_bytes:>9,}   formula {4 * (3 * psi - numels['root']):>9,}")
 
 # %%
-show(both_losses, sharded=sharded, single=alone, stage=3)
+fig = figure(height=2.4)
+ax = fig.subplots()
+ax.plot(alone, label="one process, plain Adam", color=PALE, linewidth=8, marker="")
+ax.plot(sharded, label="stage 3, sharded", color=INK, linewidth=1.2, marker="")
+ax.set(xlabel="step", ylabel="loss (nats per byte)")
+same = "lie exactly on top of each other" if sharded == alone else "part"
+show(fig, f"Loss of each step at stage 3 and in one process with plain Adam: the two curves {same}.")
 
 # %% [markdown]
 # ## A trillion parameters, run

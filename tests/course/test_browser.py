@@ -23,9 +23,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support import ROOT
-
-from zerolab.course.lessons.memory_accounting import figures
-from zerolab.course.sketch import Sketch
+from support.lessons import drawing, spoken
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
@@ -150,7 +148,9 @@ def test_a_lesson_runs_and_its_pictures_follow_every_slider(page: "playwright.Pa
             playwright.expect(picture).not_to_have_attribute("alt", before)
             assert drawn(picture) == picture.get_attribute("alt")
     if notebook.stem.endswith("memory_accounting"):  # each slider went one step to the right
-        states = figures.stage_bars(Sketch(2.8), model=13e9, gpus=128, stage=2, precision="fp32")
-        activations = figures.states_and_activations(Sketch(1.9), batch=64, checkpointing=True)
+        moved = {"model_billions": 10**0.95, "gpus": 128, "gpu_memory_GB": 40, "precision": "fp32"}
+        states = spoken(drawing("memory_accounting", "stage_bars"), **moved)
+        moved = {"batch": 64, "checkpointing": "on", "gpu_memory_GB": 40}
+        activations = spoken(drawing("memory_accounting", "one_gpu"), **moved)
         assert [drawn(cell.locator("img")) for cell in cells.all()] == [states, activations]
     assert page.locator(COMPLAINTS).all_inner_texts() == []

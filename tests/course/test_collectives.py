@@ -6,6 +6,7 @@ import torch.distributed as dist
 from support.lessons import solutions_travel_by_value, spoken
 
 from zerolab import ring
+from zerolab.course import figure
 from zerolab.course.lessons.collectives import check_reduce_scatter, figures
 
 solutions_travel_by_value(__name__)
@@ -107,9 +108,18 @@ def rounds_of(size: int) -> figures.Rounds:
     ]
 
 
-@pytest.mark.parametrize("ranks", [2, 5])
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5])
 def test_the_drawing_counts_the_complete_chunks_of_every_step(ranks):
-    for step in range(2 * ranks):
-        alt = spoken(figures.ring_step, recorded={ranks: rounds_of(ranks)}, ranks=ranks, step=step)
-        complete = max(0, min(step, 2 * ranks - 2) - ranks + 2) * ranks
+    for step in range(2 * ranks - 1):
+        alt = spoken(figures.ring_step, 2.7, recorded={ranks: rounds_of(ranks)}, ranks=ranks, step=step)
+        complete = max(0, step - ranks + 2) * ranks
         assert alt.endswith(f"{complete} of {ranks**2} chunks hold the sum of all {ranks} ranks.")
+
+
+def test_the_ring_has_the_messages_of_the_round_and_the_grid_what_arrived():
+    canvas = figure()
+    figures.ring_step(canvas, {3: rounds_of(3)}, ranks=3, step=1)
+    ring, grid = canvas.axes
+    assert [text.get_text() for text in ring.texts if text.get_bbox_patch()] == ["2", "0", "1"]
+    arrived = [box.xy for box in grid.patches if box.get_linestyle() == "--"]
+    assert [(round(y + 0.38), x) for x, y in arrived] == [(0, 1), (1, 2), (2, 0)]

@@ -5,8 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from support.lessons import solutions_travel_by_value, spoken
+from support.lessons import drawing, solutions_travel_by_value, spoken
 
+from zerolab import cost
 from zerolab.course.lessons.data_parallel import check_average_gradients, figures
 
 solutions_travel_by_value(__name__)
@@ -134,14 +135,27 @@ def test_a_bucket_leaves_when_it_is_full_and_the_wire_is_free():
 
 
 @pytest.mark.parametrize("gpus", [2, 256])
-@pytest.mark.parametrize("bucket_MB", figures.BUCKET_MB)
+@pytest.mark.parametrize("bucket_MB", [1, 25, 3000])
 def test_the_bucket_figure_says_how_many_messages_there_are(bucket_MB, gpus):
-    alt = spoken(figures.buckets, bucket_MB=bucket_MB, gpus=gpus)
+    alt = spoken(drawing("data_parallel", "buckets"), 3.8, bucket_MB=bucket_MB, gpus=gpus)
     assert alt.startswith(f"{figures.GRADIENT_MB // bucket_MB:,} message")
 
 
 def test_thousands_of_messages_become_few_bars_that_cover_the_same_time():
     sent = figures.send_buckets(1, 64)
-    bars = figures._merged(sent, sent[-1][1] / 600)
-    assert len(sent) == 3000 and len(bars) <= 600
+    bars = figures.visible(sent)
+    assert len(sent) == 3000 and len(bars) <= 300
     assert bars[0][0] == sent[0][0] and bars[-1][1] == sent[-1][1]
+    few = figures.send_buckets(50, 256)  # back to back
+    assert few[1][0] == few[0][1]
+    assert figures.visible(few) == few
+
+
+@pytest.mark.parametrize("GB_per_second", [1, 900])
+@pytest.mark.parametrize("latency_microseconds", [1, 1000])
+def test_the_cost_of_an_all_reduce_is_the_models(GB_per_second, latency_microseconds):
+    values = {"GB_per_second": GB_per_second, "latency_microseconds": latency_microseconds}
+    alt = spoken(drawing("data_parallel", "cost_of_all_reduce"), 2.8, **values)
+    link = (latency_microseconds * 1e-6, GB_per_second * 1e9)
+    whole = 1e3 * cost.collective_seconds(3e9, 1024, "all_reduce", *link)
+    assert f"on 1024 GPUs {whole:,.0f} ms in 1, " in alt

@@ -104,7 +104,11 @@ def test_a_lesson_may_have_two_questions(heading: str):
 def test_a_check_needs_no_front_end():
     """Checks are imported in worker processes, which start slowly enough without IPython and widgets."""
     rooms = ", ".join(f"zerolab.course.lessons.{name}" for name in NAMES)
-    said = python(ROOT, "-c", f"import sys, {rooms}; print({{'IPython', 'ipywidgets'}} & set(sys.modules))")
+    said = python(
+        ROOT,
+        "-c",
+        f"import sys, {rooms}; print({{'IPython', 'ipywidgets', 'matplotlib'}} & set(sys.modules))",
+    )
     assert said == "set()\n"
 
 
@@ -134,10 +138,9 @@ ROOM = {
         """Lesson 99's drawing."""
 
 
-        def four(sketch):
+        def four(fig):
             """Four boxes."""
-            for place in range(4):
-                sketch.rect(place / 4, 0.1, 0.2, 0.8, "#444444")
+            fig.subplots().bar(range(4), 1)
             return "Four boxes."
     ''',
     "quiz.py": '''
@@ -155,7 +158,7 @@ SOURCE = """\
     # > **5 minutes.** *You need:* numbers. *Afterwards you can* add. *Paper:* none.
 
     # %%
-    from zerolab.course import predict, show
+    from zerolab.course import figure, predict, show
     from zerolab.course.lessons.two_and_two import check_sum, figures, quiz
 
     # %%
@@ -163,7 +166,8 @@ SOURCE = """\
 
     # %%
     predict(my_guess, 2 + 2, quiz.SUM)
-    show(figures.four)
+    fig = figure(height=1)
+    show(fig, figures.four(fig))
 
 
     # %%

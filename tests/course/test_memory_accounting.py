@@ -3,10 +3,10 @@
 from itertools import product
 
 import pytest
-from support.lessons import spoken
+from support.lessons import drawing, spoken
 
 from zerolab import memory
-from zerolab.course.lessons.memory_accounting import check_bytes_per_gpu, figures, quiz
+from zerolab.course.lessons.memory_accounting import check_bytes_per_gpu, quiz
 
 
 def formula(k=12, params=2, grads=2, shards=(1, 2, 3), scale=1.0, replicated_master=False):
@@ -47,22 +47,23 @@ def test_the_wrong_numbers_of_activations_follow_from_the_formula():
     assert list(quiz.ACTIVATIONS.mistakes.values()) == pytest.approx([right / 2, right / 12], rel=1e-3)
 
 
-STATES = list(product((1.5e9, 1e12), (1, 1024), (0, 3), ("mixed", "fp32")))
+STATES = list(product((0.1, 7.5, 2000), (1, 1024), (16, 141), ("mixed", "mixed_fp32_grads")))
 
 
-@pytest.mark.parametrize(("model", "gpus", "stage", "precision"), STATES)
-def test_the_bars_say_what_a_gpu_holds(model, gpus, stage, precision):
-    total = memory.model_states(model, gpus, stage, precision).total_bytes / 1e9
-    alt = spoken(figures.stage_bars, model=model, gpus=gpus, stage=stage, precision=precision)
-    assert f"{figures.STAGE_NAMES[stage]}: {total:.3g} GB each" in alt
+@pytest.mark.parametrize(("model_billions", "gpus", "gpu_memory_GB", "precision"), STATES)
+def test_the_bars_say_what_a_gpu_holds_and_whether_it_fits(model_billions, gpus, gpu_memory_GB, precision):
+    alt = spoken(drawing("memory_accounting", "stage_bars"), 2.8, **locals())
+    for stage in range(4):
+        held = memory.model_states(model_billions * 1e9, gpus, stage, precision).total_bytes
+        verdict = "fits" if held <= gpu_memory_GB * 1e9 else "does not fit"
+        assert (
+            f"stage {stage}: {memory.format_bytes(held)}, {verdict}".replace("stage 0", "data parallel")
+            in alt
+        )
 
 
-@pytest.mark.parametrize(("batch", "checkpointing"), list(product((1, 64), (False, True))))
+@pytest.mark.parametrize(("batch", "checkpointing"), list(product((1, 64), ("off", "on"))))
 def test_activations_are_drawn_beside_the_states(batch, checkpointing):
-    alt = spoken(figures.states_and_activations, batch=batch, checkpointing=checkpointing)
+    alt = spoken(drawing("memory_accounting", "one_gpu"), 1.9, batch=batch, checkpointing=checkpointing)
     assert f"batch {batch} ×" in alt and "optimizer state 18 GB" in alt
-
-
-def test_the_other_drawings_say_what_they_show():
-    assert spoken(figures.sixteen_bytes).startswith("The 16 bytes of one parameter")
-    assert "stage 3: 0.117" in spoken(figures.per_gpu_curves)
+    assert ("does not fit into" in alt) == (batch == 64 or (checkpointing == "off" and batch > 4))

@@ -106,7 +106,7 @@ TAMPERINGS = {
     "untouched": ("2 + 2 = 4", "2 + 2 = 4"),
     "print": ("2 + 2 = 4", "2 + 2 = 5"),
     "alt_text": ("a red dot", "a blue dot"),
-    "line": ("#D00000", "#0000D0"),
+    "line": ("#d00000", "#0000d0"),
 }
 
 
@@ -114,9 +114,9 @@ TAMPERINGS = {
 def nbval_verdicts(tmp_path_factory):
     """What nbval says of a notebook built as the lessons are, and of copies with one output changed."""
     cells = [
-        "from zerolab.course import show",
+        "from zerolab.course import figure, show",
         "print('2 + 2 =', 2 + 2)",
-        "def dot(sketch):\n    sketch.rect(0, 0, 1, 1, '#D00000')\n    return 'a red dot'\n\nshow(dot)",
+        "fig = figure(1)\nfig.subplots().plot([0], 'o', color='#d00000')\nshow(fig, 'a red dot')",
     ]
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     built, folder = (

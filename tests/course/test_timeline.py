@@ -57,7 +57,8 @@ def test_one_step_is_too_few():
 def test_messages_under_way_together_are_side_by_side():
     axes = Figure().subplots()
     draw(axes, [TWO_STEPS, TWO_STEPS])
-    first, second = axes.patches[:5], axes.patches[5:]
+    bars = [bar for bar in axes.patches if bar.get_width()]  # the others are the legend's
+    first, second = bars[:5], bars[5:]
     assert [bar.get_x() for bar in first] == [0, 1, 2, 4, 5] == [bar.get_x() for bar in second]
     rows = [round(bar.get_y() + bar.get_height() / 2, 3) for bar in first]
     work, _, reduce, _, gather = rows
@@ -85,11 +86,16 @@ def test_a_real_step_has_every_units_messages(stage: int, gathers: int):
         assert counted == {"forward": 1, "backward": 1, "update": 3, "reduce": 3, "gather": gathers}
 
 
-def test_the_picture_says_what_it_shows(monkeypatch):
-    shown = []
-    monkeypatch.setattr(timeline, "display", lambda bundle, raw: shown.append(bundle))
+def test_the_lanes_of_a_gpu_are_left_out():
+    lane = {"ph": "M", "name": "thread_name", "pid": 0, "tid": 100, "args": {"name": "rank 0: GPU compute"}}
+    gpu = [lane, phase("backward", 4500, 6500) | {"tid": 100}, event("update root", 100, 7500, 8500)]
+    assert last_step([*TWO_STEPS, *gpu]) == last_step(TWO_STEPS)
+
+
+def test_the_first_picture_names_the_colours():
     figure = Figure()
-    draw(figure.subplots(), [TWO_STEPS])
-    timeline.show(figure, "a step & its messages")
-    assert shown[0]["text/plain"] == "a step & its messages"
-    assert 'aria-label="a step &amp; its messages"' in shown[0]["image/svg+xml"]
+    above, below = figure.subplots(2)
+    for axes in (above, below):
+        draw(axes, [TWO_STEPS])
+    assert above.get_legend_handles_labels()[1] == list(timeline.COLOURS)
+    assert below.get_legend_handles_labels()[1] == []

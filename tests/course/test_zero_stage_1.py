@@ -200,7 +200,7 @@ LAYER = nn.Sequential(nn.Linear(6, 20), nn.Linear(20, 4))
 
 @pytest.mark.parametrize("ranks", range(1, 9))
 def test_the_map_gives_every_element_one_owner(ranks):
-    alt = spoken(figures.partition_map, layer=LAYER, ranks=ranks)
+    alt = spoken(figures.partition_map, 3.4, layer=LAYER, ranks=ranks)
     owned = {name: [] for name, _ in LAYER.named_parameters()}
     for name, first, last in re.findall(r"(\w+\.\w+)\[(\d+):(\d+)\]", alt):
         owned[name] += range(int(first), int(last))
@@ -215,5 +215,5 @@ def test_the_map_leaves_the_layer_alone():
 
 
 def test_the_seam_counts_the_passes():
-    alt = spoken(figures.seam)
+    alt = spoken(figures.seam, 2.4)
     assert "moves 2Ψ" in alt and "moves 3Ψ" in alt

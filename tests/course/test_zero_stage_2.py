@@ -3,11 +3,11 @@
 import pytest
 import torch
 import torch.distributed as dist
-from support.lessons import solutions_travel_by_value, spoken
+from support.lessons import drawing, solutions_travel_by_value, spoken
 
 import zerolab
 from zerolab import ring
-from zerolab.course.lessons.zero_stage_2 import check_reduce_and_keep, figures
+from zerolab.course.lessons.zero_stage_2 import check_reduce_and_keep
 from zerolab.models import GPT
 
 solutions_travel_by_value(__name__)
@@ -117,11 +117,14 @@ def test_the_peak_is_the_root_the_unit_at_work_those_in_flight_and_the_shards_of
 
 
 def test_the_drawings_say_in_words_what_they_show():
-    stairs = [("head.weight", 4e6), ("blocks.0.a", 8e6), ("blocks.0.b", 8e6), ("embedding.weight", 8e6)]
-    saw = {1: [("head.weight", 4e6), ("blocks.0.a", 7e6), ("blocks.0.b", 7e6), ("end", 2e6)]}
-    alt = spoken(figures.gradients_over_time, stage_1=stairs, stage_2=saw)
-    assert "8.00 MB" in alt and "never above 7.00 MB" in alt and "ends at 2.00 MB" in alt
-    costs = {(way, m): figures.Cost(4e6 * (m + 1), 4e6) for way in figures.WAYS for m in (1, 2, 8)}
+    over_time, costs = (drawing("zero_stage_2", name) for name in ("gradients_over_time", "accumulation"))
+    stairs = [("head.weight", 4e5), ("blocks.0.a", 8e5), ("blocks.0.b", 8e5), ("embedding.weight", 8e5)]
+    saw = {1: [("head.weight", 4e5), ("blocks.0.a", 7e5), ("blocks.0.b", 7e5), ("end", 2e5)]}
+    over_time.__globals__.update(stage_1=stairs, stage_2=saw)
+    alt = spoken(over_time, 2.8, reduces_in_flight=1)
+    assert "stage 1: up to 0.80 MB" in alt and "stage 2: up to 0.70 MB, 0.20 MB at the end" in alt
+    measured = {(way, m): (m + 1, 1) for way in costs.__globals__["WAYS"] for m in (1, 2, 8)}
+    costs.__globals__["costs"] = measured
     for m in (1, 2, 8):
-        alt = spoken(figures.accumulation, measured=costs, psi=1_000_000, micro_batches=m)
+        alt = spoken(costs, 2.1, micro_batches=m)
         assert f"stage 2: {m + 1}.00 Ψ moved" in alt and "stage 2, no_sync: 1.00 Ψ held" in alt

@@ -142,5 +142,5 @@ def test_the_drawing_says_in_words_what_it_shows():
         Moment("forward 0", [WHOLE, ARRIVING, WHOLE], [500_000, 500_000, 250_000]),
         Moment("backward 0", [WHOLE, FREED, WHOLE], [500_000, 0, 250_000]),
     ]
-    alt = spoken(residency, measured={1: run}, names=["block 0", "block 1", "root"])
+    alt = spoken(residency, 3.8, measured={1: run}, names=["block 0", "block 1", "root"])
     assert "prefetch=1. Besides the root at most 2 of the blocks" in alt and "1.25 MB" in alt

@@ -1,14 +1,19 @@
 """The lessons of the course, found by looking into their folders, and what a test needs of one."""
 
+import ast
 import re
 import sys
+from collections.abc import Callable
 from functools import cache
 from xml.etree import ElementTree
 
 import cloudpickle
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from support import ROOT
-from zerolab.course.look import paint
+from zerolab.course.look import PAPER, contrast, figure, paint
 
 ROOMS, SOURCES = ROOT / "zerolab/course/lessons", ROOT / "notebooks/source"
 NAMES = sorted(room.parent.name for room in ROOMS.glob("*/__init__.py"))
@@ -47,19 +52,42 @@ def solutions_travel_by_value(module: str) -> None:
     cloudpickle.register_pickle_by_value(sys.modules[module])
 
 
-def spoken(draw, **values) -> str:
-    """The alt text of a drawing, after a look at it: sound SVG with every word and box on the page."""
-    svg, alt = paint(draw, 3.4, values)
-    root = ElementTree.fromstring(svg)  # well-formed, whatever the words
-    assert root.get("aria-label") == alt
-    assert not re.search(r'"-?(nan|inf)', svg)
-    _, _, width, height = map(float, root.get("viewBox").split())
-    for text in root.iter(f"{SVG}text"):
-        x, y = map(float, re.match(r"translate\(([-\d.]+) ([-\d.]+)\)", text.get("transform")).groups())
-        assert 0 <= x <= width and 0 <= y <= height, "".join(text.itertext())
-    for box in list(root.iter(f"{SVG}rect"))[1:]:
-        if box.get("width").endswith("%") or "patternUnits" in box.attrib or box.get("x") is None:
-            continue
-        left, wide = float(box.get("x")), float(box.get("width"))
-        assert left >= -1 and left + wide <= width + 1
+@cache
+def drawing(name: str, function: str) -> Callable[..., str]:
+    """A drawing that a lesson's own cells define, with the other functions and constants of those cells."""
+    names = notebook_names(name)
+    for code in code_cells(name)[1:]:
+        own = [node for node in ast.parse(code).body if isinstance(node, ast.FunctionDef) or _constant(node)]
+        exec(compile(ast.Module(own, []), name, "exec"), names)
+    return names[function]
+
+
+def _constant(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "").isupper()
+
+
+def spoken(draw: Callable[..., str], height: float = 3.4, **values) -> str:
+    """The alt text of a drawing, after a look at it: sound SVG, its words on the page and legible."""
+    canvas = figure(height)
+    drawn, alt = paint(canvas, draw, values)
+    root = ElementTree.fromstring(drawn)  # well-formed, whatever the words
+    assert root.get("aria-label") == alt and not re.search(r'"-?(nan|inf)', drawn)
+    words = {span.text for span in root.iter() if span.text}
+    for text in canvas.findobj(Text):
+        if text.get_visible() and text.get_text().split("\n")[0] in words:
+            look_at(text, canvas)
     return alt
+
+
+def look_at(text: Text, canvas: Figure) -> None:
+    """A text is within the figure, and its contrast with what lies below it is 4.5 at least."""
+    box = text.get_window_extent()
+    assert canvas.bbox.padded(2).containsx(box.x0) and canvas.bbox.padded(2).containsx(box.x1), text
+    assert canvas.bbox.padded(2).containsy(box.y0) and canvas.bbox.padded(2).containsy(box.y1), text
+    middle = ((box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2)
+    below = [p for axes in canvas.axes for p in axes.patches if p.get_window_extent().contains(*middle)]
+    filled = [
+        to_hex(patch.get_facecolor()) for patch in below if patch.get_fill() and patch.get_facecolor()[3]
+    ]
+    paper = PAPER if text.get_bbox_patch() or not filled else filled[-1]
+    assert contrast(to_hex(text.get_color()), paper) >= 4.5, (text, paper)

@@ -22,12 +22,16 @@ What a lesson uses
 ``predict(my_guess, answer, quiz.NAME)`` and ``answer(my_answer, quiz.NAME)``
     Compare the reader's number or letter with the right one, and name the mistake behind a known wrong one.
     The lesson's ``quiz.py`` holds the mistakes. In the committed notebook the reader's answers are ``...``.
-``show(draw, height=3, **values)`` and ``explore(draw, height=3, **controls)``
-    Display a drawing, a function ``draw(sketch, **values)`` that returns its alt text, with sliders
-    (``slider``, ``choice``) or without. ``figures`` and ``look`` hold what lessons share.
+``figure(height)`` and ``show(figure, alt)``
+    An empty figure of matplotlib, and its display as SVG. The cell draws the data with ``ax.plot`` and
+    ``ax.barh``, so that a reader can change it. Whatever has a ``label`` gets a legend. ``look`` holds the
+    settings and the colours.
+``explore(draw, height=3, **controls)``
+    The same with sliders (``slider``, ``choice``, ``number``): ``draw(figure, **values)`` draws on an empty
+    figure and returns its alt text. A lesson's ``figures.py`` holds its diagrams, which show no data.
 ``show_source(function)`` and ``show_diff(module_a, module_b)``
     The live source of the package, never a copy in the notebook.
-``timeline.draw(axes, ranks)`` and ``timeline.show(figure, alt)``
+``timeline.draw(axes, ranks)``
     A step in time, of what ``optimizer.trace.timeline()`` returned on each rank.
 ``zerolab.device()`` and ``zerolab.parity.compute_deterministically()``
     What ranks train is built on their device, so a lesson runs unchanged on GPUs. The single process of a
@@ -48,8 +52,8 @@ logging.getLogger("zerolab").setLevel(logging.ERROR)
 
 _NAMES_IN = {
     "questions": ("predict", "answer"),
-    "look": ("show",),
-    "sliders": ("explore", "slider", "choice"),
+    "look": ("figure", "show"),
+    "sliders": ("explore", "slider", "choice", "number"),
     "source": ("show_source", "show_diff"),
     "exercise": ("attempt",),
     "gpus": ("verify_on_gpus",),

@@ -1,23 +1,56 @@
-"""How every figure of the course looks, and how it reaches the page with its alt text."""
+"""How every figure looks, and how it reaches the page: matplotlib's settings, colours, alt text."""
 
 import base64
 import html
+import io
+import math
 from collections.abc import Callable
+from itertools import groupby
 
+import matplotlib
 from IPython.display import display
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
-from zerolab.course.sketch import INK, Sketch
-
-# Colour-blind readers can tell Okabe and Ito's colours apart; every figure also writes the names.
-CATEGORY_COLOURS = {
-    "params": "#0072B2",
-    "grads": "#E69F00",
-    "optimizer": "#009E73",
+# The paper is part of the picture, so words have the same contrast on a light page and on a dark one.
+PAPER, INK, QUIET, PALE = "#F7F7F7", "#222222", "#666666", "#E2E2E2"
+# Colour-blind readers can tell Okabe and Ito's colours apart. They mean these categories and nothing else.
+COLOURS = {
+    "parameters": "#0072B2",
+    "gradients": "#E69F00",
+    "optimizer state": "#009E73",
     "activations": "#CC79A7",
 }
-# Ranks have other colours than categories, so that "rank 1" is not mistaken for "gradients".
 _RANK_COLOURS = ("#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377", "#BBBBBB", "#994F00")
-WIDTH_PIXELS = 684  # less on a narrower page
+# Lines that are no category: each has a mark of its own too, so that colour is not needed to tell them apart.
+_SERIES = matplotlib.cycler(color=[INK, "#7A3E9D", "#A8323E", "#5B6770"], marker=["x", "o", "s", "^"])
+# 10 points are 16 pixels on a wide page and 9 on a phone, whose page scrolls sideways if it is narrower.
+WIDTH_INCHES, WIDTH_PIXELS, NARROWEST_PIXELS = 5.2, 600, 330
+
+matplotlib.rcParams.update(
+    {
+        "svg.fonttype": "none",  # words stay words: small, sharp, and found by a search
+        "svg.hashsalt": "zerolab",  # the same drawing is the same file
+        "figure.facecolor": PAPER,
+        "axes.facecolor": "none",
+        "axes.edgecolor": QUIET,
+        "axes.formatter.min_exponent": 7,  # 100 and not 10²
+        "axes.prop_cycle": _SERIES,
+        "axes.spines.right": False,
+        "axes.spines.top": False,
+        "axes.titlelocation": "left",
+        "axes.titlesize": 10,
+        "axes.titleweight": "bold",
+        "font.size": 10,
+        "legend.fontsize": 9,
+        "legend.frameon": False,
+        "legend.handlelength": 1.4,
+        "lines.markersize": 4,
+        **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
+    }
+)
 
 Draw = Callable[..., str]
 
@@ -28,40 +61,116 @@ def rank_colour(rank: int) -> str:
 
 
 def ink_on(colour: str) -> str:
-    """Black or white, whichever is easier to read on a colour."""
-    red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
-    return "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 140 else INK
+    """Black or white, whichever has the higher contrast on a colour."""
+    return max((INK, "#FFFFFF"), key=lambda ink: contrast(ink, colour))
 
 
-def paint(draw: Draw, height: float, values: dict) -> tuple[str, str]:
-    """Run `draw(sketch, **values)` on an empty sketch and return the SVG with its alt text.
+def contrast(one: str, other: str) -> float:
+    """The ratio of two colours' luminance, from 1 to 21; words need 4.5 (WCAG 2.1)."""
+    dark, bright = sorted(map(_luminance, (one, other)))
+    return (bright + 0.05) / (dark + 0.05)
+
+
+def _luminance(colour: str) -> float:
+    channels = (int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5))
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def by_category(states, unit_bytes: float = 1e9) -> dict[str, float]:
+    """The model states by category, in GB or another unit, of anything with ``params_bytes`` and so on."""
+    sizes = (states.params_bytes, states.grads_bytes, states.optimizer_bytes)
+    return {name: size / unit_bytes for name, size in zip(COLOURS, sizes, strict=False)}
+
+
+def magnify(axes: Axes) -> None:
+    """Draw rows of bars that are too short to see once more at the right, enlarged by the factor in words."""
+    widest = axes.get_xlim()[1]
+    bars = sorted((bar for bar in axes.patches if isinstance(bar, Rectangle)), key=Rectangle.get_y)
+    for _, row in groupby(bars, key=Rectangle.get_y):
+        pieces = list(row)
+        end = max(bar.get_x() + bar.get_width() for bar in pieces)
+        if not 0 < end < widest / 40:
+            continue
+        most = 0.3 * widest / end
+        power = 10 ** math.floor(math.log10(most))
+        factor = max(power * step for step in (1, 2, 5) if power * step <= most)
+        for bar in pieces:
+            left, width = 0.68 * widest + factor * bar.get_x(), factor * bar.get_width()
+            middle = bar.get_y() + bar.get_height() / 2
+            axes.barh(middle, width, left=left, height=bar.get_height() / 2, color=bar.get_facecolor())
+        words = {"ha": "right", "va": "center", "color": QUIET, "backgroundcolor": PAPER}
+        axes.text(0.66 * widest, middle, f"×{factor:,}", size=9, **words)
+
+
+def figure(height: float = 2.6) -> Figure:
+    """An empty figure, so many inches high: add axes with ``.subplots()`` and display it with `show`."""
+    return Figure(figsize=(WIDTH_INCHES, height), dpi=72, layout="tight")
+
+
+def paint(canvas: Figure, draw: Draw, values: dict) -> tuple[str, str]:
+    """Run `draw(canvas, **values)` on the emptied canvas and return the SVG with its alt text.
 
     Raises: ValueError if the drawing returns no alt text.
     """
-    sketch = Sketch(height)
-    alt = draw(sketch, **values)
+    canvas.clear()
+    alt = _one_line(draw(canvas, **values))
+    return svg(canvas, alt), alt
+
+
+def _one_line(alt: str) -> str:
     if not isinstance(alt, str) or not alt.strip():
-        name = getattr(draw, "__name__", repr(draw))
-        raise ValueError(f"{name} returned {alt!r}: a drawing returns its alt text, one or two sentences")
-    return sketch.svg(alt), alt
+        raise ValueError(f"the alt text is {alt!r}: say in one or two sentences what the figure shows")
+    return " ".join(alt.split())
 
 
-def image_html(svg: str, alt: str) -> str:
-    """An <img> with its alt text, no wider than the page."""
-    source = base64.b64encode(svg.encode()).decode()
-    size = f'width="{WIDTH_PIXELS}" style="max-width: 100%"'
+def svg(canvas: Figure, alt: str) -> str:
+    """The figure as one line of SVG that says in words what it shows."""
+    for axes in canvas.axes:
+        axes.minorticks_off()  # a logarithmic axis has dozens, and they take most of the time
+        _legend_above(axes)
+    page = io.StringIO()
+    # Not savefig, which draws twice: a slider waits for this.
+    FigureCanvasSVG(canvas).print_svg(page, metadata={"Date": None, "Creator": None})
+    drawing = page.getvalue().partition("<svg ")[2].partition(">")[2]
+    across, down = canvas.get_size_inches() * 72
+    opening = '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
+    size = f'width="{WIDTH_PIXELS}" viewBox="0 0 {across:g} {down:g}" style="max-width: 100%"'
+    body = " ".join(line.strip() for line in drawing.splitlines())
+    return f'{opening}{size} role="img" aria-label="{html.escape(alt)}">{body}'
+
+
+def _legend_above(axes: Axes) -> None:
+    """Whatever has a label is named above the axes, below the title, unless the axes have a legend."""
+    _, labels = axes.get_legend_handles_labels()
+    if not labels or axes.get_legend():
+        return
+    columns = len(labels) if sum(len(label) + 5 for label in labels) < 60 else math.ceil(len(labels) / 2)
+    axes.legend(loc="lower left", bbox_to_anchor=(-0.01, 0.99), ncols=columns, borderaxespad=0.2)
+    rows = math.ceil(len(labels) / columns)
+    axes.set_title(axes.get_title("left"), pad=8 + 13 * rows)
+
+
+def image_html(drawing: str, alt: str) -> str:
+    """An <img> with its alt text, no wider than the page, and no narrower than its words can be read."""
+    source = base64.b64encode(drawing.encode()).decode()
+    size = f'width="{WIDTH_PIXELS}" style="max-width: 100%; min-width: {NARROWEST_PIXELS}px"'
     return f'<img alt="{html.escape(alt)}" {size} src="data:image/svg+xml;base64,{source}">'
 
 
-def bundle(svg: str, alt: str) -> dict[str, str]:
+def bundle(drawing: str, alt: str) -> dict[str, str]:
     """The picture in the forms that front ends read, each with the alt text.
 
     In an ``<img>`` no style of the page changes the picture. A page without HTML shows the SVG itself, and a
     terminal prints the alt text.
     """
-    return {"text/html": image_html(svg, alt), "image/svg+xml": svg, "text/plain": alt}
+    return {"text/html": image_html(drawing, alt), "image/svg+xml": drawing, "text/plain": alt}
 
 
-def show(draw: Draw, *, height: float = 3.2, **values) -> None:
-    """Display one figure: `draw(sketch, **values)` draws on an empty sketch and returns its alt text."""
-    display(bundle(*paint(draw, height, values)), raw=True)
+def show(canvas: Figure, alt: str) -> None:
+    """Display a figure with its alt text: one or two sentences that say what it shows.
+
+    Raises: ValueError for a missing alt text.
+    """
+    alt = _one_line(alt)
+    display(bundle(svg(canvas, alt), alt), raw=True)

@@ -1,77 +1,115 @@
-"""Sliders above a figure: a plain image of the default state, redrawn in place when a slider moves."""
+"""Sliders above a figure: a plain image of the default state, redrawn in place when a slider moves.
 
+Beside a slider whose steps are not its values stands a field of the browser's own, which shows the value,
+takes one, and speaks it to a screen reader.
+"""
+
+import math
 import sys
 from collections.abc import Callable, Sequence
 
 import ipywidgets
 from IPython.display import DisplayHandle, display
 
-from zerolab.course.look import Draw, bundle, image_html, paint
+from zerolab.course.look import Draw, bundle, figure, image_html, paint
 
 Screen = Callable[[str, str], None]
 
 
-def slider(low: int, high: int, value: int) -> ipywidgets.IntSlider:
-    """A slider over the whole numbers from low to high."""
-    return ipywidgets.IntSlider(value=value, min=low, max=high)
+def slider(low: int, high: int, value: int, play: bool = False) -> ipywidgets.IntSlider:
+    """A slider over the whole numbers from low to high, with a button that goes through them if `play`."""
+    control = ipywidgets.IntSlider(value=value, min=low, max=high)
+    if play:
+        control.field = ipywidgets.Play(value=value, min=low, max=high, interval=900)
+        for trait in ("max", "value"):
+            ipywidgets.link((control, trait), (control.field, trait))
+    return control
 
 
 def choice(options: Sequence, value) -> ipywidgets.SelectionSlider:
     """A slider over a few values in order, such as 1, 2, 4, 8; each may be a (label, value) pair."""
-    return ipywidgets.SelectionSlider(options=list(options), value=value)
+    control = ipywidgets.SelectionSlider(options=list(options), value=value, readout=False)
+    control.field = ipywidgets.Dropdown(options=list(options), value=value)
+    ipywidgets.link((control, "value"), (control.field, "value"))
+    return control
 
 
-def explore(draw: Draw, *, height: float = 3.2, **controls: ipywidgets.Widget) -> None:
+def number(low: float, high: float, value: float) -> ipywidgets.FloatLogSlider:
+    """A logarithmic slider over the numbers from low to high, and a field to type one of them."""
+    ends = {"min": math.log10(low), "max": math.log10(high)}
+    control = ipywidgets.FloatLogSlider(value=value, step=0.05, readout=False, **ends)
+    control.field = ipywidgets.BoundedFloatText(value=value, min=low, max=high)
+    ipywidgets.link((control, "value"), (control.field, "value"), transform=(_three_digits, float))
+    return control
+
+
+def _three_digits(value: float) -> float:
+    return float(f"{value:.3g}")
+
+
+def explore(draw: Draw, *, height: float = 2.8, **controls: ipywidgets.Widget) -> None:
     """Show `draw` with the controls' default values, and again whenever the reader moves a control.
 
-    The picture is an ordinary output of the cell, so a page without a kernel shows the default state. The
-    controls are one widget above it, each labelled with its keyword.
+    `draw(figure, **values)` draws on an empty figure and returns its alt text. The picture is an ordinary
+    output of the cell, so a page without a kernel shows the default state. The controls are one widget above
+    it, each labelled with its keyword.
 
-    Raises: ValueError from `draw` for a missing alt text.
+    Raises: ValueError for a missing alt text.
     """
-    for name, control in controls.items():
-        control.description = name.replace("_", " ")
-        control.style.description_width = "9em"
-        control.layout.width = "min(34em, 95%)"
-    panel = ipywidgets.VBox(list(controls.values()))
-    screen = _in_a_widget(panel) if "google.colab" in sys.modules else _as_an_output(panel)
+    values = ", ".join(f"{_words(name)} = {getattr(c, 'label', c.value)}" for name, c in controls.items())
+    panel = ipywidgets.VBox([_row(_words(name), control) for name, control in controls.items()])
+    screen = (_in_a_widget if "google.colab" in sys.modules else _as_an_output)(panel, values)
+    canvas = figure(height)
 
     def redraw(_change=None) -> None:
-        screen(*paint(draw, height, {name: control.value for name, control in controls.items()}))
+        screen(*paint(canvas, draw, {name: control.value for name, control in controls.items()}))
 
     redraw()
     for control in controls.values():
         control.observe(redraw, names="value")
 
 
-def _as_an_output(panel: ipywidgets.VBox) -> Screen:
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _row(name: str, control: ipywidgets.Widget) -> ipywidgets.Box:
+    """A control with its label; on a narrow page the slider moves below its field."""
+    field = getattr(control, "field", None)
+    named = control if field is None or isinstance(field, ipywidgets.Play) else field
+    named.description, named.style.description_width = name, "9em"
+    named.layout.width = "min(17em, 95%)" if named is field else "min(34em, 95%)"
+    row = [named] if field is None else [named, control if named is field else field]
+    return ipywidgets.Box(row, layout={"flex_flow": "row wrap"})
+
+
+def _as_an_output(panel: ipywidgets.VBox, values: str) -> Screen:
     """Show the picture as an output of the cell, and replace it through its display handle."""
-    _display_widget(panel, panel)
+    _display_widget(panel, values)
     handles: list[DisplayHandle] = []
 
-    def screen(svg: str, alt: str) -> None:
+    def screen(drawing: str, alt: str) -> None:
         if handles:
-            handles[0].update(bundle(svg, alt), raw=True)
+            handles[0].update(bundle(drawing, alt), raw=True)
         else:
-            handles.append(display(bundle(svg, alt), raw=True, display_id=True))
+            handles.append(display(bundle(drawing, alt), raw=True, display_id=True))
 
     return screen
 
 
-def _in_a_widget(panel: ipywidgets.VBox) -> Screen:
+def _in_a_widget(panel: ipywidgets.VBox, values: str) -> Screen:
     """Show the picture in a widget of its own, for Colab, where only widgets follow a widget's callback."""
     picture = ipywidgets.HTML()
-    _display_widget(ipywidgets.VBox([panel, picture]), panel)
+    _display_widget(ipywidgets.VBox([panel, picture]), values)
 
-    def screen(svg: str, alt: str) -> None:
-        picture.value = image_html(svg, alt)
+    def screen(drawing: str, alt: str) -> None:
+        picture.value = image_html(drawing, alt)
 
     return screen
 
 
-def _display_widget(widget: ipywidgets.Widget, panel: ipywidgets.VBox) -> None:
+def _display_widget(widget: ipywidgets.Widget, values: str) -> None:
     """Display a widget with a text of our own, because ipywidgets 7 and 8 print different ones."""
-    values = (f"{each.description} = {getattr(each, 'label', each.value)}" for each in panel.children)
-    text = f"Sliders, live in a running notebook; shown at {', '.join(values)}."
+    text = f"Sliders, live in a running notebook; shown at {values}."
     view = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
     display({"application/vnd.jupyter.widget-view+json": view, "text/plain": text}, raw=True)

@@ -14,11 +14,14 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_by_name
 
 import zerolab
+from zerolab.course.look import INK, PAPER
 
 _PACKAGE = Path(zerolab.__file__).resolve().parent
-# Both colours are set, so that the code can be read on a dark page too.
-_PAPER = "background: #f7f7f7; color: #222222; padding: 0.4em 0.8em"
-_LETTERS = "font-family: monospace; line-height: 1.35; margin: 0; background: transparent; color: inherit"
+# Both colours are set on both elements: before a notebook is run, JupyterLab removes `transparent` and
+# `inherit`, and the dark theme's white letters would stand on our paper.
+_COLOURS = f"background: {PAPER}; color: {INK}"
+_PAPER = f"{_COLOURS}; padding: 0.4em 0.8em"
+_LETTERS = f"{_COLOURS}; font-family: monospace; line-height: 1.35; margin: 0"
 
 
 def show_source(thing, docstring: bool = True) -> None:
@@ -69,7 +72,13 @@ def _without_docstring(text: str, docstring: str | None) -> str:
 
 def _display(title: str, language: str, text: str) -> None:
     """Display as HTML with inline colours: nbconvert shows Markdown code in a proportional font."""
-    style = HtmlFormatter(noclasses=True, nobackground=True, cssstyles=_PAPER, prestyles=_LETTERS)
+    style = HtmlFormatter(
+        style="xcode",  # no colour of it has less contrast with the paper than 4.5
+        noclasses=True,
+        nobackground=True,
+        cssstyles=_PAPER,
+        prestyles=_LETTERS,
+    )
     code = highlight(text, get_lexer_by_name(language), style)
     heading = re.sub("`([^`]*)`", r"<code>\1</code>", html.escape(title))
     display({"text/html": f"<p>{heading}</p>{code}", "text/plain": f"{title}\n\n{text}"}, raw=True)

@@ -1,26 +1,21 @@
 """A step in time, drawn from `trace.timeline()`: for each rank a lane of its own work and one of messages."""
 
-import html
-import io
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from IPython.display import display
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
-from zerolab.course.look import bundle
+from zerolab.course import look
 
-# By what an event does. The last three have the colours of the optimizer, of gradients and of parameters.
 COLOURS = {
     "forward": "#C8C8C8",
     "backward": "#8C8C8C",
-    "update": "#009E73",
-    "reduce": "#E69F00",
-    "gather": "#0072B2",
+    "update": look.COLOURS["optimizer state"],
+    "reduce": look.COLOURS["gradients"],
+    "gather": look.COLOURS["parameters"],
 }
+"""By what an event does: the colour of what it changes or sends."""
 _KINDS = {"reduce_scatter": "reduce", "all_reduce": "reduce", "all_gather": "gather"}
 
 
@@ -34,10 +29,12 @@ class Bar(NamedTuple):
 
 
 def last_step(events: Sequence[dict]) -> list[Bar]:
-    """What a rank's timeline has of its last whole step, in order of time for each lane.
+    """What a rank's timeline has of its last whole step on the CPU, in order of time for each lane.
 
     Raises: ValueError where the timeline has fewer than two steps.
     """
+    titles = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+    events = [event for event in events if "GPU" not in titles.get(event["tid"], "")]
     phases = [event for event in events if event["ph"] == "X" and event["tid"] == 0 and "args" not in event]
     ends = [after["ts"] for phase, after in pairwise(phases) if phase["name"] == "step"]
     if len(ends) < 2:
@@ -55,10 +52,16 @@ def last_step(events: Sequence[dict]) -> list[Bar]:
 
 
 def draw(axes: Axes, ranks: Sequence[Sequence[dict]]) -> None:
-    """Draw the last step of each rank: its work above, its messages below, as many lanes as are under way."""
+    """Draw the last step of each rank: its work above, its messages below, as many lanes as are under way.
+
+    The figure's first axes get the legend.
+    """
     steps = [last_step(events) for events in ranks]
     origin = min(bar.start_ms for bars in steps for bar in bars)
     lanes = max(bar.lane for bars in steps for bar in bars)
+    if axes.figure.axes[0] is axes:
+        for kind, colour in COLOURS.items():
+            axes.barh(0, 0, color=colour, label=kind)
     for rank, bars in enumerate(steps):
         for bar in bars:
             top, height = (-0.4, 0.38) if bar.lane == 0 else (0.42 * (bar.lane - 1) / lanes, 0.42 / lanes)
@@ -66,14 +69,3 @@ def draw(axes: Axes, ranks: Sequence[Sequence[dict]]) -> None:
             axes.barh(place, bar.ms, height, left=bar.start_ms - origin, color=COLOURS[bar.kind])
     axes.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in range(len(ranks))])
     axes.set_ylim(len(ranks) - 0.5, -0.5)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def show(figure: Figure, alt: str) -> None:
-    """Display a figure with the key to its colours; ``alt`` says in words what it shows."""
-    key = [Patch(color=colour, label=kind) for kind, colour in COLOURS.items()]
-    figure.legend(handles=key, loc="outside upper center", ncols=len(key), frameon=False)
-    page = io.StringIO()
-    figure.savefig(page, format="svg", metadata={"Date": None, "Creator": None})
-    drawing = page.getvalue().partition("<svg ")[2]
-    display(bundle(f'<svg role="img" aria-label="{html.escape(alt)}" {drawing}', alt), raw=True)

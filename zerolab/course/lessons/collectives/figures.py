@@ -1,11 +1,16 @@
-"""Lesson 02's drawing: the chunks of a ring, drawn from what a real run reported."""
+"""Lesson 02's diagram: a ring and the chunks of its ranks, drawn from what a real run reported."""
 
-from zerolab.course.look import ink_on, rank_colour
-from zerolab.course.sketch import INK, Panel, Sketch
+import math
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Circle, Rectangle
+
+from zerolab.course.look import INK, PAPER, QUIET, ink_on, rank_colour
 
 Sum = tuple[int, ...]  # the ranks whose contributions a chunk holds
 Rounds = list[list[tuple[int, int, int, int]]]  # by rank: (step, sent, received, bytes) of each round
-CELL = 0.84  # a chunk's width where the next one starts at 1
+CELL = 0.86  # a chunk's width where the next one starts at 1
 
 
 def holdings(rounds: Rounds, upto: int) -> list[list[Sum]]:
@@ -14,7 +19,7 @@ def holdings(rounds: Rounds, upto: int) -> list[list[Sum]]:
     `rounds[rank]` is what that rank's on_step reported: N-1 rounds that add, then N-1 rounds that replace.
     """
     world_size = len(rounds)
-    held: list[list[tuple[int, ...]]] = [[(rank,)] * world_size for rank in range(world_size)]
+    held: list[list[Sum]] = [[(rank,)] * world_size for rank in range(world_size)]
     for number in range(upto):
         before = [list(row) for row in held]
         for rank in range(world_size):
@@ -24,46 +29,63 @@ def holdings(rounds: Rounds, upto: int) -> list[list[Sum]]:
     return held
 
 
-def ring_step(sketch: Sketch, recorded: dict[int, Rounds], ranks: int = 4, step: int = 1) -> str:
-    """Every rank's chunks after `step` rounds of the run `recorded[ranks]`, and the last round's messages."""
-    rounds = recorded[ranks]
-    step = min(step, 2 * (ranks - 1))
-    held = holdings(rounds, step)
-    grid = sketch.panel(0.01, 0.01, 0.98, 0.86, x=(-0.6, ranks), y=(ranks - 0.5, -0.85))
-    for rank in range(ranks):
-        grid.text(-0.08, rank, f"rank {rank}", align="right", bold=True)
-        grid.text(rank + CELL / 2, -0.6, f"chunk {rank}", align="middle")
-        for chunk, contributors in enumerate(held[rank]):
-            _draw_chunk(grid, rank, chunk, contributors, ranks)
+def ring_step(fig: Figure, recorded: dict[int, Rounds], ranks: int = 4, step: int = 1) -> str:
+    """The last round's messages on the ring, and every rank's chunks after `step` rounds of the run."""
+    rounds, held = recorded[ranks], holdings(recorded[ranks], step)
+    ring, grid = fig.subplots(1, 2, width_ratios=[1, 2])
     sent = [rounds[rank][step - 1][1] for rank in range(ranks)] if step else []
-    for rank, chunk in enumerate(sent):
-        _draw_message(grid, rank, chunk, ranks)
+    _draw_ring(ring, ranks, sent)
+    for rank in range(ranks):
+        for chunk, contributors in enumerate(held[rank]):
+            arrived = bool(step) and rounds[rank][step - 1][2] == chunk
+            _draw_chunk(grid, rank, chunk, contributors, ranks, arrived)
+    names = range(ranks)
+    grid.set(xlim=(-0.1, ranks), ylim=(ranks - 0.6, -0.6), yticks=names, xticks=[n + CELL / 2 for n in names])
+    grid.set(xticklabels=names, xlabel="chunk", yticklabels=[f"rank {n}" for n in names])
+    grid.tick_params(length=0, labelsize=9)
+    for side in ("left", "bottom"):
+        grid.spines[side].set_visible(False)
     title = _title(step, ranks)
-    sketch.text(0.01, 0.97, title, bold=True, vertical="top")
+    fig.suptitle(title.replace(": ", ":\n"), x=0.02, ha="left", size=10, weight="bold")
     complete = sum(len(chunk) == ranks for row in held for chunk in row)
     moves = ", ".join(f"rank {rank} sent chunk {chunk}" for rank, chunk in enumerate(sent))
     said = f"{title} In this round {moves}." if sent else title
     return f"{said} {complete} of {ranks**2} chunks hold the sum of all {ranks} ranks."
 
 
-def _draw_chunk(grid: Panel, rank: int, chunk: int, contributors: Sum, ranks: int) -> None:
-    """A frame with a box for each rank whose numbers have been added; a thick frame when all have."""
+def _draw_ring(ring: Axes, ranks: int, sent: list[int]) -> None:
+    """The ranks in a circle, clockwise, and on each link the chunk that it carried in this round."""
+    turn = [math.pi / 2 - 2 * math.pi * rank / ranks for rank in range(ranks + 1)]
+    centred = {"ha": "center", "va": "center"}
+    for rank, chunk in enumerate(sent):
+        ends = [(math.cos(angle), math.sin(angle)) for angle in turn[rank : rank + 2]]
+        bend = {"arrowstyle": "-|>", "connectionstyle": "arc3,rad=-0.35", "shrinkA": 11, "shrinkB": 11}
+        ring.annotate("", ends[1], ends[0], arrowprops=bend | {"color": INK})
+        middle = turn[rank] - math.pi / ranks
+        out = 0.9 if ranks > 2 else 0.5
+        ring.text(out * math.cos(middle), out * math.sin(middle), chunk, size=9, bbox=_BOX, **centred)
+    for rank in range(ranks):
+        x, y = math.cos(turn[rank]), math.sin(turn[rank])
+        ring.add_patch(Circle((x, y), 0.3, color=rank_colour(rank), zorder=3))
+        ring.text(x, y, rank, color=ink_on(rank_colour(rank)), weight="bold", zorder=4, **centred)
+    ring.set(xlim=(-1.4, 1.4), ylim=(-1.4, 1.4), aspect="equal")
+    ring.set_axis_off()
+
+
+_BOX = {"facecolor": PAPER, "edgecolor": QUIET, "pad": 1.5}
+
+
+def _draw_chunk(grid: Axes, rank: int, chunk: int, contributors: Sum, ranks: int, arrived: bool) -> None:
+    """A box for each rank whose numbers have been added; dashed if it just arrived, thick if complete."""
     width = CELL / ranks
     for place, contributor in enumerate(sorted(contributors)):
         left, colour = chunk + place * width, rank_colour(contributor)
-        grid.rect(left, rank - 0.28, width, 0.56, colour)
-        grid.text(left + width / 2, rank, str(contributor), colour=ink_on(colour), align="middle")
-    weight = 2.2 if len(contributors) == ranks else 0.7
-    grid.rect(chunk, rank - 0.28, CELL, 0.56, "none", edge=INK, line=weight)
-
-
-def _draw_message(grid: Panel, rank: int, chunk: int, ranks: int) -> None:
-    """An arrow from the sender to the receiver below; the last rank's goes back to the first."""
-    receiver, side = (rank + 1) % ranks, chunk + CELL
-    if receiver > rank:
-        grid.arrow([(chunk + CELL / 2, rank + 0.29), (chunk + CELL / 2, receiver - 0.31)])
-    else:
-        grid.arrow([(side, rank), (side + 0.1, rank), (side + 0.1, receiver), (side + 0.015, receiver)])
+        grid.add_artist(Rectangle((left, rank - 0.38), width, 0.76, color=colour))
+        words = {"color": ink_on(colour), "size": 8, "ha": "center", "va": "center", "clip_on": True}
+        grid.text(left + width / 2, rank, contributor, **words)
+    weight = 2.4 if len(contributors) == ranks else 0.7
+    frame = {"fill": False, "edgecolor": INK, "linewidth": max(weight, 1.5 * arrived)}
+    grid.add_artist(Rectangle((chunk, rank - 0.38), CELL, 0.76, linestyle="--" if arrived else "-", **frame))
 
 
 def _title(step: int, ranks: int) -> str:

@@ -1,13 +1,19 @@
-"""Lesson 06's drawing, as measured: which units are whole at each moment of a step, and how many bytes."""
+"""Lesson 06's diagram, as measured: which units are whole at each moment of a step, and how many bytes."""
 
 from typing import NamedTuple
 
-from zerolab.course.look import CATEGORY_COLOURS
-from zerolab.course.sketch import Sketch, nice
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+
+from zerolab.course.look import COLOURS, INK, PALE, PAPER
 
 MB = 1e6
 FREED, ARRIVING, WHOLE = range(3)
-_COLOURS = ("#F0F0F0", "#BFDBEE", CATEGORY_COLOURS["params"])
+_COLOURS = {
+    "freed (shard only)": PALE,
+    "being gathered": "#8FC3E8",
+    "whole": COLOURS["parameters"],
+}
 
 
 class Moment(NamedTuple):
@@ -18,35 +24,29 @@ class Moment(NamedTuple):
     nbytes: list[int]
 
 
-def residency(sketch: Sketch, measured: dict[int, list[Moment]], names: list[str], prefetch: int = 1) -> str:
+def residency(fig: Figure, measured: dict[int, list[Moment]], names: list[str], prefetch: int = 1) -> str:
     """A row for each unit, a column for each look: whole, being gathered, or freed; below, the bytes."""
     moments = measured[prefetch]
-    grid = sketch.panel(0.11, 0.42, 0.87, 0.46, x=(0, len(moments)), y=(len(names), 0))
-    for column, moment in enumerate(moments):
-        for row, state in enumerate(moment.states):
-            grid.rect(column, row, 1, 1, _COLOURS[state], edge="white", line=3)
-    grid.y_axis({row + 0.5: name for row, name in enumerate(names)}, line=False)
+    grid, bars = fig.subplots(2, height_ratios=[2, 1], sharex=True)
+    states = list(zip(*(moment.states for moment in moments), strict=True))
+    cells = {"cmap": ListedColormap(list(_COLOURS.values())), "vmin": 0, "vmax": 2}
+    grid.pcolormesh(states, edgecolors=PAPER, linewidth=2, **cells)
+    for name, colour in _COLOURS.items():
+        grid.barh(0, 0, color=colour, label=name)
+    grid.set(yticks=[row + 0.5 for row in range(len(names))], yticklabels=names, ylim=(len(names), 0))
     totals = [sum(moment.nbytes) / MB for moment in moments]
-    _draw_bytes(sketch, moments, totals, max(sum(m.nbytes) for run in measured.values() for m in run) / MB)
-    whole, freed = ("whole", _COLOURS[WHOLE]), ("freed (only this rank's shard is here)", "#777777")
-    sketch.key(0.94, {0.11: whole, 0.24: ("being gathered", "#3E7FAE"), 0.45: freed})
+    middles = [column + 0.5 for column in range(len(moments))]
+    bars.bar(middles, totals, width=0.9, color=COLOURS["parameters"])
+    bars.axhline(max(totals), color=INK, linestyle="--", linewidth=0.8)
+    bars.text(0, max(totals), f"peak {max(totals):.2f} MB", va="bottom", weight="bold", size=9)
+    tallest = max(sum(moment.nbytes) for run in measured.values() for moment in run) / MB
+    bars.set(
+        ylim=(0, 1.3 * tallest), ylabel="MB whole", xlabel="the block that computes: forward, then backward"
+    )
+    bars.set_xticks(middles, [moment.label.split()[1] for moment in moments])
     highest = max(sum(state != FREED for state in moment.states) for moment in moments) - 1
     return (
         f"Which of the units {', '.join(names)} are whole while each block computes, with "
         f"prefetch={prefetch}. Besides the root at most {highest} of the blocks are whole or being "
         f"gathered; at most {max(totals):.2f} MB of whole parameters."
     )
-
-
-def _draw_bytes(sketch: Sketch, moments: list[Moment], totals: list[float], tallest: float) -> None:
-    count, peak = len(moments), max(totals)
-    bars = sketch.panel(0.11, 0.14, 0.87, 0.24, x=(0, count), y=(0, tallest * 1.3))
-    for column, total in enumerate(totals):
-        bars.rect(column + 0.05, 0, 0.9, total, CATEGORY_COLOURS["params"])
-    bars.line([(0, peak), (count, peak)], width=0.8, dash="4 3")
-    bars.text(count, peak, f"peak {peak:.2f} MB", align="right", vertical="bottom", bold=True, size=9)
-    bars.x_axis({c + 0.5: moment.label.split()[1] for c, moment in enumerate(moments)}, marks=False)
-    bars.y_axis(nice(0, tallest * 1.3, 3), "MB")
-    forward = sum(moment.label.startswith("forward") for moment in moments)
-    for start, stop, phase in ((0, forward, "forward of block"), (forward, count, "backward of block")):
-        bars.text((start + stop) / 2, 0, phase, align="middle", vertical="top", shift=(0, 22))
