@@ -1,6 +1,7 @@
 """Fixtures for tests that start processes."""
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -12,6 +13,11 @@ import pytest
 
 import zerolab
 from zerolab.launcher import forkclient
+
+if (
+    signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+):  # a shell starts `command &` so, and children inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 PATIENCE_SECONDS = 10.0  # generous: a busy machine is no failure
 PYTHONPATH = os.pathsep.join((str(Path(zerolab.__file__).parents[1]), str(Path(__file__).parent)))

@@ -35,7 +35,7 @@ class MemoryMeter:
     successor are there together. So no peak is missed.
 
     Attributes:
-        phase: what the run is doing now, as in the trace.
+        phase: what the run is doing now, as in the trace. `enter` changes it.
         held_bytes: what all owners together hold now.
         peak_bytes: the most they held since `reset_peak`.
         peak_by_phase: the same for each phase.
@@ -53,10 +53,19 @@ class MemoryMeter:
         self.held_bytes += held_bytes - self._by_owner.pop(owner, 0)
         if held_bytes:
             self._by_owner[owner] = held_bytes
+        self._note_peak()
+
+    def enter(self, phase: str) -> None:
+        """The run begins to do something else, with what is held now."""
+        self.phase = phase
+        self._note_peak()
+
+    def _note_peak(self) -> None:
         self.peak_bytes = max(self.peak_bytes, self.held_bytes)
         self.peak_by_phase[self.phase] = max(self.peak_by_phase.get(self.phase, 0), self.held_bytes)
 
     def reset_peak(self) -> None:
         """Forget the peaks, as after the construction of an optimizer."""
-        self.peak_bytes = self.held_bytes
+        self.peak_bytes = 0
         self.peak_by_phase.clear()
+        self._note_peak()

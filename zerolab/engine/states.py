@@ -53,7 +53,7 @@ class TrainingRun:
                 "first, and after an exception call optimizer.zero_grad()"
             )
         self.state = state
-        self.meter.phase = state.value
+        self.meter.enter(state.value)
         self.trace.enter(state.value)
 
     @contextmanager
