@@ -145,7 +145,7 @@ def _legend_above(axes: Axes) -> None:
     _, labels = axes.get_legend_handles_labels()
     if not labels or axes.get_legend():
         return
-    columns = len(labels) if sum(len(label) + 5 for label in labels) < 60 else math.ceil(len(labels) / 2)
+    columns = len(labels) if sum(len(label) + 5 for label in labels) < 56 else math.ceil(len(labels) / 2)
     axes.legend(loc="lower left", bbox_to_anchor=(-0.01, 0.99), ncols=columns, borderaxespad=0.2)
     rows = math.ceil(len(labels) / columns)
     axes.set_title(axes.get_title("left"), pad=8 + 13 * rows)

@@ -37,6 +37,7 @@ from zerolab.optimizer.settings import (
     held,
     parameter_groups,
     signature,
+    with_fused,
 )
 from zerolab.optimizer.sharded_state import ShardedState
 from zerolab.optimizer.slots import Slots, guard_loading
@@ -61,7 +62,8 @@ class ZeroOptimizer(WholeTensors, ShardedState, Losses):
     Args:
         model: any module; its parameters move into flat buffers and start as rank 0's. Buffers stay per rank.
             One built on the meta device is given memory and start values here, unit by unit.
-        optimizer_class: a torch.optim.Optimizer class with an elementwise update; ``defaults`` goes to it.
+        optimizer_class: a torch.optim.Optimizer class with an elementwise update; ``defaults`` goes to it. On
+            GPUs Adam and AdamW are fused by default, other than under deterministic algorithms.
         stage: 0 nothing sharded, 1 optimizer state, 2 and gradients, 3 and parameters.
         params: parameter groups as any optimizer takes them; all trainable parameters by default.
         units: modules to gather and reduce as one; the outermost containers' children by default.
@@ -100,6 +102,7 @@ class ZeroOptimizer(WholeTensors, ShardedState, Losses):
         stage_class = choose("stage", stage, STAGES)
         self.precision = choose("precision", precision, PRECISIONS)
         groups = parameter_groups(model, params)
+        defaults = with_fused(optimizer_class, defaults, groups, device_of(model))
         state_bytes_per_parameter(optimizer_class, defaults)
         self.model, self.trace, self.meter = model, Trace(), MemoryMeter()
         self.comm = connect(process_group, device_of(model), self.trace, self.meter)

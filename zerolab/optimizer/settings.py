@@ -1,5 +1,6 @@
 """Settings: checks the arguments of ZeroOptimizer before the model is changed."""
 
+import inspect
 import itertools
 import weakref
 from collections.abc import Iterable
@@ -70,6 +71,23 @@ def device_of(model: nn.Module) -> torch.device:
             "with model.to(zerolab.device()), before building the optimizer"
         )
     return next(iter(devices), torch.device("meta"))
+
+
+def with_fused(optimizer_class: type, defaults: dict, groups: list[dict], device: torch.device) -> dict:
+    """``defaults`` with ``fused=True`` for Adam and AdamW on a GPU, where nobody chose an implementation.
+
+    It updates everything in one kernel. Its last bits are not those of torch's own default, so it is not
+    chosen under deterministic algorithms, where the bits are those of a plain loop.
+    """
+    chosen = any(name in options for options in (defaults, *groups) for name in _IMPLEMENTATIONS)
+    adam = issubclass(optimizer_class, (torch.optim.Adam, torch.optim.AdamW))
+    if device.type != "cuda" or not adam or chosen or torch.are_deterministic_algorithms_enabled():
+        return defaults
+    takes_it = "fused" in inspect.signature(optimizer_class).parameters
+    return defaults | {"fused": True} if takes_it else defaults
+
+
+_IMPLEMENTATIONS = ("fused", "foreach", "capturable", "differentiable")
 
 
 def _refuse_wrapped(model: nn.Module) -> None:
