@@ -78,7 +78,7 @@ def subject(line: str) -> str:
     """What a command runs: the command of ./zero, the program of Python's, or the launcher."""
     line = re.sub(r"^(\w+=\S+ )+", "", line)
     found = re.match(r"\./zero (\w+)", line) or re.match(
-        r"\S*python3? (?:-m zerolab |\S*?)(\w+)(?:\.py)?\b", line
+        r"\S*python3? (?:-m zerolab |-m |\S*?)(\w+)(?:\.py)?\b", line
     )
     return found[1] if found else Path(line.split()[0]).name
 
