@@ -10,9 +10,6 @@ from zerolab.stages.base import Stage
 from zerolab.unit import FlatUnit
 from zerolab.unit.span import Span
 
-NORM_NUMEL = 2**20
-"""Of how many elements at a time the norm is taken: they are converted to double precision."""
-
 
 class GradientsOf:
     """Identifies a message as a unit's gradients, so that no rank takes them for parameters."""
@@ -58,11 +55,10 @@ def global_norm(
     the ranks' norms, in rank order. All are taken in double precision and rounded once, so the result is the
     same at every world size.
 
-    Memory: `NORM_NUMEL` elements in double precision. On a GPU the CPU waits for the device once.
+    Memory: one of the gradients in double precision. On a GPU the CPU waits for the device once.
     Comm: 8 bytes a rank.
     """
-    pieces = [piece for each in gradients for piece in each.detach().split(NORM_NUMEL) if piece.numel()]
-    norms = [torch.linalg.vector_norm(piece, norm_type, dtype=torch.float64) for piece in pieces]
+    norms = [torch.linalg.vector_norm(each.detach(), norm_type, dtype=torch.float64) for each in gradients]
     mine = torch.stack(norms).cpu() if norms else torch.zeros(1, dtype=torch.float64)
     every = comm.exchange(torch.linalg.vector_norm(mine, norm_type), about)
     return torch.linalg.vector_norm(every, norm_type).float()

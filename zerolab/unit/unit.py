@@ -25,8 +25,8 @@ ALIGNMENT_BYTES = 64
 start elsewhere, small CPU matrix products take another kernel and the last bits differ from plain PyTorch's.
 """
 
-COMPARED_TOGETHER = 2**20
-"""How many elements of the master and the parameters are compared at a time."""
+CONVERTED_TOGETHER = 2**20
+"""How many elements are converted to another dtype at a time, if no parameter of the unit is larger."""
 
 
 class FlatUnit:
@@ -46,6 +46,7 @@ class FlatUnit:
         precision: the dtypes of all these.
         state: where the parameters are, a `ParamState`.
         writes: what was written to the parameters from outside, a `Writes`.
+        piece_numel: how many elements are converted to another dtype at a time.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class FlatUnit:
         self.numel = sum(span.numel for span in self.spans)
         self.shard_numel = _round_up(math.ceil(stop / shards), align)
         self.padded_numel = self.shard_numel * shards
+        self.piece_numel = max(CONVERTED_TOGETHER, *(span.numel for span in self.spans))
 
     @torch.no_grad()
     def _copy_parameters(self) -> torch.Tensor:
@@ -230,12 +232,12 @@ class FlatUnit:
         """Copy into the master what somebody wrote to the parameters, as load_state_dict does.
 
         The master keeps its own value wherever that rounds to the parameter's value.
-        Memory: scratch of `COMPARED_TOGETHER` elements of 16 bits, and as many flags.
+        Memory: scratch of ``piece_numel`` elements of 16 bits, and as many flags.
         """
         if self.master is None or self.master is self.shard:
             return
-        pieces = zip(self.master.split(COMPARED_TOGETHER), self.shard.split(COMPARED_TOGETHER), strict=True)
-        for own, written in pieces:
+        masters, shards = self.master.split(self.piece_numel), self.shard.split(self.piece_numel)
+        for own, written in zip(masters, shards, strict=True):
             torch.where(own.to(self.dtype) == written, own, written, out=own)
 
     def values(self) -> torch.Tensor:
