@@ -59,6 +59,7 @@ def census(
     own_params = [p for p in model.parameters() if type(p) is torch.nn.Parameter]
     params = storage_bytes([*own_params, *(u.flat for u in units), *(u.shard for u in units)])
     masters = [(u, u.master) for u in units if u.master is not None and u.master is not u.shard]
+    own_grads += [waiting for unit in units for waiting in unit.grads.arrivals.tensors]
     grads = storage_bytes([*own_grads, *(u.grads.local for u in units), *(u.grads.reduced for u in units)])
     counters = storage_bytes(t for t in state if t.dim() == 0)
     optimizer = storage_bytes([*(t for t in state if t.dim() > 0), *(master for _, master in masters)])

@@ -49,7 +49,10 @@ class MemoryMeter:
 
     def report(self, owner: Hashable, *tensors: torch.Tensor | None) -> None:
         """Replace what ``owner`` held by the storages of ``tensors``; none of them means it holds nothing."""
-        held_bytes = storage_bytes(tensors)
+        self.hold(owner, storage_bytes(tensors))
+
+    def hold(self, owner: Hashable, held_bytes: int) -> None:
+        """The same for one who counts itself."""
         self.held_bytes += held_bytes - self._by_owner.pop(owner, 0)
         if held_bytes:
             self._by_owner[owner] = held_bytes

@@ -98,6 +98,7 @@ def batch(step, rank):
     return [part.to(zerolab.device()) for part in text.batch(step, rank)]
 
 
+# %%
 def average_each(parameters):
     for parameter in parameters:
         average(parameter.grad)
@@ -187,7 +188,7 @@ for weigh in (False, True):
 
 # %%
 def two_kinds(step, rank):
-    tokens, targets = (part.to(zerolab.device()) for part in text.batch(step, rank))
+    tokens, targets = batch(step, rank)
     if rank == 1:
         tokens, targets = targets.flip(1), tokens.flip(1)
         targets[:, 8:] = -100

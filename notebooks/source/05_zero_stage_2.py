@@ -29,11 +29,10 @@ from torch import nn
 from torch.distributed import get_rank
 
 import zerolab
-from zerolab import memory, ring
+from zerolab import data, memory, ring
 from zerolab.course import answer, choice, explore, figure, predict, show, show_diff, slider, verify_on_gpus
 from zerolab.course.lessons.zero_stage_2 import check_reduce_and_keep, quiz
 from zerolab.course.look import COLOURS, INK, PALE, QUIET
-from zerolab.data import NextByte, text
 from zerolab.models import GPT
 from zerolab.parity import compute_deterministically
 from zerolab.stages import stage1, stage2
@@ -59,7 +58,7 @@ predict(my_guess, total, quiz.STAGE_2)
 # moments. `batch` gives each rank its own piece of text.
 
 # %%
-DATA = NextByte(text(), context=32, batch_size=4)
+DATA = data.NextByte(data.text(), context=32, batch_size=4)
 
 
 def fresh_model():
@@ -73,6 +72,7 @@ def build(stage, **options):
     return model, zerolab.ZeroOptimizer(model, torch.optim.Adam, stage=stage, lr=1e-3, **options)
 
 
+# %%
 def batch(step, rank=None):
     parts = DATA.batch(step, get_rank() if rank is None else rank)
     return [part.to(zerolab.device()) for part in parts]

@@ -27,11 +27,10 @@ from torch import nn
 from torch.distributed import get_rank
 
 import zerolab
-from zerolab import memory, ring
+from zerolab import data, memory, ring
 from zerolab.course import explore, figure, predict, show, show_diff, slider, timeline, verify_on_gpus
 from zerolab.course.lessons.zero_stage_3 import check_sharded_pass, figures, quiz
 from zerolab.course.look import INK, PALE
-from zerolab.data import NextByte, text
 from zerolab.models import GPT
 from zerolab.parity import compute_deterministically
 from zerolab.stages import stage2, stage3
@@ -56,7 +55,7 @@ predict(my_guess, total, quiz.TRILLION)
 # step.
 
 # %%
-DATA = NextByte(text(), context=32, batch_size=4)
+DATA = data.NextByte(data.text(), context=32, batch_size=4)
 
 
 def fresh_model():
@@ -70,6 +69,7 @@ def build(stage=3, **options):
     return model, zerolab.ZeroOptimizer(model, torch.optim.Adam, stage=stage, lr=1e-3, **options)
 
 
+# %%
 def batch(step, rank=None):
     parts = DATA.batch(step, get_rank() if rank is None else rank)
     return [part.to(zerolab.device()) for part in parts]

@@ -102,7 +102,7 @@ def test_the_engine_joins_before_it_reduces_and_holds_what_it_lets_go():
                     if self._streams:
                         seen.append(f"hold {self.name} {buffer.numel() > 0}")
 
-            unit.grads.producers = unit.grads._arrivals.producers = Spy(GPU, Runtime(Stream()))
+            unit.grads.producers = unit.grads.arrivals.producers = Spy(GPU, Runtime(Stream()))
         reduce_grads = optimizer.stage.reduce_grads
         optimizer.stage.reduce_grads = lambda unit: seen.append(f"reduce {unit.name}") or reduce_grads(unit)
         optimizer.model(torch.ones(2, WIDTH)).sum().backward()

@@ -47,7 +47,8 @@ class HighWater(TorchDispatchMode):
         whole = [unit for unit in units if unit.name != "root" and unit.flat.untyped_storage().nbytes()]
         self.whole_units = max(self.whole_units, len(whole))
         scratch = [rows for rows in (reference() for reference in self.scratch) if rows is not None]
-        on_their_way = [*scratch, *(unit.grads.local for unit in units)]
+        waiting = [tensor for unit in units for tensor in unit.grads.arrivals.tensors]
+        on_their_way = [*scratch, *waiting, *(unit.grads.local for unit in units)]
         self.grads_bytes = max(self.grads_bytes, bytes_of(on_their_way))
         kept = [tensor for unit in units for tensor in (unit.flat, unit.shard, unit.grads.reduced)]
         self.total_bytes = max(self.total_bytes, bytes_of([*on_their_way, *kept]))

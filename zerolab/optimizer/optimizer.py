@@ -102,8 +102,8 @@ class ZeroOptimizer(WholeTensors, ShardedState, Losses):
         stage_class = choose("stage", stage, STAGES)
         self.precision = choose("precision", precision, PRECISIONS)
         groups = parameter_groups(model, params)
-        defaults = with_fused(optimizer_class, defaults, groups, device_of(model))
         state_bytes_per_parameter(optimizer_class, defaults)
+        defaults = with_fused(optimizer_class, defaults, groups, device_of(model))
         self.model, self.trace, self.meter = model, Trace(), MemoryMeter()
         self.comm = connect(process_group, device_of(model), self.trace, self.meter)
         self.trace.rank = self.comm.rank

@@ -29,6 +29,7 @@ class FlatGrads:
         missing: the spans that the backward pass under way has not brought a gradient for yet.
         filled: the spans with a gradient in ``local``.
         used: the spans with a gradient anywhere since they were last cleared.
+        arrivals: the gradients that wait to be moved into ``local``.
         producers: the GPU streams that gradients came on.
     """
 
@@ -52,8 +53,8 @@ class FlatGrads:
         self.filled: set[Span] = set()
         self.used: set[Span] = set()
         self._divisor = 1
-        self._arrivals = Arrivals(spans, padded_numel, dtype, device)
-        self.producers = self._arrivals.producers
+        self.arrivals = Arrivals(spans, padded_numel, device)
+        self.producers = self.arrivals.producers
         self._markers: dict[Span, ReducedGradient] = {}
         self._removed_markers: set[Span] = set()
 
@@ -90,7 +91,8 @@ class FlatGrads:
             raise RuntimeError(f"{span.name} has a sparse gradient: build its module with sparse=False")
         if self.state is not GradState.COLLECTING:
             self._become(GradState.COLLECTING)
-        full = self._arrivals.add(span, gradient)
+        full = self.arrivals.add(span, gradient)
+        self.meter.hold(self.arrivals, self.arrivals.held_bytes)
         self.used.add(span)
         self.missing.discard(span)
         if span not in self._markers:
@@ -105,10 +107,15 @@ class FlatGrads:
 
         Memory: P elements from the first gradients on; the gradients' own tensors are released.
         """
-        if self._arrivals:
+        if self.arrivals:
             if not self.filled:
                 self._open_local()
-            self._arrivals.move(self.local, self.filled)
+            self.arrivals.move(self.local, self.filled)
+            self.meter.hold(self.arrivals, 0)
+
+    def _forget_arrivals(self) -> None:
+        self.arrivals.clear()
+        self.meter.hold(self.arrivals, 0)
 
     def end_pass(self) -> None:
         """After a pass: move the gradients that are left.
@@ -198,7 +205,7 @@ class FlatGrads:
         self._become(GradState.EMPTY)
         self.reduced, self._divisor = None, 1
         self.free_local()
-        self._arrivals.clear()
+        self._forget_arrivals()
         self.filled.clear()
         self.used.clear()
         with as_plain_tensors():
@@ -207,7 +214,7 @@ class FlatGrads:
 
     def zero(self) -> None:
         """Set every gradient to zero and keep it, as zero_grad(set_to_none=False) does."""
-        self._arrivals.clear()
+        self._forget_arrivals()
         self.filled.clear()
         if self.reduced is not None:
             self.reduced.zero_()
