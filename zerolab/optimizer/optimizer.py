@@ -183,9 +183,9 @@ class ZeroOptimizer(WholeTensors, ShardedState, Losses):
         units = self.local.together(unit)
         if not units:
             return
-        names = [(each.name, each.values(), each.describe(each.owned)) for each in units]
-        events = [self.trace.begin("update", *each) for each in names]
+        events = []
         for each in units:
+            events.append(self.trace.begin("update", each.name, each.values(), each.describe(each.owned)))
             each.grads.average(self.world_size)
         self.local.step(unit, used, self._gradient_scale)
         for each, event in zip(units, events, strict=True):
