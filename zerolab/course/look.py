@@ -6,9 +6,11 @@ import io
 import math
 from collections.abc import Callable
 from itertools import groupby
+from typing import Any
 
 import matplotlib
 from IPython.display import display
+from matplotlib import rcsetup
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
@@ -25,7 +27,7 @@ COLOURS = {
 }
 _RANK_COLOURS = ("#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377", "#BBBBBB", "#994F00")
 # Lines that are no category: each has a mark of its own too, so that colour is not needed to tell them apart.
-_SERIES = matplotlib.cycler(color=[INK, "#7A3E9D", "#A8323E", "#5B6770"], marker=["x", "o", "s", "^"])
+_SERIES = rcsetup.cycler(color=[INK, "#7A3E9D", "#A8323E", "#5B6770"], marker=["x", "o", "s", "^"])
 # 10 points are 16 pixels on a wide page and 9 on a phone, whose page scrolls sideways if it is narrower.
 WIDTH_INCHES, WIDTH_PIXELS, NARROWEST_PIXELS = 5.2, 600, 330
 
@@ -99,7 +101,7 @@ def magnify(axes: Axes) -> None:
             left, width = 0.68 * widest + factor * bar.get_x(), factor * bar.get_width()
             middle = bar.get_y() + bar.get_height() / 2
             axes.barh(middle, width, left=left, height=bar.get_height() / 2, color=bar.get_facecolor())
-        words = {"ha": "right", "va": "center", "color": QUIET, "backgroundcolor": PAPER}
+        words: dict[str, Any] = {"ha": "right", "va": "center", "color": QUIET, "backgroundcolor": PAPER}
         axes.text(0.66 * widest, middle, f"×{factor:,}", size=9, **words)
 
 

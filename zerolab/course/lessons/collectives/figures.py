@@ -1,6 +1,7 @@
 """Lesson 02's diagram: a ring and the chunks of its ranks, drawn from what a real run reported."""
 
 import math
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -56,18 +57,18 @@ def ring_step(fig: Figure, recorded: dict[int, Rounds], ranks: int = 4, step: in
 def _draw_ring(ring: Axes, ranks: int, sent: list[int]) -> None:
     """The ranks in a circle, clockwise, and on each link the chunk that it carried in this round."""
     turn = [math.pi / 2 - 2 * math.pi * rank / ranks for rank in range(ranks + 1)]
-    centred = {"ha": "center", "va": "center"}
+    centred: dict[str, Any] = {"ha": "center", "va": "center"}
     for rank, chunk in enumerate(sent):
         ends = [(math.cos(angle), math.sin(angle)) for angle in turn[rank : rank + 2]]
         bend = {"arrowstyle": "-|>", "connectionstyle": "arc3,rad=-0.35", "shrinkA": 11, "shrinkB": 11}
         ring.annotate("", ends[1], ends[0], arrowprops=bend | {"color": INK})
         middle = turn[rank] - math.pi / ranks
         out = 0.9 if ranks > 2 else 0.5
-        ring.text(out * math.cos(middle), out * math.sin(middle), chunk, size=9, bbox=_BOX, **centred)
+        ring.text(out * math.cos(middle), out * math.sin(middle), str(chunk), size=9, bbox=_BOX, **centred)
     for rank in range(ranks):
         x, y = math.cos(turn[rank]), math.sin(turn[rank])
         ring.add_patch(Circle((x, y), 0.3, color=rank_colour(rank), zorder=3))
-        ring.text(x, y, rank, color=ink_on(rank_colour(rank)), weight="bold", zorder=4, **centred)
+        ring.text(x, y, str(rank), color=ink_on(rank_colour(rank)), weight="bold", zorder=4, **centred)
     ring.set(xlim=(-1.4, 1.4), ylim=(-1.4, 1.4), aspect="equal")
     ring.set_axis_off()
 
@@ -81,10 +82,16 @@ def _draw_chunk(grid: Axes, rank: int, chunk: int, contributors: Sum, ranks: int
     for place, contributor in enumerate(sorted(contributors)):
         left, colour = chunk + place * width, rank_colour(contributor)
         grid.add_artist(Rectangle((left, rank - 0.38), width, 0.76, color=colour))
-        words = {"color": ink_on(colour), "size": 8, "ha": "center", "va": "center", "clip_on": True}
-        grid.text(left + width / 2, rank, contributor, **words)
+        words: dict[str, Any] = {
+            "color": ink_on(colour),
+            "size": 8,
+            "ha": "center",
+            "va": "center",
+            "clip_on": True,
+        }
+        grid.text(left + width / 2, rank, str(contributor), **words)
     weight = 2.4 if len(contributors) == ranks else 0.7
-    frame = {"fill": False, "edgecolor": INK, "linewidth": max(weight, 1.5 * arrived)}
+    frame: dict[str, Any] = {"fill": False, "edgecolor": INK, "linewidth": max(weight, 1.5 * arrived)}
     grid.add_artist(Rectangle((chunk, rank - 0.38), CELL, 0.76, linestyle="--" if arrived else "-", **frame))
 
 

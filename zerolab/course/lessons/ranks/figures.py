@@ -1,5 +1,7 @@
 """Lesson 00's diagram: processes that share nothing."""
 
+from typing import Any
+
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
@@ -8,7 +10,8 @@ from zerolab.course.look import INK, QUIET, ink_on, rank_colour
 
 def separate_memories(fig: Figure, world_size: int = 4) -> str:
     """One box for each process, each with its own x, and a line for the messages."""
-    ax, centred = fig.subplots(), {"ha": "center", "va": "center"}
+    ax = fig.subplots()
+    centred: dict[str, Any] = {"ha": "center", "va": "center"}
     for rank in range(world_size):
         colour = rank_colour(rank)
         ax.add_patch(Rectangle((rank - 0.42, 0.3), 0.84, 0.7, fill=False, edgecolor=QUIET))

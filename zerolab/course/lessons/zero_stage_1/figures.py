@@ -1,6 +1,7 @@
 """Lesson 04's diagrams: who owns which slice of a flat buffer, and where the update goes in an all-reduce."""
 
 import copy
+from typing import Any
 
 from matplotlib.figure import Figure
 from torch import nn
@@ -16,7 +17,7 @@ ROWS = {
     "stage 1\n2Ψ, state KΨ/N": (REDUCE_SCATTER, UPDATE_SHARD, SHARE),
     "the mistake\n3Ψ, state KΨ/N": (REDUCE_SCATTER, ALL_GATHER, UPDATE_SHARD, SHARE),
 }
-_CENTRED = {"ha": "center", "va": "center"}
+_CENTRED: dict[str, Any] = {"ha": "center", "va": "center"}
 
 
 def partition_map(fig: Figure, layer: nn.Module, ranks: int = 4) -> str:
