@@ -141,3 +141,40 @@ def test_a_parameter_frozen_after_its_forward_gets_no_gradient_as_in_torch(stage
     (plain,) = zerolab.launch(freeze_between_forward_and_backward, 1, None, earlier, timeout=60)
     for found in on_two_ranks(freeze_between_forward_and_backward, stage, earlier):
         assert all(map(torch.equal, found, plain))
+
+
+class Broken(RuntimeError):
+    """What a user's hook raises."""
+
+
+def layers() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+
+
+def clear_after_a_broken_backward(stage: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The second micro-batch breaks off when the last layer has its gradients; then all are cleared."""
+    x, plain, model = torch.ones(2, 4), layers(), layers()
+    expected = torch.optim.SGD(plain.parameters(), lr=0.1)
+    optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=stage, units=[], lr=0.1)
+
+    def refuse(gradient: torch.Tensor) -> None:
+        raise Broken
+
+    model(x).sum().backward()
+    handle = model[0].register_forward_hook(lambda module, args, out: out.register_hook(refuse) and None)
+    with pytest.raises(Broken):
+        model(x).sum().backward()
+    handle.remove()
+    model.zero_grad()
+    for each, net in ((expected, plain), (optimizer, model)):
+        net(3 * x).sum().backward()
+        each.step()
+    with optimizer.full_params():
+        return [p.detach().clone() for p in model.parameters()], [p.detach() for p in plain.parameters()]
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_gradients_cleared_after_a_broken_backward_stay_cleared(stage: int):
+    for ours, theirs in on_two_ranks(clear_after_a_broken_backward, stage):
+        assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))

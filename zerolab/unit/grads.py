@@ -98,6 +98,7 @@ class FlatGrads:
         if span not in self._markers:
             self._markers[span] = ReducedGradient(span.parameter)
         span.parameter.grad = self._markers[span]
+        self._removed_markers.discard(span)  # a None there is from now on the user's own
         if full:
             self.move()
 
