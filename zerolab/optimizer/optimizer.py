@@ -121,17 +121,21 @@ class ZeroOptimizer(WholeTensors, ShardedState, Losses):
         self.loss_scale = LossScale() if self.precision.scales_loss else None
         self.training = TrainingRun(self.trace, self.meter)
         self.engine = Engine(model, runs, self.stage, self.training, prefetch, reduces_in_flight)
-        full_params_open = lambda: bool(self.engine.gatherer.full_params_open)
-        guard_loading(model, self._slots, full_params_open)
-        separate_storages(model, self.units, full_params_open)
-        if self.precision.has_masters:
-            model.register_forward_pre_hook(Hook(self._cast_inputs), prepend=True, with_kwargs=True)
-        engaged.add(model)
-        held.update(dict.fromkeys(model.parameters(), type(model).__name__))
+        self._attach()
         self._state_entries = 0
         self.training.become(TrainingState.FORWARD)
         self.meter.reset_peak()
         self.trace.next_step()
+
+    def _attach(self) -> None:
+        """Guard the model's state_dict, cast what it is called with, and note that it has an optimizer."""
+        full_params_open = lambda: bool(self.engine.gatherer.full_params_open)
+        guard_loading(self.model, self._slots, full_params_open)
+        separate_storages(self.model, self.units, full_params_open)
+        if self.precision.has_masters:
+            self.model.register_forward_pre_hook(Hook(self._cast_inputs), prepend=True, with_kwargs=True)
+        engaged.add(self.model)
+        held.update(dict.fromkeys(self.model.parameters(), type(self.model).__name__))
 
     def _cast_inputs(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """What the model is called with, in its parameters' dtype."""
