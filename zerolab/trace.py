@@ -31,12 +31,14 @@ class Trace:
         phase: what the run is doing now. `enter` changes it.
         rank: whose trace it is.
         mark: makes a mark in the queue of the GPU that computes; None on a CPU.
+        settle: called before events are read: it waits for those that go on after their step.
     """
 
     def __init__(self, keep_steps: int = 4, clock: Callable[[], float] = time.perf_counter):
         self.step_number = -1
         self.rank = 0
         self.mark: Callable[[], Mark] | None = None
+        self.settle: Callable[[], None] = lambda: None
         self._clock = clock
         self._steps: deque[tuple[int, list[Event]]] = deque([(-1, [])], maxlen=keep_steps + 1)
         self.phase = "setup"
@@ -50,10 +52,12 @@ class Trace:
     @property
     def events(self) -> list[Event]:
         """All the events still remembered, oldest first."""
+        self.settle()
         return [event for _, events in self._steps for event in events]
 
     def step(self, number: int) -> list[Event]:
         """The events of one step. Raises ValueError for a step that never was, or was forgotten."""
+        self.settle()
         for remembered, events in self._steps:
             if remembered == number:
                 return list(events)
@@ -131,6 +135,7 @@ class Trace:
 
         On a GPU this waits for the device, to have its times.
         """
+        self.settle()
         lines = []
         for number, events in self._steps:
             if events:

@@ -64,6 +64,7 @@ def waits_of(settings: dict) -> list[dict[str, int]]:
             model = Net()
             optimizer = zerolab.ZeroOptimizer(model, torch.optim.AdamW, lr=1e-3, **settings)
             found.append(count(model, optimizer, torch.ones(2, training.WIDTH), clip).waits_by_file())
+            optimizer.engine.finish_gathers()
     return found
 
 

@@ -47,10 +47,13 @@ class Work:
     actions: list[Callable[[], "Work | None"]] = field(default_factory=list)
 
     def wait(self) -> None:
-        """Wait for the collective, then run what was chained to it. A second wait returns at once."""
-        waits, self.waits = self.waits, []
-        for wait in waits:
-            wait()
+        """Wait for the collective, then run what was chained to it.
+
+        A second wait returns at once, or raises again what the first one raised.
+        """
+        while self.waits:
+            self.waits[0]()
+            del self.waits[0]
         actions, self.actions = self.actions, []
         for action in actions:
             following = action()

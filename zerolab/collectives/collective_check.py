@@ -47,9 +47,8 @@ class CollectiveCheck:
         theirs = torch.empty_like(mine)
         self._count += 1
         number = self._count
-        received = dist.irecv(theirs, group=self.group, group_src=self.before, tag=self.tag)
-        sent = dist.isend(mine, group=self.group, group_dst=self.after, tag=self.tag)
-        assert received is not None and sent is not None  # as on every member of the group
+        received = self.group.recv([theirs], self.before, self.tag)
+        sent = self.group.send([mine], self.after, self.tag)
 
         def wait_and_compare() -> None:
             self.waited_for = self.before

@@ -95,11 +95,12 @@ class Control:
     def post(
         self, outgoing: torch.Tensor, to: int, incoming: torch.Tensor, source: int, tag: int
     ) -> list[dist.Work]:
-        """Start one receive and one send."""
-        received = dist.irecv(incoming, group=self.group, group_src=source, tag=tag)
-        sent = dist.isend(outgoing, group=self.group, group_dst=to, tag=tag)
-        assert received is not None and sent is not None  # as on every member of the group
-        return [received, sent]
+        """Start one receive and one send.
+
+        By the group's own methods: gathers go on after a training loop has called destroy_process_group(),
+        and the functions of torch.distributed do not know the group any more.
+        """
+        return [self.group.recv([incoming], source, tag), self.group.send([outgoing], to, tag)]
 
 
 class SilentControl(Control):

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 from torch import nn
 
+from zerolab.before_exit import before_exit
 from zerolab.engine.gather import Gatherer
 from zerolab.engine.model_hooks import ModelHooks
 from zerolab.engine.passes import inside_backward
@@ -50,6 +51,9 @@ class Engine:
         self._written: dict[str, str] = {}
         self._turn = 0
         self.hooks = ModelHooks(model, units, self.gatherer, self.reducer, training)
+        self._gathers_in_step = prefetch == 0
+        training.trace.settle = self.finish_gathers
+        before_exit(self.finish_gathers)
 
     def require_idle(self, action: str) -> None:
         """See that no pass and no full_params() is open, because the shards are not all there is then.
@@ -63,6 +67,17 @@ class Engine:
                 f"{action} in the middle of a forward or backward pass: call it between steps, and after an "
                 "exception that broke a backward pass off call optimizer.zero_grad() first"
             )
+        self.finish_gathers()
+
+    def finish_gathers(self) -> None:
+        """Wait for the parameters that the last update has sent and that nothing has used since."""
+        for flat in self.flats:
+            flat.finish_gather()
+
+    def end_update(self) -> None:
+        """After an update: wait for its gathers, with ``prefetch=0``; else what uses a parameter next waits."""
+        if self._gathers_in_step:
+            self.finish_gathers()
 
     def finish_grads(self) -> None:
         """See that every gradient is reduced, before anything looks at one.
@@ -76,6 +91,7 @@ class Engine:
                 "gradients are asked for inside full_params(): leave the with block before that"
             )
         self._end_broken_backward("gradients are asked for")
+        self.finish_gathers()
         self.hooks.end_pass()
         self.reducer.finish_unreduced()
 
@@ -112,6 +128,7 @@ class Engine:
         zero where nothing was written: it checks that the ranks wrote the same. After an exception they are
         compared at the next step.
         """
+        self.finish_gathers()
         for run in self.units:
             self.gatherer.unshard(run)
         if not self.gatherer.full_params_open:

@@ -15,6 +15,7 @@ from torch import nn
 from zerolab.engine.gather import Gatherer
 from zerolab.engine.hook import Hook
 from zerolab.engine.passes import (
+    AFTER_AN_UPDATE,
     AT_STAGE_3,
     NESTED,
     inside_backward,
@@ -66,8 +67,9 @@ class ModelHooks:
             for module in entry_modules:
                 module.register_forward_pre_hook(pre_forward, prepend=True, with_kwargs=True)
                 module.register_forward_hook(post_forward, always_call=True)
+        enter = Hook(partial(self._enter, run))
         for module in entry_modules:
-            module.register_forward_pre_hook(Hook(self._notice_broken_backward), prepend=True)
+            module.register_forward_pre_hook(enter, prepend=True)
         for flat in (flat for flat in run.flats if flat.trainable):
             for span in flat.spans:
                 span.parameter.register_hook(partial(self._before_gradient, flat, span))
@@ -77,10 +79,17 @@ class ModelHooks:
 
     # Forward.
 
-    def _notice_broken_backward(self, module: nn.Module, args: tuple) -> None:
-        """A module is called. A backward pass that is still open then was broken off by an exception."""
+    def _enter(self, run: UnitRun, module: nn.Module, args: tuple) -> None:
+        """A module is called: its parameters, if they were updated and sent, are waited for.
+
+        A backward pass that is still open then was broken off by an exception.
+        """
         if self.training.in_backward and not inside_backward():
             self.abandon_backward()
+        for flat in run.flats:
+            if flat.gather is not None and inside_functional_transform():
+                raise RuntimeError(f"unit {flat.name}: {AFTER_AN_UPDATE}")
+            flat.finish_gather()
 
     def _begin_forward(self, model: nn.Module, args: tuple) -> None:
         """The whole model is called: the order of its units begins anew."""

@@ -19,6 +19,12 @@ AT_STAGE_3 = (
     "forward and backward pass inside `with optimizer.full_params():`"
 )
 
+AFTER_AN_UPDATE = (
+    "its parameters were still on their way from other ranks when vmap, torch.func or forward-mode "
+    "differentiation took them. Take them inside `with optimizer.full_params():`, or build the optimizer "
+    "with prefetch=0, whose step() waits for them"
+)
+
 
 def pass_number() -> int:
     """Which backward pass is running on this thread; -1 where none is."""

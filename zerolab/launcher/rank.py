@@ -20,6 +20,7 @@ import threading
 import traceback
 from typing import NoReturn
 
+from zerolab.before_exit import wait_for_all
 from zerolab.launcher import payload, protocol
 from zerolab.launcher.gpus import GROUP_BACKENDS, take_gpu
 from zerolab.launcher.output import redirect_output
@@ -77,6 +78,7 @@ def call(rank: int, job: Job, directory: str) -> None:
     finally:
         if os.getpid() != process:
             end_fork()
+    wait_for_all()
     await_device()
     with open(protocol.path(directory, protocol.RESULT, rank), "wb") as file:
         try:

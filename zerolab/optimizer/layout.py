@@ -41,6 +41,11 @@ def lay_out(
     return runs
 
 
+def in_forward_order(runs: list[UnitRun]) -> list[FlatUnit]:
+    """The order in which a forward pass most likely uses what they hold: that of `runs`, the root first."""
+    return [flat for run in sorted(runs, key=lambda run: not run.is_root) for flat in run.flats]
+
+
 def _kinds(unit: Unit, exact: set[int]) -> Iterator[tuple[str, list[tuple[str, nn.Parameter]]]]:
     """A unit's parameters by what a flat buffer has one of: trainable or frozen, dtype, device."""
     kinds: dict[tuple, list[tuple[str, nn.Parameter]]] = {}

@@ -23,7 +23,7 @@ from zerolab.engine.hook import Hook
 from zerolab.engine.states import TrainingRun, TrainingState
 from zerolab.engine.units import find_units
 from zerolab.optimizer.gradients import clip_grads
-from zerolab.optimizer.layout import lay_out
+from zerolab.optimizer.layout import in_forward_order, lay_out
 from zerolab.optimizer.local import LocalUpdate
 from zerolab.optimizer.loss_scale import LossScale
 from zerolab.optimizer.losses import Losses
@@ -116,7 +116,9 @@ class ZeroOptimizer(WholeTensors, ShardedState, Losses):
         self.units = [flat for run in runs for flat in run.flats]
         self._slots = Slots(model, self.units)
         super().__init__(groups, {})
-        self.local = LocalUpdate(optimizer_class, defaults, self.units, self.param_groups)
+        in_order = in_forward_order(runs)  # what is updated first is whole again first
+        self._updated = [flat for flat in in_order if flat.trainable]
+        self.local = LocalUpdate(optimizer_class, defaults, in_order, self.param_groups)
         self.defaults, self.state = self.local.optimizers[0].defaults, self.local.state
         self.loss_scale = LossScale() if self.precision.scales_loss else None
         self.training = TrainingRun(self.trace, self.meter)
@@ -169,9 +171,10 @@ class ZeroOptimizer(WholeTensors, ShardedState, Losses):
         if not self._overflowed(used):
             with self.training.during(TrainingState.STEP):
                 self.local.hand_over(self.param_groups)
-                self.stage.update(self.engine.trainable, lambda unit: self._update(unit, used))
+                self.stage.update(self._updated, lambda unit: self._update(unit, used))
                 self.local.take_back(self.param_groups)
-                self._note_update(used)
+                self.engine.end_update()
+                self._note_state_entries()
         self.trace.next_step()
         return loss
 
@@ -194,12 +197,11 @@ class ZeroOptimizer(WholeTensors, ShardedState, Losses):
         self.local.step(unit, used, self._gradient_scale)
         for each, event in zip(units, events, strict=True):
             each.publish()
+            each.mark_updated(used)
             self.trace.finish(event)
 
-    def _note_update(self, used: set[Span]) -> None:
-        """Tell autograd that the parameters changed, and take the measure of the optimizer's state."""
-        for unit in self.engine.trainable:
-            unit.mark_updated(used)
+    def _note_state_entries(self) -> None:
+        """Count the bytes of the optimizer's state again, if it has more entries than before."""
         if self._state_entries != (entries := self.local.state_entries()):
             self._state_entries = entries
             self._note_state()

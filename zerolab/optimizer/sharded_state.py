@@ -81,9 +81,8 @@ class ShardedState(OptimizerBase):
         self.load_state_dict(self.state_dict() | {"state": allocate_state(self.slices, self.state, state)})
         write(self.shards())
         with self.training.during(TrainingState.LOAD):
-            self.stage.update(self.units, FlatUnit.publish)
-        for unit in self.units:
-            unit.mark_updated(set(unit.spans))
+            self.stage.update(self.units, _publish)
+        self.engine.finish_gathers()
         self.trace.next_step()
 
     @torch.no_grad()
@@ -100,3 +99,8 @@ class ShardedState(OptimizerBase):
                 self.stage.comm.all_gather(flat, unit).wait()
                 read({span.name: span.view(flat) for span in unit.spans})
                 del flat  # before the next is allocated
+
+
+def _publish(unit: FlatUnit) -> None:
+    unit.publish()
+    unit.mark_updated(set(unit.spans))

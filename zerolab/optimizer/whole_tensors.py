@@ -48,6 +48,7 @@ class WholeTensors(OptimizerBase):
 
     def memory(self) -> MeasuredStates:
         """What this rank holds now, from storages, by category. Call it between backward and zero_grad."""
+        self.engine.finish_gathers()
         state, excess_bytes = self.local.state_tensors(), self.local.excess_bytes()
         return census(self.model, self.units, state, excess_bytes, self.meter.peak_bytes)
 

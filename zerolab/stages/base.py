@@ -42,4 +42,4 @@ class Stage(ABC):
 
     @abstractmethod
     def update(self, units: list[FlatUnit], step: Callable[[FlatUnit], None]) -> None:
-        """Update what this rank owns of each unit by calling ``step`` with it, and share the result."""
+        """Update what this rank owns of each unit by calling ``step`` with it, and send the result to all."""

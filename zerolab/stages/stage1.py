@@ -33,9 +33,6 @@ class Stage1(Stage):
         unit.grads.keep(unit.grads.local[unit.owned])
 
     def update(self, units: list[FlatUnit], step: Callable[[FlatUnit], None]) -> None:
-        gathers = []
         for unit in units:
             step(unit)
-            gathers.append(self.comm.all_gather(unit.flat, unit))
-        for gather in gathers:
-            gather.wait()
+            unit.expect(self.comm.all_gather(unit.flat, unit).wait)

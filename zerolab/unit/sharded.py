@@ -30,7 +30,7 @@ as_plain_tensors = torch._C.DisableTorchFunctionSubclass
 """A context for loops over every parameter's flags and ``grad``, which `Sharded` would answer one by one."""
 
 
-def _describes(func) -> bool:
+def describes(func) -> bool:
     """Whether a torch function only reads or sets what a tensor is, and never what it holds."""
     if func.__name__ in ("__get__", "__set__", "__delete__"):
         return func.__self__.__name__ in _ATTRIBUTES
@@ -51,11 +51,10 @@ class Sharded(nn.Parameter):
         parameter.__class__ = cls
         cast(Sharded, parameter).layout_when_whole = layout
 
-    @staticmethod
-    def give_way(parameter: nn.Parameter, own_class: type[nn.Parameter]) -> None:
+    def give_way(self, own_class: type[nn.Parameter]) -> None:
         """Make it a parameter of its own class again."""
-        del cast(Sharded, parameter).layout_when_whole
-        parameter.__class__ = own_class
+        del self.layout_when_whole
+        self.__class__ = own_class  # type: ignore[assignment]  # that is how a placeholder ends
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -121,7 +120,7 @@ _NO_GRAD_SCALER = (
 
 def _describe_or_refuse(refusal: str, func, args: tuple, kwargs: dict | None):
     """Answer a question about what the tensor is; refuse one about what it holds."""
-    if not _describes(func):
+    if not describes(func):
         way_out = _NO_GRAD_SCALER if func.__name__.startswith("_amp_") else refusal
         raise RuntimeError(f"{func.__name__}: {way_out}")
     with as_plain_tensors():

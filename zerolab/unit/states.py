@@ -1,6 +1,6 @@
 """The states of a unit's parameters and of its gradients, and which may follow which.
 
-    parameters   WHOLE -> SHARDED -> GATHERING -> WHOLE
+    parameters   WHOLE -> SHARDED -> GATHERING -> WHOLE, or WHOLE -> GATHERING -> WHOLE after an update
     gradients    EMPTY -> COLLECTING -> REDUCING -> REDUCED -> AVERAGED, and back to EMPTY when cleared
 
 A state is changed by `change` alone, which checks it. So a verb called at the wrong time is an error that
@@ -30,7 +30,7 @@ class GradState(Enum):
 
 
 _FOLLOWING: dict[Enum, set[Enum]] = {
-    ParamState.WHOLE: {ParamState.SHARDED},
+    ParamState.WHOLE: {ParamState.SHARDED, ParamState.GATHERING},
     ParamState.SHARDED: {ParamState.GATHERING},
     ParamState.GATHERING: {ParamState.WHOLE},
     GradState.EMPTY: {GradState.COLLECTING},

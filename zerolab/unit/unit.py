@@ -7,6 +7,9 @@ out, free, refill and cut.
 """
 
 import math
+import threading
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +17,9 @@ from torch import nn
 
 from zerolab.precision import Precision
 from zerolab.storages import MemoryMeter, checksum
+from zerolab.unit.gathering import Gathering
 from zerolab.unit.grads import FlatGrads
+from zerolab.unit.parameter_views import ParameterViews
 from zerolab.unit.sharded import Sharded
 from zerolab.unit.span import Span, describe
 from zerolab.unit.states import ParamState, change
@@ -45,6 +50,7 @@ class FlatUnit:
         shards: into how many equal shards of ``shard_numel`` the buffer can be cut.
         precision: the dtypes of all these.
         state: where the parameters are, a `ParamState`.
+        gather: waits for the shards that other ranks have updated; None where none are expected.
         writes: what was written to the parameters from outside, a `Writes`.
         piece_numel: how many elements are converted to another dtype at a time.
     """
@@ -66,9 +72,9 @@ class FlatUnit:
         self._lowered_dtype = precision.parameters if precision.lowers(self.dtype) else self.dtype
         self._lay_out(named_parameters, shards)
         self.owned = slice(0, self.padded_numel)
-        self._freed_views = _views_of_nan(self.spans, self._lowered_dtype, self.device)
-        self._views: list[torch.Tensor] = []
-        self._classes: list[type[nn.Parameter]] = []
+        self._views = ParameterViews(self.spans, self._lowered_dtype, self.device)
+        self.gather: Callable[[], None] | None = None
+        self._gather_lock = threading.RLock()
         self._descriptions: dict[tuple[int, int], tuple[str, ...]] = {}
         self.state = ParamState.WHOLE
         self.flat = self._copy_parameters()
@@ -97,10 +103,7 @@ class FlatUnit:
     def _copy_parameters(self) -> torch.Tensor:
         """Copy the parameters into a new flat buffer and make each a view of it. Padding is zero."""
         flat = torch.zeros(self.padded_numel, dtype=self.dtype, device=self.device)
-        self._views = [span.view(flat) for span in self.spans]
-        for span, view in zip(self.spans, self._views, strict=True):
-            view.copy_(span.parameter)
-            span.parameter.data = view
+        self._views.move_into(flat)
         return flat
 
     def own(self, owned: slice) -> None:
@@ -136,6 +139,34 @@ class FlatUnit:
     def _report(self) -> None:
         self.meter.report(self, self.flat, self.shard, self.master)
 
+    # Stages 1 and 2: after an update the other ranks' shards come while this rank goes on.
+
+    def expect(self, gather: Callable[[], None]) -> None:
+        """The ranks have updated a shard each, and send it: the parameters are `Gathering` until it is there.
+
+        Args: gather: waits for the other ranks' shards. It is called where a parameter is needed next.
+        """
+        self.gather = gather
+        if self.shards == 1:
+            self.finish_gather()
+            return
+        self._views.replace(partial(Gathering.stand_in, self.finish_gather))
+        self._become(ParamState.GATHERING)
+
+    def finish_gather(self) -> None:
+        """Wait for the shards that are expected, if any are. A user's thread may call it too.
+
+        Raises: what the gather raised, and again each time that the parameters are needed.
+        """
+        if self.gather is None:
+            return
+        with self._gather_lock:
+            if self.gather is not None:
+                self.gather()
+                self.gather = None
+                if not self.whole:
+                    self.restore_parameters()
+
     # Stage 3: detach the shard once; then free, refill, gather, restore, and so on.
 
     def detach_shard(self) -> None:
@@ -156,11 +187,8 @@ class FlatUnit:
         Raises: RuntimeError where a parameter was written to since it was restored, because that is lost.
         """
         self.writes.refuse(self.checksum)
-        self._classes = [type(span.parameter) for span in self.spans]
         self.writes.spoil()
-        for span, freed_view in zip(self.spans, self._freed_views, strict=True):
-            span.parameter.data = freed_view
-            Sharded.take_place(span.parameter, span.layout)
+        self._views.replace(Sharded.take_place)
         self.grads.producers.hold(self.flat)  # the streams that gradients come on have used the parameters
         self.flat.untyped_storage().resize_(0)
         self._become(ParamState.SHARDED)
@@ -173,9 +201,7 @@ class FlatUnit:
 
     def restore_parameters(self) -> None:
         """After the gather: make the parameters views of the flat buffer again, as autograd saved them."""
-        for span, own_class, view in zip(self.spans, self._classes, self._views, strict=True):
-            Sharded.give_way(span.parameter, own_class)
-            span.parameter.data = view
+        self._views.restore()
         self._become(ParamState.WHOLE)
         self.writes.restore(self.checksum)
 
@@ -192,16 +218,13 @@ class FlatUnit:
         if self.whole and self.shard_is_detached:
             with torch.inference_mode(False):
                 self.flat = torch.empty_like(self.flat)
-                self._views = [span.view(self.flat) for span in self.spans]
-                for span, view in zip(self.spans, self._views, strict=True):
-                    span.parameter.data = view
+                self._views.follow(self.flat)
             self.writes.note()
             self._report()
 
     def replaced(self) -> Span | None:
         """The first parameter that should be a view of the flat buffer and has other memory."""
-        pairs = zip(self.spans, self._views, strict=True) if self.whole else ()
-        return next((span for span, view in pairs if span.parameter.data_ptr() != view.data_ptr()), None)
+        return self._views.moved_away() if self.whole else None
 
     # What users write to whole parameters.
 
@@ -263,12 +286,6 @@ class FlatUnit:
         kind = "trainable" if self.trainable else "frozen"
         padding_numel = self.padded_numel - self.numel
         return f"FlatUnit({self.name!r}, {kind}, {len(self.spans)} parameters, {self.numel}+{padding_numel})"
-
-
-def _views_of_nan(spans: list[Span], dtype: torch.dtype, device: torch.device) -> list[torch.Tensor]:
-    """A view of one scalar for each parameter, of its shape: NaN, or 0 for integers."""
-    scalar = torch.full((), math.nan if dtype.is_floating_point else 0, dtype=dtype, device=device)
-    return [scalar.expand(span.shape) for span in spans]
 
 
 def _round_up(numel: int, multiple: int) -> int:

@@ -1,0 +1,58 @@
+"""ParameterViews: the parameters of one unit as views of its flat buffer, and what stands in their places."""
+
+import math
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from torch import nn
+
+from zerolab.unit.sharded import Sharded
+from zerolab.unit.span import Span
+
+
+class ParameterViews:
+    """Points the model's parameters at a flat buffer, or at nothing while the buffer cannot be read.
+
+    While they point at nothing, their class is a placeholder, and C++ code that goes around it reads NaN.
+
+    Args: dtype: of the parameters when they will be replaced: the lowered one in mixed precision.
+    """
+
+    def __init__(self, spans: list[Span], dtype: torch.dtype, device: torch.device):
+        self._spans = spans
+        self._views: list[torch.Tensor] = []
+        self._classes: list[type[nn.Parameter]] = []
+        scalar = torch.full((), math.nan if dtype.is_floating_point else 0, dtype=dtype, device=device)
+        self._of_nothing = [scalar.expand(span.shape) for span in spans]
+
+    def move_into(self, flat: torch.Tensor) -> None:
+        """Copy the parameters into a flat buffer and make each a view of it."""
+        self._views = [span.view(flat) for span in self._spans]
+        for span, view in zip(self._spans, self._views, strict=True):
+            view.copy_(span.parameter)
+            span.parameter.data = view
+
+    def follow(self, flat: torch.Tensor) -> None:
+        """Make each parameter a view of another flat buffer, with the values that are there."""
+        self._views = [span.view(flat) for span in self._spans]
+        for span, view in zip(self._spans, self._views, strict=True):
+            span.parameter.data = view
+
+    def replace(self, take_place: Callable[[nn.Parameter, torch.Tensor], None]) -> None:
+        """Let placeholders take the parameters' places. ``take_place``: makes one of a parameter."""
+        self._classes = [type(span.parameter) for span in self._spans]
+        for span, nothing in zip(self._spans, self._of_nothing, strict=True):
+            span.parameter.data = nothing
+            take_place(span.parameter, span.layout)
+
+    def restore(self) -> None:
+        """Make the parameters views of the flat buffer again, as autograd saved them."""
+        for span, own_class, view in zip(self._spans, self._classes, self._views, strict=True):
+            cast(Sharded, span.parameter).give_way(own_class)
+            span.parameter.data = view
+
+    def moved_away(self) -> Span | None:
+        """The first parameter that should be a view of the flat buffer and has other memory."""
+        pairs = zip(self._spans, self._views, strict=True)
+        return next((span for span, view in pairs if span.parameter.data_ptr() != view.data_ptr()), None)
