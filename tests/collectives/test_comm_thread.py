@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from zerolab.collectives import Work
 from zerolab.collectives.comm_thread import CommThread
 
 
@@ -101,3 +102,18 @@ def test_a_collective_that_ended_is_let_go():
     del buffer
     wait()
     assert released.wait(5)
+
+
+def test_a_wait_that_failed_fails_again_and_runs_nothing_that_was_chained():
+    """So that a parameter whose gather failed is never taken for one that is there."""
+
+    def failing() -> None:
+        raise RuntimeError("connection closed")
+
+    done: list[str] = []
+    work = Work([lambda: done.append("first"), failing, lambda: done.append("third")])
+    work.then(lambda: done.append("chained"))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="connection closed"):
+            work.wait()
+    assert done == ["first"]

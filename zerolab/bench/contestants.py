@@ -36,6 +36,7 @@ class Contestant:
     Attributes:
         loss, backward, update, clear: the four parts of its training step.
         read: a copy of its parameters, whole, by name; every rank calls it.
+        settle: waits for what a step leaves under way, so that it is not timed with another contestant's.
         zero, stage: zerolab's own optimizer, which can tell more, and the stage it was built for.
     """
 
@@ -44,6 +45,7 @@ class Contestant:
     clear: Callable[[], None]
     read: Callable[[], dict[str, Tensor]]
     backward: Callable[[Tensor], object] = Tensor.backward
+    settle: Callable[[], object] = lambda: None
     zero: ZeroOptimizer | None = None
     stage: int | None = None
 
@@ -139,7 +141,10 @@ def zero_optimizer(model: nn.Module, flags: dict, stage: int) -> Contestant:
         with optimizer.full_params():
             return _copy(model)
 
-    return Contestant(model, optimizer.step, optimizer.zero_grad, read, zero=optimizer, stage=stage)
+    settle = optimizer.engine.finish_gathers
+    return Contestant(
+        model, optimizer.step, optimizer.zero_grad, read, settle=settle, zero=optimizer, stage=stage
+    )
 
 
 def _cleared_by_step() -> None:

@@ -75,7 +75,7 @@ class Engine:
             flat.finish_gather()
 
     def end_update(self) -> None:
-        """After an update: wait for its gathers, with ``prefetch=0``; else what uses a parameter next waits."""
+        """After an update: with ``prefetch=0`` wait here; otherwise whatever uses a parameter next waits."""
         if self._gathers_in_step:
             self.finish_gathers()
 

@@ -70,7 +70,8 @@ class ZeroOptimizer(WholeTensors, ShardedState, Losses):
         precision: "fp32"; "mixed" for bf16 parameters and gradients with fp32 masters, 2+2+12 bytes with
             Adam; "mixed_fp32_grads" for 2+4+12; "mixed_fp16" for fp16, where losses go through `scale`.
         process_group: the ranks that train together; all of them by default.
-        prefetch: units gathered ahead of the one at work (stage 3); 0 is the synchronous textbook.
+        prefetch: units gathered ahead of the one at work (stage 3). At stages 1 and 2 `step` does not wait
+            for its gathers: what reads a parameter next does. 0 is the synchronous textbook.
         reduces_in_flight: reductions left under way while backward goes on; 0 waits for each.
 
     What is written to parameters is kept, or refused at the next step; at stage 3 write inside `full_params`.
