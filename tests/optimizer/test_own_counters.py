@@ -183,7 +183,7 @@ def test_a_batch_of_converted_gradients_is_no_larger_than_the_largest_slice():
         assert all(found) and len(found) > 6, "a unit has more than one batch"
 
 
-def test_small_units_are_updated_in_one_call_and_in_the_order_of_the_units():
+def test_small_units_are_updated_in_one_call_and_sent_in_the_order_of_a_forward():
     def look() -> tuple:
         model, calls = subjects.deep_gpt(), []
         optimizer = zerolab.ZeroOptimizer(model, torch.optim.Adam, precision="mixed")
@@ -191,8 +191,10 @@ def test_small_units_are_updated_in_one_call_and_in_the_order_of_the_units():
         only.register_step_post_hook(lambda *_: calls.append(len(only.state)))
         model(torch.zeros(1, 4, dtype=torch.long), torch.zeros(1, 4, dtype=torch.long)).backward()
         optimizer.step()
-        updates = [event.unit for event in optimizer.trace.events if event.op == "update"]
-        return calls, updates == [unit.name for unit in optimizer.units], len(optimizer.slices)
+        units = lambda op: [event.unit for event in optimizer.trace.step(0) if event.op == op]
+        blocks = [unit.name for unit in optimizer.units if unit.name != "root"]
+        in_order = units("update") == units("all_gather") == ["root", *blocks]
+        return calls, in_order, len(optimizer.slices)
 
     for calls, in_order, slices in zerolab.launch(look, 2):
         assert calls == [slices] and in_order

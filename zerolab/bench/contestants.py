@@ -36,7 +36,7 @@ class Contestant:
     Attributes:
         loss, backward, update, clear: the four parts of its training step.
         read: a copy of its parameters, whole, by name; every rank calls it.
-        settle: waits for what a step leaves under way, so that it is not timed with another contestant's.
+        settle: waits for what a step leaves under way, so that no step of another contestant is timed with it.
         zero, stage: zerolab's own optimizer, which can tell more, and the stage it was built for.
     """
 
@@ -54,6 +54,7 @@ class Contestant:
         self.backward(self.loss(*batch))
         self.update()
         self.clear()
+        self.settle()
 
 
 def enter(name: str, build: Callable[[], nn.Module], update: str, seed: int = 0) -> Contestant:
