@@ -36,7 +36,7 @@ class Contestant:
     Attributes:
         loss, backward, update, clear: the four parts of its training step.
         read: a copy of its parameters, whole, by name; every rank calls it.
-        settle: waits for what a step leaves under way, so that no step of another contestant is timed with it.
+        settle: waits for what a step leaves under way, so that it is timed with that step.
         zero, stage: zerolab's own optimizer, which can tell more, and the stage it was built for.
     """
 
