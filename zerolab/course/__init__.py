@@ -19,9 +19,12 @@ prints what is true everywhere ("bit-identical: True", bytes, shapes), never a t
 
 What a lesson uses
 ------------------
-``predict(my_guess, answer, quiz.NAME)`` and ``answer(my_answer, quiz.NAME)``
-    Compare the reader's number or letter with the right one, and name the mistake behind a known wrong one.
-    The lesson's ``quiz.py`` holds the mistakes. In the committed notebook the reader's answers are ``...``.
+``predict(my_guess, answer, quiz.NAME, *measured)``
+    Compare the reader's number with the right one, and name the mistake behind a known wrong one. The lesson's
+    ``quiz.py`` holds the mistakes. What a cell measures and what gives the answer away goes into ``measured``:
+    it is folded until there is a guess. In the committed notebook the guess is ``...``.
+``answer(my_answers, quiz.QUESTIONS)``
+    Ask the lesson's five questions, with a button for each answer, and in text where a page has no buttons.
 ``figure(height)`` and ``show(figure, alt)``
     An empty figure of matplotlib, and its display as SVG. The cell draws the data with ``ax.plot`` and
     ``ax.barh``, so that a reader can change it. Whatever has a ``label`` gets a legend. ``look`` holds the
@@ -51,7 +54,8 @@ import logging
 logging.getLogger("zerolab").setLevel(logging.ERROR)
 
 _NAMES_IN = {
-    "questions": ("predict", "answer"),
+    "questions": ("predict",),
+    "quizzes": ("answer",),
     "look": ("figure", "show"),
     "sliders": ("explore", "slider", "choice", "number"),
     "source": ("show_source", "show_diff"),
