@@ -94,4 +94,6 @@ def display_folded(asked: str, summary: str, lines: Sequence[str], measured: Seq
 def in_html(words: str) -> str:
     """The words as HTML; what stands between backticks is code."""
     plain, *rest = html.escape(words, quote=False).split("`")
-    return plain + "".join(f"{'<code>' if place % 2 == 0 else '</code>'}{part}" for place, part in enumerate(rest))
+    return plain + "".join(
+        f"{'<code>' if place % 2 == 0 else '</code>'}{part}" for place, part in enumerate(rest)
+    )

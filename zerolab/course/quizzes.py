@@ -60,7 +60,9 @@ def answer(letters: Letters | EllipsisType, questions: Sequence[Quiz]) -> None:
     for number, (letter, quiz) in enumerate(zip(given, questions, strict=False), 1):
         if letter is not ... and letter not in quiz.choices:
             offered = ", ".join(quiz.choices)
-            raise ValueError(f"my_answers has {letter!r} for question {number}: the letters offered are {offered}")
+            raise ValueError(
+                f"my_answers has {letter!r} for question {number}: the letters offered are {offered}"
+            )
     for number, (letter, quiz) in enumerate(zip(given, questions, strict=False), 1):
         print(f"{number}. No answer yet." if letter is ... else f"{number}. {letter}) {quiz.verdict(letter)}")
 

@@ -22,7 +22,9 @@ QUESTIONS = (
         "result. The values are right. What does that cost?",
         "c",
         {
-            "a": Choice("Nothing, as the result is the same.", "The values are the same, the messages are not."),
+            "a": Choice(
+                "Nothing, as the result is the same.", "The values are the same, the messages are not."
+            ),
             "b": Choice(
                 "The same bytes, but more memory.",
                 "It sends more, too: the second half of the all-reduce is not needed.",
@@ -106,7 +108,9 @@ QUESTIONS = (
                 "64 times as many bytes go over each link.",
                 "A rank sends less than two numbers in all. The bytes are not what takes the time.",
             ),
-            "c": Choice("It takes 64 additions.", "These are 63 additions of one number: far less than a message."),
+            "c": Choice(
+                "It takes 64 additions.", "These are 63 additions of one number: far less than a message."
+            ),
         },
     ),
 )

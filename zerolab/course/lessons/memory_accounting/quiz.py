@@ -25,7 +25,10 @@ STAGE_1 = Prediction(
     why="2 + 2 + 12/8 = 5.5 bytes for each of 7 billion parameters.",
 )
 ACTIVATIONS = Prediction(
-    {"you counted one byte for each number, and it has two": 30.2, "you counted one tensor a layer, not 12": 5.03},
+    {
+        "you counted one byte for each number, and it has two": 30.2,
+        "you counted one tensor a layer, not 12": 5.03,
+    },
     "GB",
     why="48 layers × 12 tensors × (32 × 1024 × 1600) numbers × 2 bytes.",
 )

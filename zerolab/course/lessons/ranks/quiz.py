@@ -4,7 +4,10 @@ from zerolab.course.questions import Prediction
 from zerolab.course.quizzes import Choice, Quiz
 
 SUM_OF_X = Prediction(
-    {"you let the four ranks add to one shared tensor": 12, "you let the notebook see the copy of one rank": 3},
+    {
+        "you let the four ranks add to one shared tensor": 12,
+        "you let the notebook see the copy of one rank": 3,
+    },
     why="Each rank got a copy of `x` and changed its copy. The `x` of the notebook stayed as it was.",
 )
 TOKEN = Prediction(
