@@ -20,9 +20,9 @@ prints what is true everywhere ("bit-identical: True", bytes, shapes), never a t
 What a lesson uses
 ------------------
 ``predict(my_guess, answer, quiz.NAME, *measured)``
-    Compare the reader's number with the right one, and name the mistake behind a known wrong one. The lesson's
-    ``quiz.py`` holds the mistakes. What a cell measures and what gives the answer away goes into ``measured``:
-    it is folded until there is a guess. In the committed notebook the guess is ``...``.
+    Compare the reader's number with the right one, and name the mistake behind a known wrong one. The
+    lesson's ``quiz.py`` holds the mistakes. Measured lines that give the answer away go into ``measured``: they
+    are folded until there is a guess. In the committed notebook the guess is ``...``.
 ``answer(my_answers, quiz.QUESTIONS)``
     Ask the lesson's five questions, with a button for each answer, and in text where a page has no buttons.
 ``figure(height)`` and ``show(figure, alt)``

@@ -16,7 +16,7 @@ _BYTE_UNITS = {"KB": ("KiB", 1), "MB": ("MiB", 2), "GB": ("GiB", 3), "TB": ("TiB
 
 
 class Prediction(NamedTuple):
-    """A number to guess: each known mistake ("you ...") with its number, the unit, the tolerance, the reason."""
+    """A number to guess: each known mistake ("you ...") with its number, unit, tolerance, and the reason."""
 
     mistakes: Mapping[str, float]
     unit: str = ""

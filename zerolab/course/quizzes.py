@@ -1,7 +1,7 @@
 """Quizzes: a lesson's questions with a button for each answer, and in text where a page has no buttons.
 
-The questions, the answers and the reason for each answer stand in the lesson's ``quiz.py``. A notebook has one
-cell that asks them all, so nobody reads a reason together with its question.
+The questions, the answers and the reason for each answer stand in the lesson's ``quiz.py``. One cell of the
+notebook asks them all, so nobody reads a reason together with its question.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

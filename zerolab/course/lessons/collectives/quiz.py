@@ -18,7 +18,8 @@ BYTES_OF_AN_ALL_REDUCE = Prediction(
 )
 QUESTIONS = (
     Quiz(
-        "A library has a function `reduce_scatter`. Inside, it does an all-reduce and keeps its own slice of the "
+        "A library has a function `reduce_scatter`. Inside, it does an all-reduce and keeps its own slice "
+        "of the "
         "result. The values are right. What does that cost?",
         "c",
         {
@@ -31,14 +32,17 @@ QUESTIONS = (
             ),
             "c": Choice(
                 "Twice the bytes.",
-                "An all-reduce is a reduce-scatter and an all-gather, and the gathered chunks are not used. This "
-                "really happens: torch's own reduce-scatter on gloo, its library for CPUs, works this way. So "
+                "An all-reduce is a reduce-scatter and an all-gather, and the gathered chunks are not "
+                "used. This "
+                "really happens: torch's own reduce-scatter on gloo, its library for CPUs, works this way. "
+                "So "
                 "zerolab builds its own there.",
             ),
         },
     ),
     Quiz(
-        "Eight ranks all-reduce a gradient of 1 GB on a ring. You take 64 ranks with the same links. How much does "
+        "Eight ranks all-reduce a gradient of 1 GB on a ring. You take 64 ranks with the same links. How "
+        "much does "
         "each rank send now?",
         "a",
         {
@@ -57,17 +61,20 @@ QUESTIONS = (
         },
     ),
     Quiz(
-        "On a ring of 64 ranks one link has half the bandwidth of the others. How long does a large all-reduce "
+        "On a ring of 64 ranks one link has half the bandwidth of the others. How long does a large "
+        "all-reduce "
         "take?",
         "b",
         {
             "a": Choice(
                 "1/64 longer.",
-                "The other ranks cannot go on: each of them waits for the chunk that comes over the slow link.",
+                "The other ranks cannot go on: each of them waits for the chunk that comes over the slow "
+                "link.",
             ),
             "b": Choice(
                 "About twice as long.",
-                "Every link carries one chunk in every round, and the round ends when the slowest link is done.",
+                "Every link carries one chunk in every round, and the round ends when the slowest link is "
+                "done.",
             ),
             "c": Choice(
                 "As long as before: chunks take another way.",
@@ -76,13 +83,15 @@ QUESTIONS = (
         },
     ),
     Quiz(
-        "Somebody cuts a tensor of 11 elements for 4 ranks into chunks of `11 // 4` elements and trains with it. "
+        "Somebody cuts a tensor of 11 elements for 4 ranks into chunks of `11 // 4` elements and trains "
+        "with it. "
         "What happens?",
         "c",
         {
             "a": Choice(
                 "An error: 11 is not divisible by 4.",
-                "`//` rounds down without an error. Four chunks of 2 are a valid cut of the first 8 elements.",
+                "`//` rounds down without an error. Four chunks of 2 are a valid cut of the first 8 "
+                "elements.",
             ),
             "b": Choice(
                 "The last rank has more to do than the others.",
@@ -95,13 +104,15 @@ QUESTIONS = (
         },
     ),
     Quiz(
-        "64 ranks all-reduce a single number on a ring, once a step. Why does it take longer than one message "
+        "64 ranks all-reduce a single number on a ring, once a step. Why does it take longer than one "
+        "message "
         "between two ranks?",
         "a",
         {
             "a": Choice(
                 "It is a sequence of 126 messages, each of them almost empty.",
-                "A round can only begin when the round before has arrived: 63 rounds for each half. The start of a "
+                "A round can only begin when the round before has arrived: 63 rounds for each half. The "
+                "start of a "
                 "message takes time, however small it is.",
             ),
             "b": Choice(

@@ -13,7 +13,7 @@ FIRST_STEP = Prediction(
 )
 MEAN_LOSS = Prediction(
     {
-        "you took the mean of the means, where a token of rank 1 counts three times as much as one of rank 0": 4
+        "you took the mean of the means, where a token of rank 1 counts three times as much as rank 0's": 4
     },
     why="(30 × 2 + 10 × 6) / 40.",
 )
@@ -23,7 +23,8 @@ LATENCY = Prediction(
         "you took the latency of reduce-scatters, and an all-reduce goes around the ring twice": 365.4,
     },
     "ms",
-    why="580 all-reduces × 126 messages × 10 µs. The latency alone takes three times as long as all the bytes.",
+    why="580 all-reduces × 126 messages × 10 µs. The latency alone takes three times as long as all the "
+    "bytes.",
 )
 HELD_BY_64_GPUS = Prediction(
     {"you counted one rank, and all 64 hold the same": 120, "you counted the bf16 weights only": 15 * 64},
@@ -32,7 +33,8 @@ HELD_BY_64_GPUS = Prediction(
 )
 QUESTIONS = (
     Quiz(
-        "The ranks see different data. Which part of the step do all of them compute identically, on identical "
+        "The ranks see different data. Which part of the step do all of them compute identically, on "
+        "identical "
         "inputs?",
         "c",
         {
@@ -40,13 +42,15 @@ QUESTIONS = (
             "b": Choice("The backward pass.", "Each rank's gradients come from its own micro-batch."),
             "c": Choice(
                 "The optimizer's update.",
-                "After the all-reduce every rank has the same gradients, the same m and v and the same weights: N "
+                "After the all-reduce every rank has the same gradients, the same m and v and the same "
+                "weights: N "
                 "times the same work, on N copies of the same state. That is where stage 1 begins.",
             ),
         },
     ),
     Quiz(
-        "Rank 0 has 900 tokens and rank 1 has 100. Each computes its mean loss, and the gradients are averaged. What "
+        "Rank 0 has 900 tokens and rank 1 has 100. Each computes its mean loss, and the gradients are "
+        "averaged. What "
         "does the model learn?",
         "a",
         {
@@ -70,11 +74,13 @@ QUESTIONS = (
         {
             "a": Choice(
                 "Faster steps, because there is one message only.",
-                "The latency is least. But the message can only start when backward is over, and nothing hides it.",
+                "The latency is least. But the message can only start when backward is over, and nothing "
+                "hides it.",
             ),
             "b": Choice(
                 "After the backward pass the rank waits for the whole message.",
-                "The bucket is complete with the last gradient. No computation is left to run beside the message.",
+                "The bucket is complete with the last gradient. No computation is left to run beside the "
+                "message.",
             ),
             "c": Choice(
                 "Other gradients, because they are added in another order.",
@@ -101,7 +107,8 @@ QUESTIONS = (
         },
     ),
     Quiz(
-        "A colleague averages in a hook and has mixed up the two kinds. Her loss falls. How does she find the "
+        "A colleague averages in a hook and has mixed up the two kinds. Her loss falls. How does she find "
+        "the "
         "mistake?",
         "a",
         {
@@ -111,7 +118,8 @@ QUESTIONS = (
             ),
             "b": Choice(
                 "She waits: the loss will become NaN.",
-                "Each rank trains on gradients of its own, which is a sound way to train one model of its own.",
+                "Each rank trains on gradients of its own, which is a sound way to train one model of its "
+                "own.",
             ),
             "c": Choice(
                 "She looks for the error in the log of rank 1.",

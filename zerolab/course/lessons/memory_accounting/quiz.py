@@ -34,17 +34,20 @@ ACTIVATIONS = Prediction(
 )
 QUESTIONS = (
     Quiz(
-        "A colleague plans to train 13B parameters on 16 GPUs of 32 GB at stage 2, and computes 2Ψ + 14Ψ/16 = 37.4 "
+        "A colleague plans to train 13B parameters on 16 GPUs of 32 GB at stage 2, and computes 2Ψ + "
+        "14Ψ/16 = 37.4 "
         "GB. “It will fit with SGD and momentum instead of Adam.” Will it?",
         "b",
         {
             "a": Choice(
                 "Yes: K drops from 12 to 8.",
-                "K does drop to 8 (the master copy and one moment), but 2Ψ + 10Ψ/16 is 34.1 GB, still above 32.",
+                "K does drop to 8 (the master copy and one moment), but 2Ψ + 10Ψ/16 is 34.1 GB, still "
+                "above 32.",
             ),
             "b": Choice(
                 "No: what stage 2 leaves whole is the problem.",
-                "The parameters alone are 2Ψ = 26 GB on every GPU. With K = 8 the sum is 34.1 GB. Stage 3 shards "
+                "The parameters alone are 2Ψ = 26 GB on every GPU. With K = 8 the sum is 34.1 GB. Stage 3 "
+                "shards "
                 "them too.",
             ),
             "c": Choice(
@@ -54,13 +57,15 @@ QUESTIONS = (
         },
     ),
     Quiz(
-        "A 7B model trains on one GPU of 141 GB. You turn stage 3 on and keep that one GPU. How many GB of model "
+        "A 7B model trains on one GPU of 141 GB. You turn stage 3 on and keep that one GPU. How many GB of "
+        "model "
         "states does it hold now?",
         "a",
         {
             "a": Choice(
                 "112 GB, as before.",
-                "16Ψ/N with N = 1 is 16Ψ. ZeRO removes copies between ranks, and one rank has no copy to remove.",
+                "16Ψ/N with N = 1 is 16Ψ. ZeRO removes copies between ranks, and one rank has no copy to "
+                "remove.",
             ),
             "b": Choice(
                 "14 GB, only the weights in use.",
@@ -73,7 +78,8 @@ QUESTIONS = (
         },
     ),
     Quiz(
-        "A 7.5B model at stage 1 takes 31.4 GB on each of 64 GPUs. That is too much, so you rent 128. What does it "
+        "A 7.5B model at stage 1 takes 31.4 GB on each of 64 GPUs. That is too much, so you rent 128. What "
+        "does it "
         "take now?",
         "c",
         {
@@ -87,12 +93,14 @@ QUESTIONS = (
             ),
             "c": Choice(
                 "30.7 GB.",
-                "4Ψ = 30 GB are on every GPU for any N. The rest falls from 1.4 to 0.7 GB. Take another stage.",
+                "4Ψ = 30 GB are on every GPU for any N. The rest falls from 1.4 to 0.7 GB. Take another "
+                "stage.",
             ),
         },
     ),
     Quiz(
-        "At stage 3 on 1,024 GPUs the model states take 2 GB on each GPU. The forward pass still runs out of 32 GB. "
+        "At stage 3 on 1,024 GPUs the model states take 2 GB on each GPU. The forward pass still runs out "
+        "of 32 GB. "
         "What helps?",
         "b",
         {
@@ -102,7 +110,8 @@ QUESTIONS = (
             ),
             "b": Choice(
                 "A smaller micro-batch, or activation checkpointing.",
-                "What grows in the forward pass are the activations. They depend on the samples of this rank.",
+                "What grows in the forward pass are the activations. They depend on the samples of this "
+                "rank.",
             ),
             "c": Choice(
                 "SGD instead of Adam.",
@@ -111,7 +120,8 @@ QUESTIONS = (
         },
     ),
     Quiz(
-        "To save memory you leave mixed precision and train in plain fp32: without master weights. What happens to "
+        "To save memory you leave mixed precision and train in plain fp32: without master weights. What "
+        "happens to "
         "the memory?",
         "b",
         {
@@ -125,7 +135,8 @@ QUESTIONS = (
             ),
             "c": Choice(
                 "Everything doubles.",
-                "m and v were in fp32 before, and master weights are no longer needed. The activations double.",
+                "m and v were in fp32 before, and master weights are no longer needed. The activations "
+                "double.",
             ),
         },
     ),

@@ -21,7 +21,8 @@ MB_THROUGH_RANK_0 = Prediction(
 )
 QUESTIONS = (
     Quiz(
-        "Four ranks train with averaged gradients, each on batches of 8. Which run of a single process is the same?",
+        "Four ranks train with averaged gradients, each on batches of 8. Which run of a single process is "
+        "the same?",
         "b",
         {
             "a": Choice(
@@ -57,13 +58,15 @@ QUESTIONS = (
         },
     ),
     Quiz(
-        "A job on 8 ranks stands still. The report says that ranks 0 to 6 wait for other ranks, and that rank 7 "
+        "A job on 8 ranks stands still. The report says that ranks 0 to 6 wait for other ranks, and that "
+        "rank 7 "
         "reads a file. Where do you look first?",
         "a",
         {
             "a": Choice(
                 "At what rank 7 does.",
-                "Seven ranks wait in a call that rank 7 has not reached. The rank to blame is the one that is not "
+                "Seven ranks wait in a call that rank 7 has not reached. The rank to blame is the one that "
+                "is not "
                 "waiting.",
             ),
             "b": Choice(
@@ -101,7 +104,8 @@ QUESTIONS = (
         {
             "a": Choice(
                 "Nothing: the next average makes the models equal again.",
-                "An average of gradients gives both ranks the same step. It does not make different weights equal.",
+                "An average of gradients gives both ranks the same step. It does not make different "
+                "weights equal.",
             ),
             "b": Choice(
                 "The two models differ from step 7 on, and no error says so.",

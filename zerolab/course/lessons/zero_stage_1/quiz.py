@@ -33,7 +33,8 @@ LARGEST = Prediction(
 )
 QUESTIONS = (
     Quiz(
-        "A stage 1 forgets the all-gather after the update. What does each of four ranks have after one step?",
+        "A stage 1 forgets the all-gather after the update. What does each of four ranks have after one "
+        "step?",
         "a",
         {
             "a": Choice(
@@ -51,13 +52,15 @@ QUESTIONS = (
         },
     ),
     Quiz(
-        "Another stage 1 does an all-reduce of the gradients, updates its shard, and gathers the parameters. A test "
+        "Another stage 1 does an all-reduce of the gradients, updates its shard, and gathers the "
+        "parameters. A test "
         "looks at the weights only. What does it miss?",
         "b",
         {
             "a": Choice(
                 "Nothing: right weights are all that counts.",
-                "The point of stage 1 is to save memory at no cost. This one has a cost, and the test does not see it.",
+                "The point of stage 1 is to save memory at no cost. This one has a cost, and the test does "
+                "not see it.",
             ),
             "b": Choice(
                 "3Ψ of traffic instead of 2Ψ.",
@@ -70,7 +73,8 @@ QUESTIONS = (
         },
     ),
     Quiz(
-        "A model of 6B parameters takes 42 GB on each of 4 GPUs at stage 1. Your GPUs have 32 GB. How many do you "
+        "A model of 6B parameters takes 42 GB on each of 4 GPUs at stage 1. Your GPUs have 32 GB. How many "
+        "do you "
         "need?",
         "c",
         {
@@ -89,7 +93,8 @@ QUESTIONS = (
         },
     ),
     Quiz(
-        "At stage 0 it was enough to save the optimizer state of rank 0. Somebody does the same at stage 1, on 4 "
+        "At stage 0 it was enough to save the optimizer state of rank 0. Somebody does the same at stage "
+        "1, on 4 "
         "ranks. What is in the file?",
         "b",
         {
@@ -99,7 +104,8 @@ QUESTIONS = (
             ),
             "b": Choice(
                 "A quarter of m and v. The rest is lost.",
-                "No other rank's quarter is in the file. `zerolab.save` is called on every rank and writes all of them.",
+                "No other rank's quarter is in the file. `zerolab.save` is called on every rank and writes "
+                "all of them.",
             ),
             "c": Choice(
                 "All of m and v, but a quarter of the parameters.",
@@ -108,21 +114,25 @@ QUESTIONS = (
         },
     ),
     Quiz(
-        "An optimizer divides each update by the norm of the whole weight matrix. A shard holds half of that matrix. "
+        "An optimizer divides each update by the norm of the whole weight matrix. A shard holds half of "
+        "that matrix. "
         "What would stage 1 compute?",
         "a",
         {
             "a": Choice(
                 "Another update: the norm of half a matrix is another number.",
-                "Such an optimizer is not elementwise. zerolab tries the optimizer on a cut tensor first, and refuses it.",
+                "Such an optimizer is not elementwise. zerolab tries the optimizer on a cut tensor first, "
+                "and refuses it.",
             ),
             "b": Choice(
                 "The same update, because the gradients are summed over the ranks.",
-                "The summed gradient is right. The norm needs the other half of the weights, which is on another rank.",
+                "The summed gradient is right. The norm needs the other half of the weights, which is on "
+                "another rank.",
             ),
             "c": Choice(
                 "The same update, with one message more.",
-                "A stock optimizer knows nothing of ranks. It sends no message, and takes the norm of what it has.",
+                "A stock optimizer knows nothing of ranks. It sends no message, and takes the norm of what "
+                "it has.",
             ),
         },
     ),

@@ -32,9 +32,12 @@ def gradient_peak(unit_bytes: Mapping[str, float]) -> Prediction:
             "you freed block 1 at once, and its reduction is still running": (root + 2.75 * block) / 1e6,
         },
         "MB",
-        why="Memory is fullest at the end of block 0. Block 0 is whole. `root` is whole, because it waits for the "
-        "gradients of its embeddings. Block 1 is whole, because its reduction is still running. Of the other six "
-        "blocks a quarter is left. The few bytes more are small gradients of block 0, which wait beside the buffer "
+        why="Memory is fullest at the end of block 0. Block 0 is whole. `root` is whole, because it waits "
+        "for the "
+        "gradients of its embeddings. Block 1 is whole, because its reduction is still running. Of the "
+        "other six "
+        "blocks a quarter is left. The few bytes more are small gradients of block 0, which wait beside "
+        "the buffer "
         "until several of them are copied in one call.",
     )
 
@@ -68,8 +71,10 @@ QUESTIONS = (
             ),
             "b": Choice(
                 "True for one micro-batch only.",
-                "A gradient that is not kept must be sent. With M micro-batches stage 2 moves (M+1)Ψ, or it keeps "
-                "whole gradients under `no_sync`. It can have 2Ψ of traffic or 1/N of the gradients, not both.",
+                "A gradient that is not kept must be sent. With M micro-batches stage 2 moves (M+1)Ψ, or "
+                "it keeps "
+                "whole gradients under `no_sync`. It can have 2Ψ of traffic or 1/N of the gradients, not "
+                "both.",
             ),
             "c": Choice(
                 "False: it always moves more, because it reduces unit by unit.",
@@ -78,7 +83,8 @@ QUESTIONS = (
         },
     ),
     Quiz(
-        "Your own stage 2 keeps `flat[mine]` after the reduce-scatter and deletes the name `flat`. What do you see?",
+        "Your own stage 2 keeps `flat[mine]` after the reduce-scatter and deletes the name `flat`. What do "
+        "you see?",
         "c",
         {
             "a": Choice(
@@ -96,7 +102,8 @@ QUESTIONS = (
         },
     ),
     Quiz(
-        "Each rank clips with the norm of its own shard instead of the norm of the whole gradient. What follows?",
+        "Each rank clips with the norm of its own shard instead of the norm of the whole gradient. What "
+        "follows?",
         "a",
         {
             "a": Choice(
@@ -109,22 +116,26 @@ QUESTIONS = (
             ),
             "c": Choice(
                 "Nothing: each norm is at most the limit.",
-                "Each shard's norm is. The whole gradient's norm can still be larger, and its direction has changed.",
+                "Each shard's norm is. The whole gradient's norm can still be larger, and its direction "
+                "has changed.",
             ),
         },
     ),
     Quiz(
-        "Your own stage 2 reduces a block as soon as its gradients are there. In one step rank 0 skips block 3, and "
+        "Your own stage 2 reduces a block as soon as its gradients are there. In one step rank 0 skips "
+        "block 3, and "
         "the others use it. What happens?",
         "b",
         {
             "a": Choice(
                 "Rank 0 counts as zero for block 3, and all goes on.",
-                "Somebody must send those zeros. zerolab does it: what never became ready is reduced in `step()`.",
+                "Somebody must send those zeros. zerolab does it: what never became ready is reduced in "
+                "`step()`.",
             ),
             "b": Choice(
                 "The others wait for rank 0, or add its block 2 to their block 3.",
-                "Rank 0 never starts the reduction of block 3. Its next message is another block's, of the same size.",
+                "Rank 0 never starts the reduction of block 3. Its next message is another block's, of the "
+                "same size.",
             ),
             "c": Choice(
                 "PyTorch raises an error, because the graphs differ.",
@@ -133,13 +144,15 @@ QUESTIONS = (
         },
     ),
     Quiz(
-        "A model of 8 blocks trains at stage 2. You raise `reduces_in_flight` from 1 to 8. What does a rank hold at "
+        "A model of 8 blocks trains at stage 2. You raise `reduces_in_flight` from 1 to 8. What does a "
+        "rank hold at "
         "the peak?",
         "c",
         {
             "a": Choice(
                 "Less: reductions finish earlier.",
-                "They do not finish earlier. The engine only stops waiting for them, and buffers stay meanwhile.",
+                "They do not finish earlier. The engine only stops waiting for them, and buffers stay "
+                "meanwhile.",
             ),
             "b": Choice(
                 "The same, because each buffer is freed after its reduction.",
@@ -147,7 +160,8 @@ QUESTIONS = (
             ),
             "c": Choice(
                 "Up to all gradients whole, as at stage 1.",
-                "A buffer is freed when the engine has waited for its reduction, and now it waits at the end only.",
+                "A buffer is freed when the engine has waited for its reduction, and now it waits at the "
+                "end only.",
             ),
         },
     ),

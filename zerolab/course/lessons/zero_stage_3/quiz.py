@@ -43,7 +43,8 @@ BLOCKS_AT_ONCE = Prediction(
 )
 QUESTIONS = (
     Quiz(
-        "Your network is slow, and you accumulate over 8 micro-batches. The model fits at stage 2 and at stage 3. "
+        "Your network is slow, and you accumulate over 8 micro-batches. The model fits at stage 2 and at "
+        "stage 3. "
         "Which one do you take?",
         "b",
         {
@@ -62,7 +63,8 @@ QUESTIONS = (
         },
     ),
     Quiz(
-        "Rank 0 alone enters `with optimizer.full_params():` to look at the weights. The others go on training. "
+        "Rank 0 alone enters `with optimizer.full_params():` to look at the weights. The others go on "
+        "training. "
         "What happens?",
         "c",
         {
@@ -76,18 +78,21 @@ QUESTIONS = (
             ),
             "c": Choice(
                 "It cannot succeed: every rank must enter it.",
-                "It is a collective. If not all ranks call it, the ranks wait for each other or stop with an error.",
+                "It is a collective. If not all ranks call it, the ranks wait for each other or stop with "
+                "an error.",
             ),
         },
     ),
     Quiz(
-        "After forward, somebody frees a layer with `parameter.data = torch.empty(0)`. How much memory is free "
+        "After forward, somebody frees a layer with `parameter.data = torch.empty(0)`. How much memory is "
+        "free "
         "before backward?",
         "a",
         {
             "a": Choice(
                 "None of it.",
-                "Autograd holds the old storage for backward. The storage itself must be freed, for all views at once.",
+                "Autograd holds the old storage for backward. The storage itself must be freed, for all "
+                "views at once.",
             ),
             "b": Choice(
                 "All bytes of the layer.", "The parameter is small now, but its old storage is still in use."
@@ -117,7 +122,8 @@ QUESTIONS = (
         },
     ),
     Quiz(
-        "One layer of a model has 40 % of all parameters. At stage 3 you go from 64 to 1,024 GPUs. What happens to "
+        "One layer of a model has 40 % of all parameters. At stage 3 you go from 64 to 1,024 GPUs. What "
+        "happens to "
         "the peak of a GPU?",
         "c",
         {
@@ -131,7 +137,8 @@ QUESTIONS = (
             ),
             "c": Choice(
                 "It falls a little: that layer stays the largest part.",
-                "The layer and its gradient are whole at one moment. Cut it into smaller units with `units=`.",
+                "The layer and its gradient are whole at one moment. Cut it into smaller units with "
+                "`units=`.",
             ),
         },
     ),
