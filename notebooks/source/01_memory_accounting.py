@@ -340,7 +340,7 @@ kept = memory.activations(layers=48, hidden=1600, batch=32, seq=1024)
 predict(my_guess, kept / 1e9, quiz.ACTIVATIONS)
 
 # %% [markdown]
-# Data parallelism does not help here, and neither does ZeRO. Parameters are the same on every rank, so a rank
+# Data parallelism does not help here, and no stage of ZeRO does. Parameters are the same on every rank, so a rank
 # can keep 1/N of them and get the rest from the others. Activations are made from the rank's own samples. No
 # other rank has them, so there is no copy to remove. What helps is a smaller batch on each GPU, or this:
 #

@@ -21,8 +21,8 @@ What a lesson uses
 ------------------
 ``predict(my_guess, answer, quiz.NAME, *measured)``
     Compare the reader's number with the right one, and name the mistake behind a known wrong one. The
-    lesson's ``quiz.py`` holds the mistakes. Measured lines that give the answer away go into ``measured``: they
-    are folded until there is a guess. In the committed notebook the guess is ``...``.
+    lesson's ``quiz.py`` holds the mistakes. Measured lines that give the answer away go into ``measured``:
+    they are folded until there is a guess. In the committed notebook the guess is ``...``.
 ``answer(my_answers, quiz.QUESTIONS)``
     Ask the lesson's five questions, with a button for each answer, and in text where a page has no buttons.
 ``figure(height)`` and ``show(figure, alt)``

@@ -12,9 +12,7 @@ FIRST_STEP = Prediction(
     why="Adam divides by the size of the gradient, so its first step has the length `lr` for any gradient.",
 )
 MEAN_LOSS = Prediction(
-    {
-        "you took the mean of the means, where a token of rank 1 counts three times as much as rank 0's": 4
-    },
+    {"you took the mean of the means, where a token of rank 1 counts three times as much as rank 0's": 4},
     why="(30 × 2 + 10 × 6) / 40.",
 )
 LATENCY = Prediction(
@@ -89,41 +87,44 @@ QUESTIONS = (
         },
     ),
     Quiz(
-        "You set `reduces_in_flight=0`, so the engine waits for each all-reduce at once. What changes?",
+        "Two ranks average their weights after each step of Adam, and never their gradients. What is lost?",
         "c",
         {
             "a": Choice(
-                "The loss curve: gradients arrive one step later.",
-                "No update is made before all gradients of the step are there, with overlap or without.",
+                "Nothing: the weights are equal after each step.",
+                "They are equal. But equal is not right: with Adam they are other weights than a single "
+                "process gets.",
             ),
             "b": Choice(
-                "The bytes that are sent.",
-                "The same gradients are reduced. They are sent at other times.",
+                "Half of the data.",
+                "Both ranks' data have an effect. What is lost is how large their gradients were.",
             ),
             "c": Choice(
-                "The time of a step. Losses and weights keep their bits.",
-                "Network and processor take turns. Overlap changes when messages are sent, and nothing else.",
+                "How large each gradient was.",
+                "Adam divides by the size of a gradient. A rank with a tiny gradient moves as far as one "
+                "with a "
+                "large gradient.",
             ),
         },
     ),
     Quiz(
-        "A colleague averages in a hook and has mixed up the two kinds. Her loss falls. How does she find "
-        "the "
-        "mistake?",
+        "One layer was used on rank 0 only, so its gradient on rank 1 is None. Rank 1 skips its "
+        "all-reduce. What "
+        "happens?",
         "a",
         {
             "a": Choice(
-                "She compares the weights of two ranks.",
-                "The replicas differ. Neither hook raises an error, and the loss of each replica falls.",
+                "Rank 0 waits for ever, or its gradient is added to that of another layer.",
+                "An all-reduce is a call that all ranks make together. Rank 1's next call is for another "
+                "layer.",
             ),
             "b": Choice(
-                "She waits: the loss will become NaN.",
-                "Each rank trains on gradients of its own, which is a sound way to train one model of its "
-                "own.",
+                "Rank 0 gets its own gradient back, as if rank 1 had sent zeros.",
+                "Nobody sends those zeros. Rank 1 must put them there and take part.",
             ),
             "c": Choice(
-                "She looks for the error in the log of rank 1.",
-                "No rank raises one: both hooks take any function of one tensor.",
+                "Rank 0 keeps its gradient, and the replicas differ by that layer.",
+                "That would follow if rank 0 skipped the call, too. Here it calls and waits.",
             ),
         },
     ),
