@@ -80,8 +80,9 @@ show(fig, figures.separate_memories(fig))
 # %% [markdown]
 # This matters for training. In *data parallelism* each rank holds a copy of the model and computes gradients
 # from its own part of the batch. So four ranks hold four copies of the model, of its gradients, and of the
-# *optimizer state*: the numbers that an optimizer such as Adam keeps for each parameter. Lesson 01 counts what
-# these copies cost. *ZeRO*, the Zero Redundancy Optimizer, removes them. It is the subject of this course.
+# *optimizer state*: the numbers that an optimizer such as Adam keeps for each parameter. Lesson 01 counts
+# what these copies cost. *ZeRO*, the Zero Redundancy Optimizer, removes them. It is the subject of this
+# course.
 #
 # ## Send and receive
 #

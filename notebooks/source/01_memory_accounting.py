@@ -114,7 +114,8 @@ rows = [f"{name:>20}: {size:>9,} bytes, {size / psi:6.3f} per parameter" for nam
 predict(my_guess, sum(weights.values()) / psi, quiz.BYTES_IN_MIXED_PRECISION, *rows)
 
 # %% [markdown]
-# So mixed precision saves time, and no bytes of these tensors. (It does save *activations*, which come below.)
+# So mixed precision saves time, and no bytes of these tensors. (It does save *activations*, which come
+# below.)
 
 # %%
 pieces = [("bf16\nweight", 2, "parameters"), ("bf16\ngradient", 2, "gradients")]
@@ -328,9 +329,9 @@ explore(
 #
 # The *hidden size* of a GPT is the width of the vectors that go from layer to layer. The paper estimates that
 # a GPT layer keeps about 12 tensors of batch × sequence × hidden size. Queries, keys and values are three of
-# them. The inner vectors of the MLP are four times as wide, so they count as four. The others are such things as
-# the inputs of its linear layers and norms. **With batch 32, 1024 tokens, 48 layers of hidden size 1600, and 16
-# bits per number: how many GB are that?**
+# them. The inner vectors of the MLP are four times as wide, so they count as four. The others are such things
+# as the inputs of its linear layers and norms. **With batch 32, 1024 tokens, 48 layers of hidden size 1600,
+# and 16 bits per number: how many GB are that?**
 
 # %%
 my_guess = ...
@@ -340,14 +341,15 @@ kept = memory.activations(layers=48, hidden=1600, batch=32, seq=1024)
 predict(my_guess, kept / 1e9, quiz.ACTIVATIONS)
 
 # %% [markdown]
-# Data parallelism does not help here, and no stage of ZeRO does. Parameters are the same on every rank, so a rank
-# can keep 1/N of them and get the rest from the others. Activations are made from the rank's own samples. No
-# other rank has them, so there is no copy to remove. What helps is a smaller batch on each GPU, or this:
+# Data parallelism does not help here, and no stage of ZeRO does. Parameters are the same on every rank, so a
+# rank can keep 1/N of them and get the rest from the others. Activations are made from the rank's own
+# samples. No other rank has them, so there is no copy to remove. What helps is a smaller batch on each GPU,
+# or this:
 #
 # With **activation checkpointing** the forward pass keeps one tensor for each layer or group of layers. The
 # backward pass computes the others again, which costs about a third more compute. The activations of GPT-2
-# shrink to about 8 GB. Move the sliders: at which batch does GPT-2 fit without checkpointing, and at which with
-# it?
+# shrink to about 8 GB. Move the sliders: at which batch does GPT-2 fit without checkpointing, and at which
+# with it?
 
 
 # %%
@@ -380,8 +382,8 @@ explore(
 # With checkpointing the *model states* are the largest part, 24 of 32 GB. ZeRO is about them.
 #
 # One more thing takes memory: temporary buffers. Some engines copy all gradients into one fp32 tensor, for
-# example to compute their norm. For GPT-2 this tensor has 6 GB. Lesson 03 handles the gradients in parts, so its
-# buffers are as large as a part, however large the model is.
+# example to compute their norm. For GPT-2 this tensor has 6 GB. Lesson 03 handles the gradients in parts, so
+# its buffers are as large as a part, however large the model is.
 #
 # ## Quiz
 #

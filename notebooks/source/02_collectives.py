@@ -13,9 +13,9 @@
 # %% [markdown]
 # ## The question
 #
-# In lesson 00 rank 0 averaged the gradients of all ranks, and every message went through its link. With 8 ranks
-# and 100 MB rank 0 received 700 MB and sent 700 MB, while the others sent 100 MB each. **Can the ranks share the
-# work so that none of them sends more than 200 MB, for any number of ranks?**
+# In lesson 00 rank 0 averaged the gradients of all ranks, and every message went through its link. With 8
+# ranks and 100 MB rank 0 received 700 MB and sent 700 MB, while the others sent 100 MB each. **Can the ranks
+# share the work so that none of them sends more than 200 MB, for any number of ranks?**
 #
 # A *collective* is a call that all ranks make together to move or combine tensors. This lesson has four of
 # them. The stages of ZeRO are built from three.

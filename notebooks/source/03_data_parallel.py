@@ -70,9 +70,9 @@ rows.append(f"step, then average the weights:   {zerolab.launch(step_once, 2, Fa
 predict(my_guess, moved[0], quiz.FIRST_STEP, *rows)
 
 # %% [markdown]
-# If the gradients are averaged first, both ranks step in the direction of the mean. If the weights are averaged
-# last, two steps of equal length in opposite directions cancel. Nothing is left of the fact that the gradient
-# of rank 0 was three times as large.
+# If the gradients are averaged first, both ranks step in the direction of the mean. If the weights are
+# averaged last, two steps of equal length in opposite directions cancel. Nothing is left of the fact that the
+# gradient of rank 0 was three times as large.
 #
 # Data parallelism averages **gradients**. Then all ranks give the same numbers to the same optimizer and get
 # the same weights.
@@ -125,8 +125,8 @@ gradients = [parameter.grad for parameter in whole.parameters()]
 print("each rank has it, up to rounding:", all(close(grads, gradients) for grads in by_rank))
 
 # %% [markdown]
-# The gradient of a mean is the mean of the gradients, because differentiation is linear. Here $L_r$ is the loss
-# of rank r:
+# The gradient of a mean is the mean of the gradients, because differentiation is linear. Here $L_r$ is the
+# loss of rank r:
 #
 # $$\nabla\, \frac1N \sum_r L_r \;=\; \frac1N \sum_r \nabla L_r$$
 #
@@ -254,7 +254,8 @@ predict(my_guess, 580 * alone * 1e3, quiz.LATENCY, row)
 
 
 # %% [markdown]
-# Look at other links and other numbers of GPUs: what does a faster network change, and what does it not change?
+# Look at other links and other numbers of GPUs: what does a faster network change, and what does it not
+# change?
 
 
 # %%
@@ -345,9 +346,9 @@ explore(buckets, height=3.8, bucket_MB=sizes, gpus=gpus)
 # data parallelism, `DistributedDataParallel` or *DDP*, starts with 25 MB.
 #
 # In zerolab a bucket is called a *unit*: there is one for each block of the model, and one for the rest. Its
-# parameters are *views* of one flat buffer all the time, so nothing has to be copied before a message or after
-# it. A message that runs while the rank computes is called *overlap* of communication and computation. Lesson 05
-# watches it in a real step.
+# parameters are *views* of one flat buffer all the time, so nothing has to be copied before a message or
+# after it. A message that runs while the rank computes is called *overlap* of communication and computation.
+# Lesson 05 watches it in a real step.
 #
 # ## Stage 0
 #

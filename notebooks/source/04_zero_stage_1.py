@@ -195,9 +195,9 @@ fig = figure(height=2.4)
 show(fig, figures.seam(fig))
 
 # %% [markdown]
-# Some texts describe stage 1 with *gathered updates*: each rank computes the change of its own parameters, the
-# ranks gather the changes, and each rank adds all of them to its copy of the model. Here are the steps side by
-# side:
+# Some texts describe stage 1 with *gathered updates*: each rank computes the change of its own parameters,
+# the ranks gather the changes, and each rank adds all of them to its copy of the model. Here are the steps
+# side by side:
 #
 # | | data parallel | stage 1 | stage 1, gathered updates |
 # |---|---|---|---|
@@ -209,11 +209,11 @@ show(fig, figures.seam(fig))
 # | optimizer state | KΨ | KΨ/N | KΨ/N |
 #
 # Gathered updates move as much, and they need a buffer for Ψ changes. In mixed precision they are a bad idea:
-# only the owner of a parameter has its fp32 master weight. The others would add the change to a bf16 number, and
-# small changes would be lost. So zerolab gathers parameters.
+# only the owner of a parameter has its fp32 master weight. The others would add the change to a bf16 number,
+# and small changes would be lost. So zerolab gathers parameters.
 #
-# Now look at the code. This is the whole difference between the two stages. (P_os is the paper's name for stage
-# 1: partitioned optimizer states.)
+# Now look at the code. This is the whole difference between the two stages. (P_os is the paper's name for
+# stage 1: partitioned optimizer states.)
 
 # %%
 show_diff(stage0, stage1)
@@ -373,8 +373,8 @@ check_zero1(MyZero1)
 #
 # ## What stage 1 cannot save
 #
-# You have GPUs of 32 GB, and as many of them as you like. **What is the largest model whose model states fit at
-# stage 1, in mixed precision? Give its parameters in billions.**
+# You have GPUs of 32 GB, and as many of them as you like. **What is the largest model whose model states fit
+# at stage 1, in mixed precision? Give its parameters in billions.**
 
 # %%
 my_guess = ...
@@ -385,9 +385,9 @@ rows = [f"{gpus:>5} GPUs: {32 / (replicated + sharded / gpus):.2f}" for gpus in 
 predict(my_guess, 32 / replicated, quiz.LARGEST, *rows)
 
 # %% [markdown]
-# With more and more GPUs the size of the model comes near that limit and never passes it. The paper's Table 2 has
-# 64 GPUs of 32 GB, and says 7.6B. (It also says what its authors trained there: 6.2B. The rest of the memory
-# went to activations and buffers, which this arithmetic leaves out.)
+# With more and more GPUs the size of the model comes near that limit and never passes it. The paper's Table 2
+# has 64 GPUs of 32 GB, and says 7.6B. (Its authors measured 6.2B there. Activations and buffers take memory,
+# too, and this arithmetic leaves them out.)
 
 # %% [markdown]
 # ## The same bits

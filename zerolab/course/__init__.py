@@ -41,6 +41,8 @@ What a lesson uses
     comparison is launched like a rank: device and threads decide the last bits.
 ``verify_on_gpus(stage)``
     The same promise over NCCL, where there is a GPU. The cell has the tag ``nbval-ignore-output``.
+``progress(title, model_fn)``
+    For `zerolab.rehearse`: a line that says how far it is. The cell has the tag ``nbval-ignore-output``.
 ``check_THING(solution)``
     Made by ``@graded`` of a function that runs the solution on ranks (``attempt``) and names its mistake.
     The exercise's cell begins with ``# Exercise`` and ends with the call of the check; the solution is the
@@ -61,6 +63,7 @@ _NAMES_IN = {
     "source": ("show_source", "show_diff"),
     "exercise": ("attempt",),
     "gpus": ("verify_on_gpus",),
+    "rehearsing": ("progress",),
 }
 
 __all__ = [name for names in _NAMES_IN.values() for name in names]
