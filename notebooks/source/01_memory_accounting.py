@@ -14,7 +14,8 @@
 # ## The question
 #
 # GPT-2 has 1.5 billion parameters. With 16 bits for each of them, its weights take 3 GB. Yet training it on a
-# GPU of 32 GB runs out of memory. Where do the other 29 GB go?
+# GPU of 32 GB runs out of memory. Where do the other 29 GB go? (1 *GB* is 10⁹ bytes, and 1 *GiB* is 2³⁰
+# bytes.)
 #
 # We take a small model, train it for one step, and count the bytes of every tensor.
 
@@ -141,8 +142,8 @@ print("model states:  ", memory.format_bytes(states.total_bytes))
 print("the same in GiB:", memory.format_bytes(states.total_bytes, "GiB"))
 
 # %% [markdown]
-# 24 of the 32 GB are used before the first sample. (1 GB is 10⁹ bytes and 1 GiB is 2³⁰ bytes. `nvidia-smi`
-# prints MiB, papers mostly count in GB. This course always writes which one it means.)
+# 24 of the 32 GB are used before the first sample. (`nvidia-smi` prints MiB, and papers mostly count in GB.
+# This course always writes which one it means.)
 #
 # ## 16 is a convention
 #

@@ -183,7 +183,7 @@ for weigh in (False, True):
 # %% [markdown]
 # What does the wrong mean do to a run? Below rank 1 has few tokens, and they are of another kind: its text
 # runs backwards. Both runs train on the same tokens, and both are measured by the loss over all of them. (The
-# loss is a cross-entropy with the natural logarithm. Its unit is called *nats*.)
+# loss is a cross-entropy with the natural logarithm. It is measured in *nats*.)
 
 
 # %%

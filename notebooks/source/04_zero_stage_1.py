@@ -287,11 +287,12 @@ for stage in (0, 1):
 # ## One step, line by line
 #
 # Now follow one step of the smallest model: softmax regression, with a `weight` of 10 × 784 numbers and a
-# `bias` of 10, on two ranks, with SGD and momentum. Every rank keeps a *trace* of what it sends and updates.
+# `bias` of 10, on two ranks, with SGD and momentum. Every rank keeps a *trace*: a list of *events*. An event
+# is one message or one update.
 #
-# We leave out the events of the phase `control`. These are messages of a few bytes in which the ranks compare
-# what they are doing. If one rank does something else than the others, the error can then name it, and the
-# others do not wait for it without end. These messages carry no parameters and no gradients.
+# We leave out the events of the phase `control`. In these messages of a few bytes the ranks compare what they
+# are doing. If one rank does something else, the error names that rank, and the others do not wait for it for
+# ever. Control messages carry no parameters and no gradients.
 
 
 # %%

@@ -537,11 +537,11 @@ show(fig, f"Loss of each step at stage 3 and in one process with plain Adam: the
 # ## A trillion parameters, run
 #
 # The first prediction of this lesson was arithmetic. You do not have 1,024 GPUs or memory for a trillion
-# parameters, but the engine runs without them. `rehearse` builds the model on torch's meta device, where
-# tensors have shapes and no values. It joins a simulated group of 1,024 ranks as rank 0. Then the same hooks,
-# the same stage and the same Adam take two steps. What rank 0 holds and sends is counted from its storages
-# and messages, not computed by a formula. (Each of the three rehearsals takes about half a minute. A line
-# says how far it is.)
+# parameters. A *rehearsal* needs neither. `rehearse` builds the model on torch's meta device, where tensors
+# have shapes and no values. It joins a simulated group of 1,024 ranks as rank 0. Then the same hooks, the
+# same stage and the same Adam take two steps. What rank 0 holds and sends is counted from its storages and
+# messages, not computed by a formula. (Each of the three rehearsals takes about half a minute. A line says
+# how far it is.)
 
 
 # %%

@@ -89,9 +89,8 @@ def timeout_error(seconds: float, stacks: dict[int, list[list[Frame]]], done: se
     if culprits:
         parts = [f"{name_ranks(culprits)} still ran code of its own after {seconds:g} s"]
     else:
-        parts = [
-            f"after {seconds:g} s every rank left waits for another: do all make the same calls, in one order?"
-        ]
+        asked = "do all make the same calls, in one order?"
+        parts = [f"after {seconds:g} s every rank left waits for another one: {asked}"]
     for rank in culprits or sorted(waiting):
         stack = render(main_thread(stacks[rank])) or "  (none: the process does not answer)"
         parts.append(f"rank {rank}'s stack (most recent call last):\n{stack}")
