@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 00 · Ranks: several processes that work as one
 #
-# > **25 minutes.** *You need:* PyTorch, and a training loop that you have written yourself. You need to know
+# > **30 minutes.** *You need:* PyTorch, and a training loop that you have written yourself. You need to know
 # > nothing about distributed training.
 # >
 # > *Afterwards you can* start several processes from a notebook, send a tensor from one to another, read the

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 01 · Where the memory goes
 #
-# > **30 minutes.** *You need:* PyTorch, Adam, and from lesson 00 the words "rank" and "data parallelism".
+# > **35 minutes.** *You need:* PyTorch, Adam, and from lesson 00 the words "rank" and "data parallelism".
 # >
 # > *Afterwards you can* say from memory why a 1.5B-parameter model does not fit in 32 GB, compute the bytes
 # > per GPU at each ZeRO stage, and find the three usual mistakes in such a number.

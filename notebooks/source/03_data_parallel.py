@@ -135,8 +135,8 @@ print("each rank has it, up to rounding:", all(close(grads, gradients) for grads
 # ## When the mean of means is wrong
 #
 # A loss is usually a mean, too: over the tokens of the rank's micro-batch. Suppose that rank 0 has 30 tokens
-# and a mean loss of 2. Most of rank 1's micro-batch is padding: it has 10 tokens and a mean loss of 6. **What
-# is the mean loss over all 40 tokens?**
+# and a mean loss of 2. The texts of rank 1 are shorter: it has 10 tokens and a mean loss of 6. **What is the
+# mean loss over all 40 tokens?**
 
 # %%
 my_guess = ...
@@ -147,43 +147,14 @@ over_all = sum(count * loss for count, loss in zip(counts, losses, strict=True))
 predict(my_guess, over_all, quiz.MEAN_LOSS)
 
 # %% [markdown]
-# The same on real ranks. Rank 1 keeps only the first 8 of its 32 targets in each window. (PyTorch's
-# cross-entropy ignores a target of `-100`.) The remedy is to multiply each rank's loss by its share of the
-# tokens *before* the backward pass. The factor N is needed because the averaging divides by N.
-
-
-# %%
-def padded_batch(rank):
-    tokens, targets = batch(0, rank)
-    targets = targets.clone()
-    targets[:, 8 if rank == 1 else 32 :] = -100
-    return tokens, targets
-
-
-# %%
-def with_padding(weigh):
-    model, (tokens, targets) = build(), padded_batch(dist.get_rank())
-    mine = (targets != -100).sum()
-    total = mine.clone()
-    dist.all_reduce(total)
-    share = mine / total * dist.get_world_size() if weigh else 1
-    (share * model(tokens, targets)).backward()
-    average_each(model.parameters())
-    return [parameter.grad for parameter in model.parameters()]
-
-
-# %%
-whole = build()
-whole(*map(torch.cat, zip(padded_batch(0), padded_batch(1), strict=True))).backward()
-gradients = [parameter.grad for parameter in whole.parameters()]
-for weigh in (False, True):
-    right = close(zerolab.launch(with_padding, 2, weigh)[0], gradients)
-    print(f"weighed by tokens: {weigh!s:<6} gradient of the mean over all tokens: {right}")
-
-# %% [markdown]
-# What does the wrong mean do to a run? Below rank 1 has few tokens, and they are of another kind: its text
-# runs backwards. Both runs train on the same tokens, and both are measured by the loss over all of them. (The
-# loss is a cross-entropy with the natural logarithm. It is measured in *nats*.)
+# What does the wrong mean do to a run? Below rank 1 keeps only the first 8 of its 32 targets in each window.
+# (PyTorch's cross-entropy ignores a target of `-100`.) Its few tokens are also of another kind: its text runs
+# backwards.
+#
+# One run averages the ranks' means. The other run multiplies each rank's loss by its share of the tokens
+# *before* the backward pass, times N, because the averaging divides by N. Both runs train on the same tokens,
+# and both are measured by the loss over all of them. (The loss is a cross-entropy with the natural logarithm.
+# It is measured in *nats*.)
 
 
 # %%
@@ -205,7 +176,8 @@ def train_on_two_kinds(weigh, steps=60):
         both = torch.stack([loss.detach() * mine, mine])
         dist.all_reduce(both)
         seen.append((both[0] / both[1]).item())  # over all tokens, before the update
-        (loss * mine / both[1] * 2 if weigh else loss).backward()
+        share = mine / both[1]  # of all tokens
+        (loss * share * dist.get_world_size() if weigh else loss).backward()
         average_each(model.parameters())
         adam.step()
         adam.zero_grad()
@@ -227,11 +199,11 @@ higher = sum(excess[20:]) > 0
 show(fig, f"Loss over all tokens in two runs. After step 20 the wrong mean's is higher on average: {higher}.")
 
 # %% [markdown]
-# There is no warning. The run without weights trains, but on a different loss: rank 1's few tokens count as
-# much as rank 0's many, so the model learns the other text less well. An engine sees a loss, and not how many
-# tokens it is the mean of. So you have to tell it. In zerolab you pass the *sum* of the losses and the count:
-# `optimizer.mean_loss(loss_sum, count).backward()` computes the gradient of the mean over the tokens of all
-# ranks.
+# There is no warning. The run that does not weigh trains, but on a different loss: rank 1's few tokens count
+# as much as rank 0's many, so the model learns the other text less well. An engine sees a loss, and not how
+# many tokens it is the mean of. So you have to tell it. In zerolab you pass the *sum* of the losses and the
+# count: `optimizer.mean_loss(loss_sum, count).backward()` computes the gradient of the mean over the tokens
+# of all ranks.
 #
 # ## One message per parameter
 #
@@ -427,28 +399,6 @@ print(f"{len(same)} tensors on {RANKS} ranks against one process: bit-identical:
 # The results are not only close. They have the same bits, on every rank, after five steps. Each lesson from
 # here on ends with this comparison.
 #
-# Is PyTorch's own DDP equal, too? On two ranks there is only one order in which to add, so it can be compared
-# bit by bit:
-
-
-# %%
-def train_beside_ddp():
-    ours, theirs = build(), build()
-    wrapped = nn.parallel.DistributedDataParallel(theirs)
-    zero = zerolab.ZeroOptimizer(ours, torch.optim.Adam, stage=0, lr=3e-3)
-    adam = torch.optim.Adam(theirs.parameters(), lr=3e-3)
-    for step in range(STEPS):
-        for model, optimizer in ((ours, zero), (wrapped, adam)):
-            model(*batch(step, zero.rank)).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    pairs = zip(ours.parameters(), theirs.parameters(), strict=True)
-    return all(torch.equal(mine, its) for mine, its in pairs)
-
-
-print("stage 0 beside DDP, on each of 2 ranks: same weights:", zerolab.launch(train_beside_ddp, 2))
-
-# %% [markdown]
 # ## What it costs
 #
 # First the bytes. An all-reduce is a reduce-scatter and an all-gather, so the paper counts 2Ψ elements per

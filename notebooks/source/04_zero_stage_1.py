@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 04 · ZeRO stage 1: each rank updates its own shard
 #
-# > **40 minutes.** *You need:* the two halves of an all-reduce (lesson 02) and data parallelism (lesson 03).
+# > **45 minutes.** *You need:* the two halves of an all-reduce (lesson 02) and data parallelism (lesson 03).
 # >
 # > *Afterwards you can* shard an optimizer's state over ranks without losing a parameter or sending a byte
 # > more, say what that saves and what it never saves, and read the trace of a sharded step.
@@ -144,7 +144,7 @@ print("an even share:      ", sum(sizes) / 4)
 #
 # The remedy is not to divide the list. Put all parameters of a unit into one flat buffer, one after the
 # other, and cut *the buffer* into N equal shards. A cut may go through the middle of a tensor. A little
-# padding makes the shards equal. The figure shows a real unit of two small layers. **Move the slider: with
+# *padding* makes the shards equal. The figure shows a real unit of two small layers. **Move the slider: with
 # how many ranks is the first weight on the most ranks? Does any element ever have two owners, or none?**
 
 # %%
@@ -292,7 +292,7 @@ for stage in (0, 1):
 #
 # We leave out the events of the phase `control`. In these messages of a few bytes the ranks compare what they
 # are doing. If one rank does something else, the error names that rank, and the others do not wait for it for
-# ever. Control messages carry no parameters and no gradients.
+# ever. These *control messages* carry no parameters and no gradients.
 
 
 # %%

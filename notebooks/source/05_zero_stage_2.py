@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 05 · ZeRO stage 2: a gradient is freed once it is reduced
 #
-# > **35 minutes.** *You need:* lesson 04, where each rank updates its own 1/N of the parameters and a
+# > **50 minutes.** *You need:* lesson 04, where each rank updates its own 1/N of the parameters and a
 # > reduce-scatter brings it the gradients for that.
 # >
 # > *Afterwards you can* say which bytes of a gradient are no longer needed and when, follow a unit through a
@@ -285,8 +285,8 @@ explore(gradients_over_time, height=2.8, reduces_in_flight=choice(limits, 1))
 # Read it from left to right. At stage 1 the bytes only grow: each unit's buffer is filled and stays. At stage
 # 2 they grow and fall with every unit: a buffer is filled, and three quarters of it are freed when its sum is
 # there. The low points rise, because each unit leaves its quarter behind. With more ranks they rise less. So
-# **the peak depends on the size of a unit, not on the size of the model.** With 8 in flight the engine waits
-# for nothing, and stage 2 holds as much as stage 1.
+# the *peak*, the most that is held at once, **depends on the size of a unit, and hardly on the size of the
+# model.** With 8 in flight the engine waits for nothing, and stage 2 holds as much as stage 1.
 #
 # ## Gradient accumulation: what it costs
 #

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 06 · ZeRO stage 3: a parameter is whole only while its unit computes
 #
-# > **40 minutes.** *You need:* lesson 05, where a gradient is freed once it is reduced.
+# > **50 minutes.** *You need:* lesson 05, where a gradient is freed once it is reduced.
 # >
 # > *Afterwards you can* follow one parameter through a step, free a storage and fill it again, compute
 # > traffic unit by unit and the peak for a given `prefetch`, and say what a sharded parameter refuses and

@@ -10,7 +10,7 @@ from support.lessons import NAMES, SOURCES, source
 
 GLOSSARY = ROOT / "docs/glossary.md"
 # Words with an everyday meaning too, and symbols.
-EVERYDAY = {"K", "M", "1", "2", "3", "Work", "numel", "slice", "reference", "unit", "ring"}
+EVERYDAY = {"K", "M", "1", "2", "3", "Work", "numel", "slice", "reference", "unit", "ring", "Sharded"}
 
 
 class Cell(NamedTuple):
