@@ -115,10 +115,10 @@ def test_a_click_says_in_words_whether_the_answer_is_right_and_why(panels):
     wrong, right = panel.buttons
     for _ in range(2):  # a second click says the same
         wrong.click()
-        assert (wrong.description, right.description) == ("No: a) Never.", "b) At 1.")
+        assert (wrong.description, right.description) == ("✗ No: a) Never.", "b) At 1.")
         assert re.search(r'role="alert"><b>a\)</b> No. Take 1 and 2.<', panel.verdict.value)
     right.click()
-    assert (wrong.description, right.description) == ("No: a) Never.", "Right: b) At 1.")
+    assert (wrong.description, right.description) == ("✗ No: a) Never.", "✓ Right: b) At 1.")
     assert "Right. 1 &lt; 2." in panel.verdict.value and "Take" not in panel.verdict.value
     assert untouched.verdict.value == "" and untouched.buttons[0].description == "a) Rarely."
 

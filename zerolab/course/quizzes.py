@@ -4,6 +4,7 @@ The questions, the answers and the reason for each answer stand in the lesson's 
 notebook asks them all, so nobody reads a reason together with its question.
 """
 
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from types import EllipsisType
 from typing import NamedTuple
@@ -21,7 +22,7 @@ _STYLE = """<style>
   line-height: 1.4; padding: 6px 10px; overflow: visible; }
 .zerolab-choice.jupyter-button:focus-visible { outline: 2px solid currentColor; outline-offset: 1px; }
 </style>"""
-_TEXT = '<div style="line-height: 1.4; overflow-wrap: anywhere">{}</div>'
+_TEXT = '<div style="line-height: 1.4; overflow-wrap: break-word">{}</div>'
 
 
 class Choice(NamedTuple):
@@ -64,7 +65,8 @@ def answer(letters: Letters | EllipsisType, questions: Sequence[Quiz]) -> None:
                 f"my_answers has {letter!r} for question {number}: the letters offered are {offered}"
             )
     for number, (letter, quiz) in enumerate(zip(given, questions, strict=False), 1):
-        print(f"{number}. No answer yet." if letter is ... else f"{number}. {letter}) {quiz.verdict(letter)}")
+        said = "No answer yet." if letter is ... else f"{letter}) {quiz.verdict(letter)}"
+        print(textwrap.fill(f"{number}. {said}", width=100, subsequent_indent="   "))
 
 
 def _letters(given: Letters) -> list:
@@ -112,7 +114,8 @@ def _panel(number: int, quiz: Quiz) -> ipywidgets.VBox:
 
     def judge(letter: str) -> None:
         said = quiz.verdict(letter)
-        buttons[letter].description = f"{said.partition('.')[0]}: {_plain(labels[letter])}"
+        word = "✓ Right" if letter == quiz.right else "✗ No"
+        buttons[letter].description = f"{word}: {_plain(labels[letter])}"
         # A screen reader reads an alert out when it appears.
         verdict.value = _TEXT.format(f'<span role="alert"><b>{letter})</b> {in_html(said)}</span>')
 
