@@ -24,21 +24,17 @@
 # %%
 import time
 from contextlib import nullcontext
-from functools import partial
 from itertools import pairwise
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed import get_rank
 
 import zerolab
-from zerolab import data, memory, ring
-from zerolab.course import answer, choice, explore, figure, predict, show, show_diff, slider
-from zerolab.course.gpus import verify_on_gpus
+from zerolab import data, memory, models, ring
+from zerolab.course import answer, choice, explore, figure, predict, show, show_diff, slider, verify_on_gpus
 from zerolab.course.lessons.zero_stage_2 import check_reduce_and_keep, figures, quiz
 from zerolab.course.look import COLOURS, INK, PALE, QUIET
-from zerolab.models import GPT
 from zerolab.parity import compute_deterministically
 from zerolab.stages import stage1, stage2
 
@@ -69,7 +65,7 @@ DATA = data.NextByte(data.text(), context=32, batch_size=4)
 def fresh_model():
     compute_deterministically()
     torch.manual_seed(0)
-    return GPT(width=48, depth=8, heads=4, context=32).to(zerolab.device())
+    return models.GPT(width=48, depth=8, heads=4, context=32).to(zerolab.device())
 
 
 def build(stage, **options):
@@ -79,7 +75,7 @@ def build(stage, **options):
 
 # %%
 def batch(step, rank=None):
-    parts = DATA.batch(step, get_rank() if rank is None else rank)
+    parts = DATA.batch(step, dist.get_rank() if rank is None else rank)
     return [part.to(zerolab.device()) for part in parts]
 
 
@@ -216,11 +212,11 @@ for op, unit, logical_bytes in events:
 def watch_order(in_flight):
     model, ready = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4))).to(zerolab.device()), []
 
-    def note(name, parameter):
+    def note(name):
         ready.append((time.perf_counter(), name))
 
     for name, parameter in model.named_parameters():
-        parameter.register_post_accumulate_grad_hook(partial(note, name))
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: note(name))
     options = {"stage": 2, "reduces_in_flight": in_flight}
     optimizer = zerolab.ZeroOptimizer(model, torch.optim.Adam, **options)
     model(torch.ones(8, 64, device=zerolab.device())).square().mean().backward()

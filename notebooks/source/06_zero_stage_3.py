@@ -24,7 +24,6 @@
 import copy
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.distributed import get_rank
 
@@ -152,7 +151,7 @@ for when, whole, nbytes in zerolab.launch(life, 2)[0]:
 
 # %%
 linear = nn.Linear(1000, 1000, bias=False)
-output = F.linear(torch.ones(1, 1000, requires_grad=True), linear.weight)
+output = nn.functional.linear(torch.ones(1, 1000, requires_grad=True), linear.weight)
 linear.weight.data = torch.empty(0)
 remembered = output.grad_fn._saved_mat2  # what backward will multiply by: a view of the weight
 print(f"the parameter shows {linear.weight.numel()} elements")

@@ -94,7 +94,7 @@ def in_view(cell) -> str:
         return re.sub(r"<details>.*?</details>", "", cell.source, flags=re.DOTALL)
     shown = [output.get("text", "") + output.get("data", {}).get("text/plain", "") for output in cell.outputs]
     pages = [output.get("data", {}).get("text/html", "") for output in cell.outputs]
-    return "\n".join(shown + [re.sub(r"<details>.*?</details>|<img[^>]*>", "", page) for page in pages])
+    return re.sub(r"<details>.*?</details>|<img[^>]*>", "", "\n".join(shown + pages), flags=re.DOTALL)
 
 
 def given_away(cells) -> list[str]:
@@ -104,7 +104,7 @@ def given_away(cells) -> list[str]:
         page = "".join(output.get("data", {}).get("text/html", "") for output in cell.get("outputs", []))
         for number in re.findall(r"<summary>The answer</summary><p>([\d.,]*\d)", page):
             near = re.sub(NAMED, "", "\n".join(map(in_view, cells[place : place + 2])))
-            if re.search(rf"(?<![\w.,]){re.escape(number)}(?!\w|[.,]\d)", near):
+            if re.search(rf"(?<![\w.,]){re.escape(number)}(?![\w-]|[.,]\d)", near):
                 found.append(number)
     return found
 
