@@ -345,7 +345,7 @@ predict(my_guess, kept / 1e9, quiz.ACTIVATIONS)
 # Data parallelism does not help here, and no stage of ZeRO does. Parameters are the same on every rank, so a
 # rank can keep 1/N of them and get the rest from the others. Activations are made from the rank's own
 # samples. No other rank has them, so there is no copy to remove. What helps is a smaller batch on each GPU,
-# or this:
+# or activation checkpointing.
 #
 # With **activation checkpointing** the forward pass keeps one tensor for each layer or group of layers. The
 # backward pass computes the others again, which costs about a third more compute. The activations of GPT-2

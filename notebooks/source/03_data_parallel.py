@@ -319,7 +319,7 @@ explore(buckets, height=3.8, bucket_MB=sizes, gpus=gpus)
 #
 # In zerolab a bucket is called a *unit*: there is one for each block of the model, and one for the rest. Its
 # parameters are *views* of one flat buffer all the time, so nothing has to be copied before a message or
-# after it. A message that runs while the rank computes is called *overlap* of communication and computation.
+# after it. When a message is on its way while the rank computes, that is called *overlap*.
 # Lesson 05 watches it in a real step.
 #
 # ## Stage 0
@@ -443,15 +443,6 @@ show(fig, f"Measured on each of {RANKS} ranks: {said}. All rows are equal.")
 # The figure shows the census of our four ranks. (They train in fp32, where 4 + 4 + 8 also makes 16.) All four
 # rows are equal, and the numbers in the tensors are equal, too. One row holds all the information, and the
 # others are copies. It is the same on the 64 GPUs: one of them holds it all in 120 GB, and 63 hold copies.
-#
-# ## Quiz
-#
-# Five questions. Click an answer, or go to it with the Tab key and press Space. Each answer says why it is
-# right or wrong.
-
-# %%
-my_answers = ...
-answer(my_answers, quiz.QUESTIONS)
 
 # %% [markdown]
 # ## Exercise: average the gradients
@@ -494,6 +485,16 @@ check_average_gradients(average_gradients)
 # `flatten()` goes by elements, and `copy_` writes them back into whatever layout the gradient has.
 # </details>
 #
+# ## Quiz
+#
+# Five questions. Click an answer, or go to it with the Tab key and press Space. Each answer says why it is
+# right or wrong.
+
+# %%
+my_answers = ...
+answer(my_answers, quiz.QUESTIONS)
+
+# %% [markdown]
 # ## Summary
 #
 # - Data parallelism averages gradients, not updates and not weights. Then every rank makes the same step.

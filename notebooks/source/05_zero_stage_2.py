@@ -281,8 +281,8 @@ explore(gradients_over_time, height=2.8, reduces_in_flight=choice(limits, 1))
 # Read it from left to right. At stage 1 the bytes only grow: each unit's buffer is filled and stays. At stage
 # 2 they grow and fall with every unit: a buffer is filled, and three quarters of it are freed when its sum is
 # there. The low points rise, because each unit leaves its quarter behind. With more ranks they rise less. So
-# the *peak*, the most that is held at once, **depends on the size of a unit, and hardly on the size of the
-# model.** With 8 in flight the engine waits for nothing, and stage 2 holds as much as stage 1.
+# with many ranks the *peak*, the most that is held at once, **depends on the size of a unit and hardly on the
+# size of the model.** With 8 in flight the engine waits for nothing, and stage 2 holds as much as stage 1.
 #
 # ## Gradient accumulation: what it costs
 #

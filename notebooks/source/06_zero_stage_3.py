@@ -141,7 +141,7 @@ for when, whole, nbytes in zerolab.launch(life, 2)[0]:
 # The weight is whole twice and freed at all other times. (72 numbers take 288 bytes. The rest of the 384
 # bytes is padding, because every shard begins at a multiple of 64 bytes.) It is gathered for forward, freed,
 # and gathered **again** for backward: the gradient of the layer's input is the gradient of its output times
-# the *weight*. A first stage 3 often forgets this second gather. You can make that mistake in the exercise
+# the *weight*. Many people forget this second gather. You can make that mistake in the exercise
 # below.
 #
 # ## How is a parameter freed?

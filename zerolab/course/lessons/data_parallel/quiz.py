@@ -54,7 +54,7 @@ QUESTIONS = (
         {
             "a": Choice(
                 "A token of rank 1 counts nine times as much as one of rank 0.",
-                "Each rank has half of the vote: 1/200 for a token of rank 1, and 1/1800 for one of rank 0.",
+                "Each rank's mean counts one half: 1/200 for a token of rank 1, 1/1800 for one of rank 0.",
             ),
             "b": Choice(
                 "All 1,000 tokens count the same.",
