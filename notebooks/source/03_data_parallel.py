@@ -318,7 +318,7 @@ explore(buckets, height=3.8, bucket_MB=sizes, gpus=gpus)
 # data parallelism, `DistributedDataParallel` or *DDP*, starts with 25 MB.
 #
 # In zerolab a bucket is called a *unit*: there is one for each block of the model, and one for the rest. Its
-# parameters are *views* of one flat buffer all the time, so nothing has to be copied before a message or
+# parameters are *views* of one *flat buffer* all the time, so nothing has to be copied before a message or
 # after it. When a message is on its way while the rank computes, that is called *overlap*.
 # Lesson 05 watches it in a real step.
 #

@@ -144,9 +144,10 @@ predict(my_guess, view.untyped_storage().nbytes(), quiz.BEHIND_A_VIEW, row)
 # sent in one message. Here there is one for each block, and `root` for the rest: embeddings, last norm and
 # output head.)
 #
-# PyTorch tells the engine when a gradient is complete. `parameter.register_post_accumulate_grad_hook(f)`
-# calls `f(parameter)` each time autograd has finished a parameter's `.grad`. The engine counts these calls.
-# When the last parameter of a unit has its gradient, the unit is ready.
+# A *hook* is a function that PyTorch calls at a certain moment.
+# `parameter.register_post_accumulate_grad_hook(f)` calls `f(parameter)` each time autograd has finished a
+# parameter's `.grad`. The engine counts these calls. When the last parameter of a unit has its gradient, the
+# unit is ready.
 #
 # We register hooks of our own in addition to the engine's, and count the bytes at each call.
 
@@ -441,7 +442,7 @@ for hook in ("register_hook", "register_post_accumulate_grad_hook"):
 #
 # ## A mistake: the norm of a shard taken for the norm
 #
-# Gradient clipping multiplies all gradients by `max_norm / norm` if the norm is too large. But now no rank
+# *Gradient clipping* multiplies all gradients by `max_norm / norm` if the norm is too large. But now no rank
 # has the whole gradient. **Two ranks hold shards of norm 3 and 4. What is the norm of the whole gradient?**
 
 # %%

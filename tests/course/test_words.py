@@ -37,15 +37,20 @@ def prose(scripts: Sequence[tuple[str, str]]) -> list[Cell]:
     return cells
 
 
+def explained(text: str) -> str:
+    """What stands in emphasis or as code, a few words each: so a cell marks the word that it explains."""
+    code, prose_only = re.findall(r"`([^`]+)`", text), re.sub(r"`[^`]+`", "", text)
+    marked = [*code, *re.findall(r"\*{1,2}([^*]+)\*{1,2}", prose_only)]
+    return "\n".join(words for words in marked if len(words.split()) <= 4)
+
+
 def used_too_early(words: Sequence[str], cells: Sequence[Cell]) -> list[str]:
-    """The words whose first cell does not explain them: there they stand in emphasis or as code."""
+    """The words whose first cell does not explain them."""
     early = []
     for word in words:
-        pattern = re.escape(word).replace(r"\ ", r"\s+") + r"(?:e?s)?"
-        first = next((c for c in cells if re.search(rf"(?<![\w-]){pattern}(?![\w-])", c.text, re.I)), None)
-        if first and not re.search(
-            rf"\*[^*]{{0,20}}\b{pattern}[^*]{{0,20}}\*|`[^`]*{pattern}[^`]*`", first.text, re.I
-        ):
+        pattern = rf"(?<![\w-]){re.escape(word)}(?:e?s)?(?![\w-])".replace(r"\ ", r"\s+")
+        first = next((cell for cell in cells if re.search(pattern, cell.text, re.IGNORECASE)), None)
+        if first and not re.search(pattern, explained(first.text), re.IGNORECASE):
             early.append(f"{first.lesson}: {word}")
     return early
 
