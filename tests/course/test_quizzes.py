@@ -148,11 +148,14 @@ def test_a_lesson_asks_five_questions_in_one_cell(name):
 def test_every_choice_is_explained(name):
     asked = room(name)["QUESTIONS"]
     for quiz in asked:
-        assert "".join(quiz.choices) == "abc" and quiz.right in quiz.choices and quiz.question.endswith("?")
+        letters = "".join(quiz.choices)
+        assert letters in ("abc", "abcd") and quiz.right in letters and quiz.question.endswith("?")
         reasons = [choice.why for choice in quiz.choices.values()]
-        assert len(set(reasons)) == 3 and all(len(why.split()) >= 5 and why.endswith(".") for why in reasons)
+        assert len(set(reasons)) == len(letters) and all(
+            len(why.split()) >= 5 and why.endswith(".") for why in reasons
+        )
         assert not [choice for choice in quiz.choices.values() if choice.says in choice.why]
-    assert len({quiz.right for quiz in asked}) == 3, "the letter gives the answer away"
+    assert len({quiz.right for quiz in asked}) >= 3, "the letter gives the answer away"
 
 
 @pytest.mark.parametrize("name", NAMES)
