@@ -110,6 +110,13 @@ def test_every_button_is_labelled_with_its_answer_and_names_its_question(panels)
         assert f"<b>{number}.</b>" in panel.asked.value and panel.verdict.value == ""
 
 
+def test_the_widgets_of_a_quiz_share_their_looks(panels):
+    """A notebook stores every layout and style: with one for each widget a quiz takes 100 kB."""
+    shown_widgets = [w for panel in panels for w in (panel.asked, *panel.buttons, panel.verdict)]
+    assert len({widget.layout.model_id for widget in shown_widgets}) == 1
+    assert len({widget.style.model_id for widget in shown_widgets}) == 2
+
+
 def test_a_click_says_in_words_whether_the_answer_is_right_and_why(panels):
     panel, untouched = panels
     wrong, right = panel.buttons

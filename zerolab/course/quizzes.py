@@ -22,7 +22,15 @@ _STYLE = """<style>
   line-height: 1.4; padding: 6px 10px; overflow: visible; }
 .zerolab-choice.jupyter-button:focus-visible { outline: 2px solid currentColor; outline-offset: 1px; }
 </style>"""
-_TEXT = '<div style="line-height: 1.4; overflow-wrap: break-word">{}</div>'
+_TEXT = '<div style="line-height: 1.4; overflow-wrap: break-word; margin-{}">{}</div>'
+
+
+class _Looks(NamedTuple):
+    """The layout and styles that all widgets of a quiz share, because a notebook stores each one of them."""
+
+    layout: ipywidgets.Layout
+    text: ipywidgets.Widget
+    button: ipywidgets.ButtonStyle
 
 
 class Choice(NamedTuple):
@@ -85,7 +93,9 @@ def _letters(given: Letters) -> list:
 def _display_questions(questions: Sequence[Quiz]) -> None:
     """Show the buttons, with the questions in text for pages that have none, and the answers folded below."""
     numbered = list(enumerate(questions, 1))
-    panel = ipywidgets.VBox([ipywidgets.HTML(_STYLE), *(_panel(*each) for each in numbered)])
+    sheet = ipywidgets.HTML(_STYLE, layout={"width": "auto", "height": "auto"})
+    looks = _Looks(sheet.layout, sheet.style, ipywidgets.ButtonStyle())
+    panel = ipywidgets.VBox([sheet, *(_panel(*each, looks) for each in numbered)], layout=looks.layout)
     view = {"version_major": 2, "version_minor": 0, "model_id": panel.model_id}
     text = "\n\n".join("\n".join([f"{n}. {q.question}", *_offers(q)]) for n, q in numbered)
     page = "".join(f"<p><b>{n}.</b> {in_html(q.question)}</p>{_list(_offers(q))}" for n, q in numbered)
@@ -105,29 +115,29 @@ def _list(lines: Iterable[str]) -> str:
     return f'<ul style="list-style: none">{items}</ul>'
 
 
-def _panel(number: int, quiz: Quiz) -> ipywidgets.VBox:
+def _panel(number: int, quiz: Quiz, looks: _Looks) -> ipywidgets.VBox:
     """A question with its buttons. A click says in words whether it was right, on the button and below it."""
-    asked = ipywidgets.HTML(_TEXT.format(f"<b>{number}.</b> {in_html(quiz.question)}"))
+    words = _TEXT.format("top: 1em", f"<b>{number}.</b> {in_html(quiz.question)}")
+    asked, verdict = (ipywidgets.HTML(text, layout=looks.layout, style=looks.text) for text in (words, ""))
     labels = dict(zip(quiz.choices, _offers(quiz), strict=True))
-    buttons = {letter: _button(f"Question {number}, answer {letter}", labels[letter]) for letter in labels}
-    verdict = ipywidgets.HTML()
+    buttons = {at: _button(f"Question {number}, answer {at}", label, looks) for at, label in labels.items()}
 
     def judge(letter: str) -> None:
         said = quiz.verdict(letter)
         word = "✓ Right" if letter == quiz.right else "✗ No"
         buttons[letter].description = f"{word}: {_plain(labels[letter])}"
         # A screen reader reads an alert out when it appears.
-        verdict.value = _TEXT.format(f'<span role="alert"><b>{letter})</b> {in_html(said)}</span>')
+        verdict.value = _TEXT.format("top: 4px", f'<p role="alert"><b>{letter})</b> {in_html(said)}</p>')
 
     for letter, button in buttons.items():
         button.on_click(lambda _, letter=letter: judge(letter))
-    return ipywidgets.VBox([asked, *buttons.values(), verdict], layout={"margin": "0 0 1em", "width": "100%"})
+    return ipywidgets.VBox([asked, *buttons.values(), verdict], layout=looks.layout)
 
 
-def _button(name: str, label: str) -> ipywidgets.Button:
+def _button(name: str, label: str, looks: _Looks) -> ipywidgets.Button:
     """A button whose words are the answer, so that a screen reader speaks it; its tooltip says which one."""
-    layout = {"width": "auto", "height": "auto"}
-    button = ipywidgets.Button(description=_plain(label), tooltip=name, layout=layout)
+    traits = {"layout": looks.layout, "style": looks.button}
+    button = ipywidgets.Button(description=_plain(label), tooltip=name, **traits)
     button.add_class("zerolab-choice")
     return button
 
