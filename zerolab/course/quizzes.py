@@ -127,7 +127,9 @@ def _panel(number: int, quiz: Quiz, looks: _Looks) -> ipywidgets.VBox:
         word = "✓ Right" if letter == quiz.right else "✗ No"
         buttons[letter].description = f"{word}: {_plain(labels[letter])}"
         # A screen reader reads an alert out when it appears.
-        verdict.value = _TEXT.format("top: 4px", f'<p role="alert"><b>{letter})</b> {in_html(said)}</p>')
+        verdict.value = _TEXT.format(
+            "top: 4px", f'<span role="alert"><b>{letter})</b> {in_html(said)}</span>'
+        )
 
     for letter, button in buttons.items():
         button.on_click(lambda _, letter=letter: judge(letter))
