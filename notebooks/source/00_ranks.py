@@ -1,22 +1,24 @@
 # %% [markdown]
 # # 00 · Ranks: several processes that work as one
 #
-# > **25 minutes.** *You need:* PyTorch, and a training loop that you have written yourself. You need to know
+# > **30 minutes.** *You need:* PyTorch, and a training loop that you have written yourself. You need to know
 # > nothing about distributed training.
 # >
 # > *Afterwards you can* start several processes from a notebook, send a tensor from one to another, read the
 # > report of a hang, and say why averaging gradients needs communication.
 # >
 # > *Paper:* ZeRO, §1 and §2.1, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
+# >
+# > *Words:* each is explained where it first comes up, and again in the [glossary](../docs/glossary.md).
 
 # %% [markdown]
 # ## The question
 #
 # A model trains too slowly on one GPU, so you take four. What runs on the four GPUs? Four copies of one
 # program, started together, each with a number. The copies share nothing, and none of them is in charge.
-# Whatever they do together in this course, they do by sending messages to each other.
+# They work together by sending messages to each other.
 #
-# Everything below really runs, on your CPU: each rank is a process of its own.
+# Everything below really runs, on your CPU: each copy is a process of its own.
 
 # %%
 import torch
@@ -66,21 +68,21 @@ def add_one(x):
 
 x = torch.zeros(3)
 inside = zerolab.launch(add_one, 4, x)
-print("each rank saw", inside)
-predict(my_guess, x.sum().item(), quiz.SUM_OF_X)
+predict(my_guess, x.sum().item(), quiz.SUM_OF_X, f"each rank saw {inside}")
 
 # %% [markdown]
-# Each rank got a *copy* of `x` and changed the copy. The `x` of the notebook did not change.
+# Each process has a memory of its own. No other process can read it or write to it.
 
 # %%
 fig = figure(height=1.5)
 show(fig, figures.separate_memories(fig))
 
 # %% [markdown]
-# Ranks share no memory. This matters for training. In *data parallelism* each rank holds a copy of the model
-# and computes gradients from its own part of the batch. So four ranks hold four copies of the model, of its
-# gradients, and of the *optimizer state* (the numbers that an optimizer such as Adam keeps for each
-# parameter). Lesson 01 counts what these copies cost. ZeRO, the subject of this course, removes them.
+# This matters for training. In *data parallelism* each rank holds a copy of the model and computes gradients
+# from its own part of the batch. So four ranks hold four copies of the model, of its gradients, and of the
+# *optimizer state*: the numbers that an optimizer such as Adam keeps for each parameter. Lesson 01 counts
+# what these copies cost. *ZeRO*, the Zero Redundancy Optimizer, removes them. It is the subject of this
+# course.
 #
 # ## Send and receive
 #
@@ -107,8 +109,7 @@ def relay():
 
 
 held = zerolab.launch(relay, 4)
-print("token on each rank:", held)
-predict(my_guess, held[3], quiz.TOKEN)
+predict(my_guess, held[3], quiz.TOKEN, f"token on each rank: {held}")
 
 # %% [markdown]
 # Look at who waited. Rank 3's `recv` waited until rank 2 had sent. Rank 2 waited for rank 1, and rank 1 for
@@ -122,9 +123,7 @@ predict(my_guess, held[3], quiz.TOKEN)
 # first and receive second. The code looks right, but every rank waits in its send for a receive that comes
 # one line later.
 #
-# `launch` stops the ranks after `timeout` seconds and reports what each of them was doing. One word in the
-# report needs an explanation. A *collective* is a call that all ranks must make together. The report uses the
-# word for every call that waits for other ranks, so for a `send` too.
+# `launch` stops the ranks after `timeout` seconds and reports what each of them was doing.
 
 
 # %%
@@ -141,12 +140,11 @@ except zerolab.LaunchTimeout as error:
     print(str(error).splitlines()[0])
 
 # %% [markdown]
-# Each rank was waiting for another one. `str(error)` also holds the stack of each rank. No process is left
-# running.
+# All three ranks wait in `send`. `str(error)` also holds the stack of each rank. No process is left running.
 #
-# There is a second kind of hang: one rank never arrives. Below, two ranks call `dist.barrier()`, a collective
-# that returns when all ranks have called it. Rank 2 never does. The rank to blame is the one that is *not*
-# waiting.
+# There is a second kind of hang: one rank never arrives. Below, two ranks call `dist.barrier()`. It is a
+# *collective*: a call that all ranks must make together. It returns when all ranks have called it, and rank 2
+# never does. The rank to blame is the one that is *not* waiting.
 
 
 # %%
@@ -324,15 +322,12 @@ predict(my_guess, received + sent, quiz.MB_THROUGH_RANK_0)
 #
 # ## Quiz
 #
-# Four ranks train with averaged gradients, each on batches of 8. Which single-process run is the same?
-#
-# - **a)** batch size 8, since each rank has 8
-# - **b)** batch size 32
-# - **c)** batch size 8, at four times the learning rate
+# Five questions. Click an answer, or go to it with the Tab key and press Space. Each answer says why it is
+# right or wrong.
 
 # %%
-my_answer = ...
-answer(my_answer, quiz.SAME_RUN)
+my_answers = ...
+answer(my_answers, quiz.QUESTIONS)
 
 # %% [markdown]
 # ## Summary

@@ -1,18 +1,21 @@
 # %% [markdown]
 # # 01 · Where the memory goes
 #
-# > **30 minutes.** *You need:* PyTorch, Adam, and from lesson 00 the words "rank" and "data parallelism".
+# > **35 minutes.** *You need:* PyTorch, Adam, and from lesson 00 the words "rank" and "data parallelism".
 # >
 # > *Afterwards you can* say from memory why a 1.5B-parameter model does not fit in 32 GB, compute the bytes
 # > per GPU at each ZeRO stage, and find the three usual mistakes in such a number.
 # >
 # > *Paper:* ZeRO, §3 and §5, Figure 1 and Table 1, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
+# >
+# > *Words:* the [glossary](../docs/glossary.md) has all of them.
 
 # %% [markdown]
 # ## The question
 #
 # GPT-2 has 1.5 billion parameters. With 16 bits for each of them, its weights take 3 GB. Yet training it on a
-# GPU of 32 GB runs out of memory. Where do the other 29 GB go?
+# GPU of 32 GB runs out of memory. Where do the other 29 GB go? (1 *GB* is 10⁹ bytes, and 1 *GiB* is 2³⁰
+# bytes.)
 #
 # We take a small model, train it for one step, and count the bytes of every tensor.
 
@@ -69,13 +72,12 @@ def weigh(params, grads, optimizer):
 # %%
 params = list(model.parameters())
 weights = weigh(params, [p.grad for p in params], optimizer)
-for name, size in weights.items():
-    print(f"{name:>14}: {size:>9,} bytes, {size / psi:6.3f} per parameter")
-predict(my_guess, sum(weights.values()) / psi, quiz.BYTES_IN_FP32)
+rows = [f"{name:>14}: {size:>9,} bytes, {size / psi:6.3f} per parameter" for name, size in weights.items()]
+predict(my_guess, sum(weights.values()) / psi, quiz.BYTES_IN_FP32, *rows)
 
 # %% [markdown]
-# 4 + 4 + 8: the parameter, its gradient, and Adam's two moving averages, *m* (of the gradient) and *v* (of
-# its square). The step counters are one small number for each *tensor* and do not matter here.
+# Adam keeps two moving averages for each parameter: *m*, of the gradient, and *v*, of its square. Its step
+# counters are one small number for each *tensor* and do not matter here.
 #
 # The paper calls these three, **parameters, gradients and optimizer state**, the *model states*. Their size
 # depends on the model alone. It does not depend on the batch.
@@ -109,13 +111,12 @@ for master, p in zip(masters, half.parameters(), strict=True):
 half_params = list(half.parameters())
 weights = weigh(half_params, [p.grad for p in half_params], adam)
 weights["fp32 master weights"] = storage_bytes(masters)
-for name, size in weights.items():
-    print(f"{name:>20}: {size:>9,} bytes, {size / psi:6.3f} per parameter")
-predict(my_guess, sum(weights.values()) / psi, quiz.BYTES_IN_MIXED_PRECISION)
+rows = [f"{name:>20}: {size:>9,} bytes, {size / psi:6.3f} per parameter" for name, size in weights.items()]
+predict(my_guess, sum(weights.values()) / psi, quiz.BYTES_IN_MIXED_PRECISION, *rows)
 
 # %% [markdown]
-# 16 again. Weights and gradients in 16 bits save 4 bytes, and the master weights cost 4 bytes. (Mixed
-# precision saves time. It also saves activations, which come below.)
+# So mixed precision saves time, and no bytes of these tensors. (It does save *activations*, which come
+# below.)
 
 # %%
 pieces = [("bf16\nweight", 2, "parameters"), ("bf16\ngradient", 2, "gradients")]
@@ -141,8 +142,8 @@ print("model states:  ", memory.format_bytes(states.total_bytes))
 print("the same in GiB:", memory.format_bytes(states.total_bytes, "GiB"))
 
 # %% [markdown]
-# 24 of the 32 GB are used before the first sample. (1 GB is 10⁹ bytes and 1 GiB is 2³⁰ bytes. `nvidia-smi`
-# prints MiB, papers mostly count in GB. This course always writes which one it means.)
+# 24 of the 32 GB are used before the first sample. (`nvidia-smi` prints MiB, and papers mostly count in GB.
+# This course always writes which one it means.)
 #
 # ## 16 is a convention
 #
@@ -328,9 +329,10 @@ explore(
 # shards them.
 #
 # The *hidden size* of a GPT is the width of the vectors that go from layer to layer. The paper estimates that
-# a GPT layer keeps about 12 tensors of batch × sequence × hidden size: queries, keys and values, the inner
-# activations of the MLP, and others. **With batch 32, 1024 tokens, 48 layers of hidden size 1600, and 16 bits
-# per number: how many GB are that?**
+# a GPT layer keeps about 12 tensors of batch × sequence × hidden size. Queries, keys and values are three of
+# them. The inner vectors of the MLP are four times as wide, so they count as four. The others are such things
+# as the inputs of its linear layers and norms. **With batch 32, 1024 tokens, 48 layers of hidden size 1600,
+# and 16 bits per number: how many GB are that?**
 
 # %%
 my_guess = ...
@@ -340,9 +342,15 @@ kept = memory.activations(layers=48, hidden=1600, batch=32, seq=1024)
 predict(my_guess, kept / 1e9, quiz.ACTIVATIONS)
 
 # %% [markdown]
+# Data parallelism does not help here, and no stage of ZeRO does. Parameters are the same on every rank, so a
+# rank can keep 1/N of them and get the rest from the others. Activations are made from the rank's own
+# samples. No other rank has them, so there is no copy to remove. What helps is a smaller batch on each GPU,
+# or activation checkpointing.
+#
 # With **activation checkpointing** the forward pass keeps one tensor for each layer or group of layers. The
-# backward pass computes the others again, which costs about a third more compute. Move the sliders: at which
-# batch does GPT-2 fit without it, and at which with it?
+# backward pass computes the others again, which costs about a third more compute. The activations of GPT-2
+# shrink to about 8 GB. Move the sliders: at which batch does GPT-2 fit without checkpointing, and at which
+# with it?
 
 
 # %%
@@ -372,22 +380,20 @@ explore(
 # The model states leave 8 GB. That is batch 4 without checkpointing and batch 16 with it.
 # </details>
 #
-# Checkpointing makes the activations small. Then the *model states* are the largest part, 24 of 32 GB, and
-# ZeRO is about them. (Temporary buffers are added to that. One flat fp32 copy of all gradients is 6 GB here.
-# Lesson 03 avoids it by handling the gradients in parts.)
+# With checkpointing the *model states* are the largest part, 24 of 32 GB. ZeRO is about them.
+#
+# One more thing takes memory: temporary buffers. Some engines copy all gradients into one fp32 tensor, for
+# example to compute their norm. For GPT-2 this tensor has 6 GB. Lesson 03 handles the gradients in parts, so
+# its buffers are as large as a part, however large the model is.
 #
 # ## Quiz
 #
-# A colleague plans to train 13B parameters on 16 GPUs of 32 GB at stage 2, and computes 2Ψ + 14Ψ/16 = 37.4
-# GB. "It will fit with SGD and momentum instead of Adam." Will it?
-#
-# - **a)** yes: K drops from 12 to 8
-# - **b)** no: what stage 2 leaves whole is the problem
-# - **c)** no: K stays the same
+# Five questions. Click an answer, or go to it with the Tab key and press Space. Each answer says why it is
+# right or wrong.
 
 # %%
-my_answer = ...
-answer(my_answer, quiz.MOMENTUM_INSTEAD)
+my_answers = ...
+answer(my_answers, quiz.QUESTIONS)
 
 # %% [markdown]
 # ## Summary

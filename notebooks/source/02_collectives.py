@@ -7,13 +7,15 @@
 # > carries them, and compute the bytes each rank sends.
 # >
 # > *Paper:* ZeRO, §7.1, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
+# >
+# > *Words:* the [glossary](../docs/glossary.md) has all of them.
 
 # %% [markdown]
 # ## The question
 #
-# In lesson 00 rank 0 averaged the gradients of all ranks, and its link carried everything. With 8 ranks and
-# 100 MB rank 0 received 700 MB and sent 700 MB, while the others sent 100 MB each. **Can the ranks share the
-# work so that none of them sends more than 200 MB, for any number of ranks?**
+# In lesson 00 rank 0 averaged the gradients of all ranks, and every message went through its link. With 8
+# ranks and 100 MB rank 0 received 700 MB and sent 700 MB, while the others sent 100 MB each. **Can the ranks
+# share the work so that none of them sends more than 200 MB, for any number of ranks?**
 #
 # A *collective* is a call that all ranks make together to move or combine tensors. This lesson has four of
 # them. The stages of ZeRO are built from three.
@@ -69,13 +71,9 @@ def reduce_scatter():
 
 
 own_chunks = zerolab.launch(reduce_scatter, 4)
-print(own_chunks)
-predict(my_guess, own_chunks[3][0], quiz.CHUNK_OF_RANK_3)
+predict(my_guess, own_chunks[3][0], quiz.CHUNK_OF_RANK_3, f"all four ranks: {own_chunks}")
 
 # %% [markdown]
-# 4 + 14 + 24 + 34 = 76. Each rank started with four numbers of its own. It ends with one number, which is
-# complete.
-#
 # **All-gather** is the reverse: each rank starts with one chunk, and every rank ends with all chunks. Nothing
 # is added.
 
@@ -170,16 +168,13 @@ my_guess = ...
 
 # %%
 payload = 60 * 4  # float32
-sent = [sum(sent_bytes for *_, sent_bytes in rounds) for rounds in recorded[4]]
-print("bytes sent by each rank:", sent)
-predict(my_guess, sent[0], quiz.BYTES_OF_AN_ALL_REDUCE)
-
-# %%
-print("ranks   measured   (N-1)/N formula   rank 0 in lesson 00")
-for ranks, rounds in recorded.items():
-    measured = sum(sent_bytes for *_, sent_bytes in rounds[0])
+sent = {n: [sum(sent_bytes for *_, sent_bytes in rank) for rank in ranks] for n, ranks in recorded.items()}
+rows = ["ranks   sent by each   (N-1)/N formula   by rank 0 in lesson 00"]
+for ranks, (by_each, *_) in sent.items():
     formula = cost.wire_bytes(payload, ranks, "all_reduce")
-    print(f"{ranks:>5}   {measured:>8}   {formula:>15g}   {(ranks - 1) * payload:>12}")
+    rows.append(f"{ranks:>5}   {by_each:>12}   {formula:>15g}   {(ranks - 1) * payload:>12}")
+predict(my_guess, sent[4][0], quiz.BYTES_OF_AN_ALL_REDUCE, *rows)
+print("all ranks of a ring send the same:", all(len(set(by_rank)) == 1 for by_rank in sent.values()))
 
 # %% [markdown]
 # On the ring every rank sends less than two tensors. In lesson 00's solution rank 0 sends N-1 tensors. So the
@@ -265,16 +260,12 @@ check_reduce_scatter(my_reduce_scatter)
 #
 # ## Quiz
 #
-# A library has a function `reduce_scatter`. Inside, it does an all-reduce and keeps its own slice of the
-# result. The values are right. What does that cost?
-#
-# - **a)** nothing, as the result is the same
-# - **b)** the same bytes, but more memory
-# - **c)** twice the bytes
+# Five questions. Click an answer, or go to it with the Tab key and press Space. Each answer says why it is
+# right or wrong.
 
 # %%
-my_answer = ...
-answer(my_answer, quiz.ALL_REDUCE_INSIDE)
+my_answers = ...
+answer(my_answers, quiz.QUESTIONS)
 
 # %% [markdown]
 # ## Summary

@@ -8,6 +8,8 @@
 # > sent in buckets and during the backward pass, and what all ranks hold N times.
 # >
 # > *Paper:* ZeRO, §3.1 and §7.1, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
+# >
+# > *Words:* the [glossary](../docs/glossary.md) has all of them.
 
 # %% [markdown]
 # ## The question
@@ -17,9 +19,6 @@
 # single process gets from all the data. What must be sent, and when?
 
 # %%
-import time
-from functools import partial
-
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -66,15 +65,14 @@ def average(tensor):
 
 # %%
 moved = zerolab.launch(step_once, 2, True)
-print("average the gradients, then step:", moved)
-print("step, then average the weights:  ", zerolab.launch(step_once, 2, False))
-predict(my_guess, moved[0], quiz.FIRST_STEP)
+rows = [f"average the gradients, then step: {moved}"]
+rows.append(f"step, then average the weights:   {zerolab.launch(step_once, 2, False)}")
+predict(my_guess, moved[0], quiz.FIRST_STEP, *rows)
 
 # %% [markdown]
-# Adam divides by the size of the gradient, so its first step has the length `lr` for any gradient. If the
-# gradients are averaged first, both ranks step in the direction of the mean. If the weights are averaged
-# last, two steps of equal length in opposite directions cancel. It is lost that the gradient of rank 0 was
-# three times as large.
+# If the gradients are averaged first, both ranks step in the direction of the mean. If the weights are
+# averaged last, two steps of equal length in opposite directions cancel. Nothing is left of the fact that the
+# gradient of rank 0 was three times as large.
 #
 # Data parallelism averages **gradients**. Then all ranks give the same numbers to the same optimizer and get
 # the same weights.
@@ -127,7 +125,8 @@ gradients = [parameter.grad for parameter in whole.parameters()]
 print("each rank has it, up to rounding:", all(close(grads, gradients) for grads in by_rank))
 
 # %% [markdown]
-# The gradient of a mean is the mean of the gradients, because differentiation is linear:
+# The gradient of a mean is the mean of the gradients, because differentiation is linear. Here $L_r$ is the
+# loss of rank r:
 #
 # $$\nabla\, \frac1N \sum_r L_r \;=\; \frac1N \sum_r \nabla L_r$$
 #
@@ -136,8 +135,8 @@ print("each rank has it, up to rounding:", all(close(grads, gradients) for grads
 # ## When the mean of means is wrong
 #
 # A loss is usually a mean, too: over the tokens of the rank's micro-batch. Suppose that rank 0 has 30 tokens
-# and a mean loss of 2. Most of rank 1's micro-batch is padding: it has 10 tokens and a mean loss of 6. **What
-# is the mean loss over all 40 tokens?**
+# and a mean loss of 2. The texts of rank 1 are shorter: it has 10 tokens and a mean loss of 6. **What is the
+# mean loss over all 40 tokens?**
 
 # %%
 my_guess = ...
@@ -148,42 +147,14 @@ over_all = sum(count * loss for count, loss in zip(counts, losses, strict=True))
 predict(my_guess, over_all, quiz.MEAN_LOSS)
 
 # %% [markdown]
-# The same on real ranks. Rank 1 keeps only the first 8 of its 32 targets in each window. (PyTorch's
-# cross-entropy ignores a target of `-100`.) The remedy is to multiply each rank's loss by its share of the
-# tokens *before* the backward pass. The factor N is needed because the averaging divides by N.
-
-
-# %%
-def padded_batch(rank):
-    tokens, targets = batch(0, rank)
-    targets = targets.clone()
-    targets[:, 8 if rank == 1 else 32 :] = -100
-    return tokens, targets
-
-
-# %%
-def with_padding(weigh):
-    model, (tokens, targets) = build(), padded_batch(dist.get_rank())
-    mine = (targets != -100).sum()
-    total = mine.clone()
-    dist.all_reduce(total)
-    share = mine / total * dist.get_world_size() if weigh else 1
-    (share * model(tokens, targets)).backward()
-    average_each(model.parameters())
-    return [parameter.grad for parameter in model.parameters()]
-
-
-# %%
-whole = build()
-whole(*map(torch.cat, zip(padded_batch(0), padded_batch(1), strict=True))).backward()
-gradients = [parameter.grad for parameter in whole.parameters()]
-for weigh in (False, True):
-    right = close(zerolab.launch(with_padding, 2, weigh)[0], gradients)
-    print(f"weighed by tokens: {weigh!s:<6} gradient of the mean over all tokens: {right}")
-
-# %% [markdown]
-# What does the wrong mean do to a run? Below rank 1 has few tokens, and they are of another kind: its text
-# runs backwards. Both runs train on the same tokens, and both are measured by the loss over all of them.
+# What does the wrong mean do to a run? Below rank 1 keeps only the first 8 of its 32 targets in each window.
+# (PyTorch's cross-entropy ignores a target of `-100`.) Its few tokens are also of another kind: its text runs
+# backwards.
+#
+# One run averages the ranks' means. The other run multiplies each rank's loss by its share of the tokens
+# *before* the backward pass, times N, because the averaging divides by N. Both runs train on the same tokens,
+# and both are measured by the loss over all of them. (The loss is a cross-entropy with the natural logarithm.
+# It is measured in *nats*.)
 
 
 # %%
@@ -205,7 +176,8 @@ def train_on_two_kinds(weigh, steps=60):
         both = torch.stack([loss.detach() * mine, mine])
         dist.all_reduce(both)
         seen.append((both[0] / both[1]).item())  # over all tokens, before the update
-        (loss * mine / both[1] * 2 if weigh else loss).backward()
+        share = mine / both[1]  # of all tokens
+        (loss * share * dist.get_world_size() if weigh else loss).backward()
         average_each(model.parameters())
         adam.step()
         adam.zero_grad()
@@ -227,11 +199,11 @@ higher = sum(excess[20:]) > 0
 show(fig, f"Loss over all tokens in two runs. After step 20 the wrong mean's is higher on average: {higher}.")
 
 # %% [markdown]
-# There is no warning. The run without weights trains, but on a different loss: rank 1's few tokens count as
-# much as rank 0's many, so the model learns the other text less well. No engine can see how
-# many tokens you counted, so you have to tell it. In zerolab you pass the *sum* of the losses and the count:
-# `optimizer.mean_loss(loss_sum, count).backward()` computes the gradient of the mean over the tokens of all
-# ranks.
+# There is no warning. The run that does not weigh trains, but on a different loss: rank 1's few tokens count
+# as much as rank 0's many, so the model learns the other text less well. An engine sees a loss, and not how
+# many tokens it is the mean of. So you have to tell it. In zerolab you pass the *sum* of the losses and the
+# count: `optimizer.mean_loss(loss_sum, count).backward()` computes the gradient of the mean over the tokens
+# of all ranks.
 #
 # ## One message per parameter
 #
@@ -248,14 +220,14 @@ my_guess = ...
 # %%
 link = {"latency_seconds": 10e-6, "bandwidth_bytes_per_second": 25e9}
 alone = cost.collective_seconds(0, 64, "all_reduce", **link)  # no bytes: latency only
-predict(my_guess, 580 * alone * 1e3, quiz.LATENCY)
 together = cost.collective_seconds(3e9, 64, "all_reduce", **link)
-print(f"all 3 GB of gradients in one all-reduce: {together * 1e3:.0f} ms")
+row = f"all 3 GB of gradients in one all-reduce: {together * 1e3:.0f} ms"
+predict(my_guess, 580 * alone * 1e3, quiz.LATENCY, row)
 
 
 # %% [markdown]
-# The latency alone takes three times as long as all the bytes. Look at other links and other numbers of GPUs:
-# what does a faster network change, and what does it not change?
+# Look at other links and other numbers of GPUs: what does a faster network change, and what does it not
+# change?
 
 
 # %%
@@ -345,111 +317,10 @@ explore(buckets, height=3.8, bucket_MB=sizes, gpus=gpus)
 # the backward pass. With more GPUs a bucket has more latency, so the best size grows with N. PyTorch's own
 # data parallelism, `DistributedDataParallel` or *DDP*, starts with 25 MB.
 #
-# In zerolab a bucket is called a *unit*: there is one for each block of the model. A unit does more than
-# `average_flat`. Its parameters are *views* of its flat buffer all the time, so nothing has to be copied
-# before a message or after it:
-
-
-# %%
-def look_into_a_unit():
-    model = build()
-    optimizer = zerolab.ZeroOptimizer(model, torch.optim.Adam, stage=0)
-    (unit,) = [unit for unit in optimizer.units if unit.name == "blocks.0"]
-    unit.flat.zero_()  # written to the buffer, seen in the model
-    parameters = list(model.blocks[0].parameters())
-    zero = not any(parameter.any() for parameter in parameters)
-    return f"{len(parameters)} tensors in one buffer of {unit.flat.numel():,} numbers, now all zero: {zero}"
-
-
-print(zerolab.launch(look_into_a_unit, 2)[0])
-
-# %% [markdown]
-# ## Communication during backward, in a real step
-#
-# Below are four linear layers on two ranks at *stage 0*, which is zerolab's data parallelism. A hook on each
-# parameter notes when its gradient is ready. The optimizer's *trace* records when each all-reduce started and
-# when its result was there. `reduces_in_flight` is the number of all-reduces that may be running when the
-# gradients of the next unit arrive. With 0 the engine waits for each of them at once.
-
-
-# %%
-def watch_backward(in_flight):
-    model, ready = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4))).to(zerolab.device()), []
-
-    def note(name, parameter):
-        ready.append((time.perf_counter(), name))
-
-    for name, parameter in model.named_parameters():
-        parameter.register_post_accumulate_grad_hook(partial(note, name))
-    options = {"stage": 0, "reduces_in_flight": in_flight}
-    optimizer = zerolab.ZeroOptimizer(model, torch.optim.Adam, **options)
-    model(torch.ones(8, 64, device=zerolab.device())).square().mean().backward()
-    return figures.in_order(ready, optimizer.trace.step(0))
-
-
-# %% tags=["nbval-ignore-output"]
-runs = {f"reduces_in_flight={n}": zerolab.launch(watch_backward, 2, n)[0] for n in (0, 1)}
-fig = figure(height=3.6)
-show(fig, figures.timeline(fig, runs))
-
-# %% [markdown]
-# Read the columns from left to right. The figure shows the order of the events and not how long they took. In
-# the upper run each all-reduce ends before the next gradient is computed: the network and the processor take
-# turns. In the lower run the next gradients can be computed while an all-reduce is still running. Only the
-# all-reduce of layer 0 has no computation beside it. This is called *overlap* of communication and
-# computation.
-#
-# The results are the same, bit for bit. Overlap changes when messages are sent, and nothing else.
-#
-# ## The hook that fails silently
-#
-# To start a message during the backward pass, you register a hook on each parameter. PyTorch has two kinds:
-#
-# - `register_hook(f)` calls `f(gradient)` *before* the gradient is added to `.grad`;
-# - `register_post_accumulate_grad_hook(f)` calls `f(parameter)` *after* that.
-#
-# So there is one averaging function for each. `average`, from above, takes the gradient. The next one takes
-# the parameter:
-
-
-# %%
-def average_grad_of(parameter):
-    if parameter.grad is not None:
-        average(parameter.grad)
-
-
-# %% [markdown]
-# Now all four combinations. Two ranks make three steps each on their own batches. **Which combinations keep
-# the two replicas equal? Which of the others raise an error?**
-
-
-# %%
-def train_with_hooks(hook, function):
-    model = build()
-    for parameter in model.parameters():
-        getattr(parameter, hook)(function)
-    adam = torch.optim.Adam(model.parameters(), lr=3e-3)
-    for step in range(3):
-        adam.zero_grad()
-        model(*batch(step, dist.get_rank())).backward()
-        adam.step()
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-
-
-# %%
-for hook in ("register_hook", "register_post_accumulate_grad_hook"):
-    for function in (average, average_grad_of):
-        first, second = zerolab.launch(train_with_hooks, 2, hook, function)
-        print(f"{hook:<35} {function.__name__:<15} replicas equal: {torch.equal(first, second)}")
-
-# %% [markdown]
-# Two combinations are right, two are wrong, and none raises an error. `register_hook` passed a gradient to
-# `average_grad_of`. A gradient has no `.grad` of its own, so the `if` that was meant for unused parameters
-# skipped it. The other hook passed the *weights* to `average`: the weights were averaged, one step late, and
-# the gradients never. The loss falls in all four runs. Only a comparison of the ranks shows the mistake.
-#
-# zerolab uses the second hook. It is called when the gradient is complete, so the gradient can be moved into
-# the flat buffer at once.
+# In zerolab a bucket is called a *unit*: there is one for each block of the model, and one for the rest. Its
+# parameters are *views* of one *flat buffer* all the time, so nothing has to be copied before a message or
+# after it. When a message is on its way while the rank computes, that is called *overlap*.
+# Lesson 05 watches it in a real step.
 #
 # ## Stage 0
 #
@@ -471,7 +342,8 @@ show_source(Stage0)
 
 # %% [markdown]
 # The training loop is still yours. Only the class of the optimizer is new. `optimizer.memory()` is a
-# *census*: it asks every storage for its size and adds up the bytes by category.
+# *census*: it asks every storage for its size and adds up the bytes by category. `optimizer.trace` is the
+# *trace*: a record of every message and every update.
 
 # %%
 RANKS, STEPS = 4, 5
@@ -527,28 +399,6 @@ print(f"{len(same)} tensors on {RANKS} ranks against one process: bit-identical:
 # The results are not only close. They have the same bits, on every rank, after five steps. Each lesson from
 # here on ends with this comparison.
 #
-# Is PyTorch's own DDP equal, too? On two ranks there is only one order in which to add, so it can be compared
-# bit by bit:
-
-
-# %%
-def train_beside_ddp():
-    ours, theirs = build(), build()
-    wrapped = nn.parallel.DistributedDataParallel(theirs)
-    zero = zerolab.ZeroOptimizer(ours, torch.optim.Adam, stage=0, lr=3e-3)
-    adam = torch.optim.Adam(theirs.parameters(), lr=3e-3)
-    for step in range(STEPS):
-        for model, optimizer in ((ours, zero), (wrapped, adam)):
-            model(*batch(step, zero.rank)).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    pairs = zip(ours.parameters(), theirs.parameters(), strict=True)
-    return all(torch.equal(mine, its) for mine, its in pairs)
-
-
-print("stage 0 beside DDP, on each of 2 ranks: same weights:", zerolab.launch(train_beside_ddp, 2))
-
-# %% [markdown]
 # ## What it costs
 #
 # First the bytes. An all-reduce is a reduce-scatter and an all-gather, so the paper counts 2Ψ elements per
@@ -592,20 +442,7 @@ show(fig, f"Measured on each of {RANKS} ranks: {said}. All rows are equal.")
 # %% [markdown]
 # The figure shows the census of our four ranks. (They train in fp32, where 4 + 4 + 8 also makes 16.) All four
 # rows are equal, and the numbers in the tensors are equal, too. One row holds all the information, and the
-# others are copies. Of the 7,680 GB on 64 GPUs only 120 GB are different.
-#
-# ## Quiz
-#
-# The ranks see different data. Which part of the step do all of them compute identically, on identical
-# inputs?
-#
-# - **a)** the forward pass
-# - **b)** the backward pass
-# - **c)** the optimizer's update
-
-# %%
-my_answer = ...
-answer(my_answer, quiz.IDENTICAL_WORK)
+# others are copies. It is the same on the 64 GPUs: one of them holds it all in 120 GB, and 63 hold copies.
 
 # %% [markdown]
 # ## Exercise: average the gradients
@@ -648,6 +485,16 @@ check_average_gradients(average_gradients)
 # `flatten()` goes by elements, and `copy_` writes them back into whatever layout the gradient has.
 # </details>
 #
+# ## Quiz
+#
+# Five questions. Click an answer, or go to it with the Tab key and press Space. Each answer says why it is
+# right or wrong.
+
+# %%
+my_answers = ...
+answer(my_answers, quiz.QUESTIONS)
+
+# %% [markdown]
 # ## Summary
 #
 # - Data parallelism averages gradients, not updates and not weights. Then every rank makes the same step.

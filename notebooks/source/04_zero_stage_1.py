@@ -1,12 +1,14 @@
 # %% [markdown]
 # # 04 · ZeRO stage 1: each rank updates its own shard
 #
-# > **40 minutes.** *You need:* the two halves of an all-reduce (lesson 02) and data parallelism (lesson 03).
+# > **45 minutes.** *You need:* the two halves of an all-reduce (lesson 02) and data parallelism (lesson 03).
 # >
 # > *Afterwards you can* shard an optimizer's state over ranks without losing a parameter or sending a byte
 # > more, say what that saves and what it never saves, and read the trace of a sharded step.
 # >
 # > *Paper:* ZeRO, §5.1 and §7.2.1, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
+# >
+# > *Words:* the [glossary](../docs/glossary.md) has all of them.
 
 # %% [markdown]
 # ## The question
@@ -24,7 +26,8 @@ from torch import nn
 
 import zerolab
 from zerolab import cost, data, memory, models, ring
-from zerolab.course import explore, figure, predict, show, show_diff, show_source, slider, verify_on_gpus
+from zerolab.course import answer, explore, figure, predict, show, show_diff, show_source, slider
+from zerolab.course.gpus import verify_on_gpus
 from zerolab.course.lessons.zero_stage_1 import check_zero1, figures, quiz
 from zerolab.course.look import COLOURS, INK, PALE, by_category, ink_on
 from zerolab.parity import compute_deterministically
@@ -69,7 +72,7 @@ print(f"{len(by_rank[0])} tensors of m and v, the same bits on all 4 ranks: {sam
 # ## Predict: what would sharding it save?
 #
 # If each of N ranks updates 1/N of the parameters, it needs 1/N of the optimizer state. Parameters and
-# gradients stay whole. A model of 7B parameters trains on 8 GPUs in mixed precision: 2 bytes for a bf16
+# gradients stay whole. A model of 20B parameters trains on 32 GPUs in mixed precision: 2 bytes for a bf16
 # parameter, 2 for its gradient, K = 12 for the optimizer. **How many GB of model states does each GPU hold at
 # stage 1?**
 
@@ -77,10 +80,10 @@ print(f"{len(by_rank[0])} tensors of m and v, the same bits on all 4 ranks: {sam
 my_guess = ...
 
 # %%
-states = memory.model_states(7e9, world_size=8, stage=1)
-predict(my_guess, states.total_bytes / 1e9, quiz.STAGE_1)
-for category in ("params", "grads", "optimizer"):
-    print(f"{category:<10} {getattr(states, category + '_bytes') / 1e9:5.1f} GB")
+states = memory.model_states(20e9, world_size=32, stage=1)
+parts = ("params", "grads", "optimizer")
+rows = [f"{part:<10} {getattr(states, part + '_bytes') / 1e9:5.1f} GB" for part in parts]
+predict(my_guess, states.total_bytes / 1e9, quiz.STAGE_1, *rows)
 
 # %% [markdown]
 # In mixed precision the optimizer updates the *master weights*, an fp32 copy of the parameters, because an
@@ -141,7 +144,7 @@ print("an even share:      ", sum(sizes) / 4)
 #
 # The remedy is not to divide the list. Put all parameters of a unit into one flat buffer, one after the
 # other, and cut *the buffer* into N equal shards. A cut may go through the middle of a tensor. A little
-# padding makes the shards equal. The figure shows a real unit of two small layers. **Move the slider: with
+# *padding* makes the shards equal. The figure shows a real unit of two small layers. **Move the slider: with
 # how many ranks is the first weight on the most ranks? Does any element ever have two owners, or none?**
 
 # %%
@@ -175,8 +178,6 @@ my_guess = ...
 
 # %%
 predict(my_guess, cost.communication_volume(1, stage=1), quiz.TRAFFIC)
-fig = figure(height=2.4)
-show(fig, figures.seam(fig))
 
 # %% [markdown]
 # In lesson 02 an all-reduce was made of two halves:
@@ -188,9 +189,31 @@ show_source(ring.all_reduce, docstring=False)
 # After the first half each rank has the complete sum of its own shard. Its update needs no more than that. So
 # stage 1 updates *between the halves*, and the second half carries new parameters instead of gradients. Both
 # stages move the same amount.
+
+# %%
+fig = figure(height=2.4)
+show(fig, figures.seam(fig))
+
+# %% [markdown]
+# Some texts describe stage 1 with *gathered updates*: each rank computes the change of its own parameters,
+# the ranks gather the changes, and each rank adds all of them to its copy of the model. Here are the steps
+# side by side:
 #
-# That is the whole difference between the two stages. (P_os is the paper's name for stage 1: partitioned
-# optimizer states.)
+# | | data parallel | stage 1 | stage 1, gathered updates |
+# |---|---|---|---|
+# | backward | Ψ gradients | Ψ gradients | Ψ gradients |
+# | gradients | all-reduce, 2Ψ | reduce-scatter, Ψ | reduce-scatter, Ψ |
+# | optimizer | updates Ψ | updates its own Ψ/N | computes the change of its own Ψ/N |
+# | afterwards | nothing | all-gather of parameters, Ψ | all-gather of changes, Ψ; each rank adds Ψ of them |
+# | sent in all | 2Ψ | 2Ψ | 2Ψ |
+# | optimizer state | KΨ | KΨ/N | KΨ/N |
+#
+# Gathered updates move as much, and they need a buffer for Ψ changes. In mixed precision they are a bad idea:
+# only the owner of a parameter has its fp32 master weight. The others would add the change to a bf16 number,
+# and small changes would be lost. So zerolab gathers parameters.
+#
+# Now look at the code. This is the whole difference between the two stages. (P_os is the paper's name for
+# stage 1: partitioned optimizer states.)
 
 # %%
 show_diff(stage0, stage1)
@@ -264,11 +287,12 @@ for stage in (0, 1):
 # ## One step, line by line
 #
 # Now follow one step of the smallest model: softmax regression, with a `weight` of 10 × 784 numbers and a
-# `bias` of 10, on two ranks, with SGD and momentum. Every rank keeps a *trace* of what it sends and updates.
+# `bias` of 10, on two ranks, with SGD and momentum. Every rank keeps a *trace*: a list of *events*. An event
+# is one message or one update.
 #
-# We leave out the events of the phase `control`. These are messages of a few bytes in which the ranks compare
-# what they are doing. If one rank does something else than the others, the error can then name it, and the
-# others do not wait for it without end. These messages carry no parameters and no gradients.
+# We leave out the events of the phase `control`. In these messages of a few bytes the ranks compare what they
+# are doing. If one rank does something else, the error names that rank, and the others do not wait for it for
+# ever. These *control messages* carry no parameters and no gradients.
 
 
 # %%
@@ -350,17 +374,21 @@ check_zero1(MyZero1)
 #
 # ## What stage 1 cannot save
 #
-# Back to the paper's model: 7.5B parameters in mixed precision. On 64 GPUs each GPU holds 120 GB at stage 0
-# and 31.4 GB at stage 1. **How many GB does each GPU hold at stage 1, however many GPUs you add?**
+# You have GPUs of 32 GB, and as many of them as you like. **What is the largest model whose model states fit
+# at stage 1, in mixed precision? Give its parameters in billions.**
 
 # %%
 my_guess = ...
 
 # %%
 replicated, sharded = memory.bytes_per_parameter(stage=1)
-predict(my_guess, replicated * 7.5, quiz.REMAINS)
-for gpus in (1, 4, 64, 1024):
-    print(f"{gpus:>5} GPUs: {memory.model_states(7.5e9, gpus, 1).total_bytes / 1e9:6.1f} GB each")
+rows = [f"{gpus:>5} GPUs: {32 / (replicated + sharded / gpus):.2f}" for gpus in (1, 4, 64, 1024)]
+predict(my_guess, 32 / replicated, quiz.LARGEST, *rows)
+
+# %% [markdown]
+# With more and more GPUs the size of the model comes near that limit and never passes it. The paper's Table 2
+# has 64 GPUs of 32 GB, and says 7.6B. (Its authors measured 6.2B there. Activations and buffers take memory,
+# too, and this arithmetic leaves them out.)
 
 # %% [markdown]
 # ## The same bits
@@ -425,8 +453,8 @@ show(fig, f"Loss of each step at stage 1 and in one process with plain Adam: the
 
 # %% [markdown]
 # `bit-identical` compares every parameter on *every* rank with the single process. Rank 0 alone would not be
-# enough: without the all-gather each rank has only its own part right. (The loss is the cross-entropy for
-# each byte of text, in *nats*: with the natural logarithm.)
+# enough: without the all-gather each rank has only its own part right. (The loss is the one of lesson 03, in
+# nats for each byte of text.)
 #
 # ## On GPUs
 #
@@ -436,6 +464,16 @@ show(fig, f"Loss of each step at stage 1 and in one process with plain Adam: the
 
 # %% tags=["nbval-ignore-output"]
 verify_on_gpus(stage=1)
+
+# %% [markdown]
+# ## Quiz
+#
+# Five questions. Click an answer, or go to it with the Tab key and press Space. Each answer says why it is
+# right or wrong.
+
+# %%
+my_answers = ...
+answer(my_answers, quiz.QUESTIONS)
 
 # %% [markdown]
 # ## Summary

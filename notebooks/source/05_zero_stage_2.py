@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 05 · ZeRO stage 2: a gradient is freed once it is reduced
 #
-# > **35 minutes.** *You need:* lesson 04, where each rank updates its own 1/N of the parameters and a
+# > **50 minutes.** *You need:* lesson 04, where each rank updates its own 1/N of the parameters and a
 # > reduce-scatter brings it the gradients for that.
 # >
 # > *Afterwards you can* say which bytes of a gradient are no longer needed and when, follow a unit through a
@@ -9,46 +9,47 @@
 # > holds whole.
 # >
 # > *Paper:* ZeRO, §5.2 and §7.2.1, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
+# >
+# > *Words:* the [glossary](../docs/glossary.md) has all of them.
 
 # %% [markdown]
 # ## The question
 #
 # At stage 1 a rank updates 1/N of the parameters. For that it needs the *summed* gradient of this 1/N, and
 # the reduce-scatter gives it exactly that. Yet when the step begins, the rank still holds a gradient for
-# every parameter of the model. What are the other (N−1)/N good for?
+# every parameter of the model. What does it need the other (N−1)/N for?
 #
-# They are good for nothing. They were this rank's contribution to sums that are now on other ranks. Stage 2
-# frees them.
+# For nothing. They were this rank's contribution to sums that are now on other ranks. Stage 2 frees them.
 
 # %%
+import time
 from contextlib import nullcontext
 from itertools import pairwise
 
 import torch
+import torch.distributed as dist
 from torch import nn
-from torch.distributed import get_rank
 
 import zerolab
-from zerolab import data, memory, ring
+from zerolab import data, memory, models, ring
 from zerolab.course import answer, choice, explore, figure, predict, show, show_diff, slider, verify_on_gpus
-from zerolab.course.lessons.zero_stage_2 import check_reduce_and_keep, quiz
+from zerolab.course.lessons.zero_stage_2 import check_reduce_and_keep, figures, quiz
 from zerolab.course.look import COLOURS, INK, PALE, QUIET
-from zerolab.models import GPT
 from zerolab.parity import compute_deterministically
 from zerolab.stages import stage1, stage2
 
 # %% [markdown]
 # ## Predict: what does it save?
 #
-# A model of 7.5 billion parameters trains on 64 GPUs, in the paper's mixed precision: 2 bytes for a
-# parameter, 2 for its gradient, 12 for the optimizer. Stage 1 needs 31.4 GB on each GPU. **How many GB does
-# stage 2 need?**
+# Lesson 04 had a model of 20 billion parameters on 32 GPUs, in mixed precision: 2 bytes for a parameter, 2
+# for its gradient, 12 for the optimizer. Stage 1 needs 87.5 GB on each GPU. **How many GB does stage 2
+# need?**
 
 # %%
 my_guess = ...
 
 # %%
-total = memory.model_states(7.5e9, world_size=64, stage=2).total_bytes / 1e9
+total = memory.model_states(20e9, world_size=32, stage=2).total_bytes / 1e9
 predict(my_guess, total, quiz.STAGE_2)
 
 # %% [markdown]
@@ -64,7 +65,7 @@ DATA = data.NextByte(data.text(), context=32, batch_size=4)
 def fresh_model():
     compute_deterministically()
     torch.manual_seed(0)
-    return GPT(width=48, depth=8, heads=4, context=32).to(zerolab.device())
+    return models.GPT(width=48, depth=8, heads=4, context=32).to(zerolab.device())
 
 
 def build(stage, **options):
@@ -74,7 +75,7 @@ def build(stage, **options):
 
 # %%
 def batch(step, rank=None):
-    parts = DATA.batch(step, get_rank() if rank is None else rank)
+    parts = DATA.batch(step, dist.get_rank() if rank is None else rank)
     return [part.to(zerolab.device()) for part in parts]
 
 
@@ -109,7 +110,16 @@ show_diff(stage1, stage2)
 # %% [markdown]
 # Outside the docstrings one method changed: `after_reduce`. The collectives are the same, so stage 2 moves
 # the same 2Ψ. What changed is a *lifetime*: stage 1 keeps a slice of the gradient buffer, stage 2 copies the
-# slice and frees the buffer.
+# slice and frees the buffer. This is the table of lesson 04, with a column for stage 2:
+#
+# | | data parallel | stage 1 | stage 2 |
+# |---|---|---|---|
+# | backward | Ψ gradients | Ψ gradients | the gradients of the units at work |
+# | gradients | all-reduce, 2Ψ | reduce-scatter, Ψ | reduce-scatter, Ψ; then frees all but Ψ/N |
+# | optimizer | updates Ψ | updates its own Ψ/N | updates its own Ψ/N |
+# | afterwards | nothing | all-gather of parameters, Ψ | all-gather of parameters, Ψ |
+# | sent in all | 2Ψ | 2Ψ | 2Ψ |
+# | gradients held at the end | Ψ | Ψ | Ψ/N |
 #
 # Why does it copy the slice? **Keep only `flat[:250_000]` of a gradient buffer of a million fp32 numbers, and
 # delete the name `flat`. How many bytes stay in memory?**
@@ -121,12 +131,11 @@ my_guess = ...
 flat = torch.zeros(1_000_000)
 view, copy = flat[:250_000], flat[:250_000].clone()
 del flat
-print(f"behind the copy: {copy.untyped_storage().nbytes():,} bytes")
-predict(my_guess, view.untyped_storage().nbytes(), quiz.BEHIND_A_VIEW)
+row = f"behind a copy of the slice: {copy.untyped_storage().nbytes():,} bytes"
+predict(my_guess, view.untyped_storage().nbytes(), quiz.BEHIND_A_VIEW, row)
 
 # %% [markdown]
-# A view keeps its whole storage alive. An implementation that keeps views has the right shapes and saves no
-# memory.
+# An implementation that keeps views has the right shapes and saves no memory.
 #
 # ## When is a gradient complete?
 #
@@ -135,10 +144,10 @@ predict(my_guess, view.untyped_storage().nbytes(), quiz.BEHIND_A_VIEW)
 # sent in one message. Here there is one for each block, and `root` for the rest: embeddings, last norm and
 # output head.)
 #
-# PyTorch tells the engine when a gradient is complete. `parameter.register_post_accumulate_grad_hook(f)`
-# calls `f(parameter)` each time autograd has finished a parameter's `.grad`. (Lesson 03 showed what happens
-# with `register_hook` in its place.) The engine counts these calls. When the last parameter of a unit has its
-# gradient, the unit is ready.
+# A *hook* is a function that PyTorch calls at a certain moment.
+# `parameter.register_post_accumulate_grad_hook(f)` calls `f(parameter)` each time autograd has finished a
+# parameter's `.grad`. The engine counts these calls. When the last parameter of a unit has its gradient, the
+# unit is ready.
 #
 # We register hooks of our own in addition to the engine's, and count the bytes at each call.
 
@@ -173,32 +182,65 @@ my_guess = ...
 # %%
 held, events, unit_bytes = zerolab.launch(watch_backward, 4, 2)[0]
 peak = max(grads_bytes for _, grads_bytes in held)
-predict(my_guess, peak / 1e6, quiz.gradient_peak(unit_bytes))
+block, root = unit_bytes["blocks.0"], unit_bytes["root"]
+rows = [f"root + block 0 + block 1 + 6 blocks / 4 = {root + 2 * block + 6 * block / 4:,.0f} bytes"]
+rows.append(f"measured:                                 {peak:,.0f} bytes")
+predict(my_guess, peak / 1e6, quiz.gradient_peak(unit_bytes), *rows)
 
 # %% [markdown]
-# Memory is fullest at the end of block 0. Block 0 is whole. `root` is whole, because it waits for the
-# gradients of its embeddings. Block 1 is whole, because its reduction is still running. Of the other six
-# blocks a quarter is left.
+# These are the messages of that backward pass, from the trace:
 
 # %%
-block, root = unit_bytes["blocks.0"], unit_bytes["root"]
-print(f"root + block 0 + block 1 + 6 blocks / 4 = {root + 2 * block + 6 * block / 4:,.0f} bytes")
-print(f"measured:                                 {peak:,.0f} bytes")
 for op, unit, logical_bytes in events:
-    print(f"  {op}  {unit:<9} {logical_bytes:>8,} bytes")
+    print(f"{op}  {unit:<9} {logical_bytes:>8,} bytes")
 
 # %% [markdown]
-# The list is the trace: nine reductions, started in **the same order on every rank**. The order matters.
-# Messages carry no name in most *backends* (the library that sends the messages, such as gloo on CPUs and
-# NCCL on GPUs). Suppose that rank 0 reduces block 3 while rank 1 reduces block 4. The buffers have the same
-# size, so they are summed without an error, and two blocks train on each other's gradients. So a unit that is
-# ready early waits for its turn.
+# Nine reductions, started in **the same order on every rank**. The order matters. The library that sends the
+# messages is called the *backend*: gloo on CPUs and NCCL on GPUs. In most backends a message has no name.
+# Suppose that rank 0 reduces block 3 while rank 1 reduces block 4. The buffers have the same size, so they
+# are summed without an error, and two blocks train on each other's gradients. So a unit that is ready early
+# waits for its turn.
+#
+# ## Overlap: messages during backward
+#
+# Below are four linear layers on two ranks. A hook on each parameter notes when its gradient is ready. The
+# trace knows when each reduction started and when its result was there. `reduces_in_flight` is an option of
+# the engine: how many reductions may run while backward continues. With 0 the engine waits for each of them
+# at once.
+
+
+# %%
+def watch_order(in_flight):
+    model, ready = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4))).to(zerolab.device()), []
+
+    def note(name):
+        ready.append((time.perf_counter(), name))
+
+    for name, parameter in model.named_parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: note(name))
+    options = {"stage": 2, "reduces_in_flight": in_flight}
+    optimizer = zerolab.ZeroOptimizer(model, torch.optim.Adam, **options)
+    model(torch.ones(8, 64, device=zerolab.device())).square().mean().backward()
+    return figures.in_order(ready, optimizer.trace.step(0))
+
+
+# %% tags=["nbval-ignore-output"]
+runs = {f"reduces_in_flight={n}": zerolab.launch(watch_order, 2, n)[0] for n in (0, 1)}
+fig = figure(height=3.6)
+show(fig, figures.timeline(fig, runs))
+
+# %% [markdown]
+# Read the columns from left to right. The figure shows the order of the events and not how long they took. In
+# the upper run each reduction ends before the next gradient is computed: the network and the processor take
+# turns. In the lower run the next gradients can be computed while a reduction is still running. Only the
+# reduction of layer 0 has no computation beside it.
+#
+# The results are the same, bit for bit. Overlap changes when messages are sent, and nothing else.
 #
 # ## Gradients over time
 #
-# The next figure shows the bytes after every event. The slider sets `reduces_in_flight`, an option of the
-# engine: how many reductions may run while backward continues. With 0 the engine waits for each reduction at
-# once. With more, communication overlaps with computation, and for each of them one more unit is whole.
+# Overlap takes memory: for each reduction that is still running one more unit is whole. The next figure shows
+# the bytes after every event. The slider sets `reduces_in_flight`.
 
 # %%
 stage_1, _, _ = zerolab.launch(watch_backward, 4, 1)[0]
@@ -240,8 +282,8 @@ explore(gradients_over_time, height=2.8, reduces_in_flight=choice(limits, 1))
 # Read it from left to right. At stage 1 the bytes only grow: each unit's buffer is filled and stays. At stage
 # 2 they grow and fall with every unit: a buffer is filled, and three quarters of it are freed when its sum is
 # there. The low points rise, because each unit leaves its quarter behind. With more ranks they rise less. So
-# **the peak depends on the size of a unit, not on the size of the model.** With 8 in flight the engine waits
-# for nothing, and stage 2 holds as much as stage 1.
+# with many ranks the *peak*, the most that is held at once, **depends on the size of a unit and hardly on the
+# size of the model.** With 8 in flight the engine waits for nothing, and stage 2 holds as much as stage 1.
 #
 # ## Gradient accumulation: what it costs
 #
@@ -319,19 +361,6 @@ def accumulation(fig, micro_batches):
 explore(accumulation, height=2.1, micro_batches=slider(1, 8, 4))
 
 # %% [markdown]
-# ## Quiz
-#
-# **"Stage 2 never costs more than stage 1."** You will often read this. Is it true?
-#
-# - **a)** True: both move 2Ψ, and stage 2 holds less
-# - **b)** True for one micro-batch only
-# - **c)** False: it always moves more, because it reduces unit by unit
-
-# %%
-my_answer = ...
-answer(my_answer, quiz.NEVER_COSTS_MORE)
-
-# %% [markdown]
 # ## A mistake: `zero_grad` that clears only its part
 #
 # "A rank owns half of the gradients, so its `zero_grad` clears that half." That sounds right, and it is
@@ -357,9 +386,63 @@ print("clears its part:  ", zerolab.launch(own_sums, 2, False)[0])
 # sum. If it is not cleared, it is sent again in every later step. Stage 2 cannot make this mistake, because
 # its buffer is freed. With `zerolab`, `optimizer.zero_grad()` and `model.zero_grad()` both clear everything.
 #
+# ## A mistake: the wrong hook
+#
+# To send a gradient during the backward pass, you register a hook on each parameter. PyTorch has two kinds:
+#
+# - `register_hook(f)` calls `f(gradient)` *before* the gradient is added to `.grad`;
+# - `register_post_accumulate_grad_hook(f)` calls `f(parameter)` *after* that.
+#
+# So there is one averaging function for each:
+
+
+# %%
+def average(gradient):
+    dist.all_reduce(gradient)
+    gradient /= dist.get_world_size()
+
+
+def average_grad_of(parameter):
+    if parameter.grad is not None:
+        average(parameter.grad)
+
+
+# %% [markdown]
+# Now all four combinations. Two ranks make three steps each on their own batches. **Which combinations keep
+# the two replicas equal? Which of the others raise an error?**
+
+
+# %%
+def train_with_hooks(hook, function):
+    model = fresh_model()
+    for parameter in model.parameters():
+        getattr(parameter, hook)(function)
+    adam = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for step in range(3):
+        adam.zero_grad()
+        model(*batch(step)).backward()
+        adam.step()
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+# %%
+for hook in ("register_hook", "register_post_accumulate_grad_hook"):
+    for function in (average, average_grad_of):
+        first, second = zerolab.launch(train_with_hooks, 2, hook, function)
+        print(f"{hook:<35} {function.__name__:<15} replicas equal: {torch.equal(first, second)}")
+
+# %% [markdown]
+# Two combinations are right, two are wrong, and none raises an error. `register_hook` passed a gradient to
+# `average_grad_of`. A gradient has no `.grad` of its own, so the `if` that was meant for unused parameters
+# skipped it. The other hook passed the *weights* to `average`: the weights were averaged, one step late, and
+# the gradients never. Only a comparison of the ranks shows the mistake.
+#
+# zerolab uses the second hook. It is called when the gradient is complete, so the gradient can be moved into
+# the flat buffer at once.
+#
 # ## A mistake: the norm of a shard taken for the norm
 #
-# Gradient clipping multiplies all gradients by `max_norm / norm` if the norm is too large. But now no rank
+# *Gradient clipping* multiplies all gradients by `max_norm / norm` if the norm is too large. But now no rank
 # has the whole gradient. **Two ranks hold shards of norm 3 and 4. What is the norm of the whole gradient?**
 
 # %%
@@ -523,6 +606,16 @@ show(fig, f"Loss of each micro-batch at stage 2 and in one process with plain Ad
 
 # %% tags=["nbval-ignore-output"]
 verify_on_gpus(stage=2)
+
+# %% [markdown]
+# ## Quiz
+#
+# Five questions. Click an answer, or go to it with the Tab key and press Space. Each answer says why it is
+# right or wrong.
+
+# %%
+my_answers = ...
+answer(my_answers, quiz.QUESTIONS)
 
 # %% [markdown]
 # ## Summary

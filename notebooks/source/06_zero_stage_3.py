@@ -1,13 +1,15 @@
 # %% [markdown]
 # # 06 · ZeRO stage 3: a parameter is whole only while its unit computes
 #
-# > **40 minutes.** *You need:* lesson 05, where a gradient is freed once it is reduced.
+# > **50 minutes.** *You need:* lesson 05, where a gradient is freed once it is reduced.
 # >
 # > *Afterwards you can* follow one parameter through a step, free a storage and fill it again, compute
 # > traffic unit by unit and the peak for a given `prefetch`, and say what a sharded parameter refuses and
 # > why.
 # >
 # > *Paper:* ZeRO, §5.3 and §7.2.2, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
+# >
+# > *Words:* the [glossary](../docs/glossary.md) has all of them.
 
 # %% [markdown]
 # ## The question
@@ -22,13 +24,13 @@
 import copy
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.distributed import get_rank
 
 import zerolab
 from zerolab import data, memory, ring
-from zerolab.course import explore, figure, predict, show, show_diff, slider, timeline, verify_on_gpus
+from zerolab.course import answer, explore, figure, predict, progress, show, show_diff, slider, timeline
+from zerolab.course.gpus import verify_on_gpus
 from zerolab.course.lessons.zero_stage_3 import check_sharded_pass, figures, quiz
 from zerolab.course.look import INK, PALE
 from zerolab.models import GPT
@@ -38,15 +40,15 @@ from zerolab.stages import stage2, stage3
 # %% [markdown]
 # ## Predict: a trillion parameters
 #
-# Ψ = 10¹² on 1,024 GPUs, in mixed precision: 2 bytes for a parameter, 2 for its gradient, 12 for the
-# optimizer. Now everything is sharded. **How many GB of model states does each GPU hold?**
+# Ψ = 10¹² parameters in mixed precision: 2 bytes for a parameter, 2 for its gradient, 12 for the optimizer.
+# Now everything is sharded. **How many GPUs of 80 GB do you need at least to hold the model states?**
 
 # %%
 my_guess = ...
 
 # %%
-total = memory.model_states(1e12, world_size=1024, stage=3).total_bytes / 1e9
-predict(my_guess, total, quiz.TRILLION)
+total = memory.model_states(1e12, world_size=1, stage=3).total_bytes
+predict(my_guess, total / 80e9, quiz.TRILLION)
 
 # %% [markdown]
 # ## Run it
@@ -139,7 +141,7 @@ for when, whole, nbytes in zerolab.launch(life, 2)[0]:
 # The weight is whole twice and freed at all other times. (72 numbers take 288 bytes. The rest of the 384
 # bytes is padding, because every shard begins at a multiple of 64 bytes.) It is gathered for forward, freed,
 # and gathered **again** for backward: the gradient of the layer's input is the gradient of its output times
-# the *weight*. A first stage 3 often forgets this second gather. You can make that mistake in the exercise
+# the *weight*. Many people forget this second gather. You can make that mistake in the exercise
 # below.
 #
 # ## How is a parameter freed?
@@ -149,7 +151,7 @@ for when, whole, nbytes in zerolab.launch(life, 2)[0]:
 
 # %%
 linear = nn.Linear(1000, 1000, bias=False)
-output = F.linear(torch.ones(1, 1000, requires_grad=True), linear.weight)
+output = nn.functional.linear(torch.ones(1, 1000, requires_grad=True), linear.weight)
 linear.weight.data = torch.empty(0)
 remembered = output.grad_fn._saved_mat2  # what backward will multiply by: a view of the weight
 print(f"the parameter shows {linear.weight.numel()} elements")
@@ -534,10 +536,11 @@ show(fig, f"Loss of each step at stage 3 and in one process with plain Adam: the
 # ## A trillion parameters, run
 #
 # The first prediction of this lesson was arithmetic. You do not have 1,024 GPUs or memory for a trillion
-# parameters, but the engine runs without them. `rehearse` builds the model on torch's meta device, where
-# tensors have shapes and no values. It joins a simulated group of 1,024 ranks as rank 0. Then the same hooks,
-# the same stage and the same Adam take two steps. What rank 0 holds and sends is counted from its storages
-# and messages, not computed by a formula. (The next two cells take a minute or so.)
+# parameters. A *rehearsal* needs neither. `rehearse` builds the model on torch's meta device, where tensors
+# have shapes and no values. It joins a simulated group of 1,024 ranks as rank 0. Then the same hooks, the
+# same stage and the same Adam take two steps. What rank 0 holds and sends is counted from its storages and
+# messages, not computed by a formula. (Each of the three rehearsals takes about half a minute. A line says
+# how far it is.)
 
 
 # %%
@@ -545,22 +548,31 @@ def trillion():
     return zerolab.models.GPT(vocab=50_257, width=25_600, depth=127, heads=200, context=1024)
 
 
-rehearsed = {stage: zerolab.rehearse(trillion, world_size=1024, stage=stage) for stage in (2, 3)}
+# %% tags=["nbval-ignore-output"]
+rehearsed = {}
+for stage in (2, 3):
+    counted = progress(f"stage {stage}", trillion)
+    rehearsed[stage] = zerolab.rehearse(counted, world_size=1024, stage=stage)
+
+# %%
 print(f"{rehearsed[3].psi:,} parameters")
 for stage, run in rehearsed.items():
     states, peak = run.memory.total_bytes, max(run.peak_by_phase.values())
     print(f"stage {stage}: {states / 1e9:7,.1f} GB of model states, {peak / 1e9:7,.1f} GB at the peak")
 
 # %% [markdown]
-# The model states are what you predicted: 16 GB. But **look at the peak**. It is more than five times that,
-# too much for a GPU of 80 GB. Each of the 127 blocks has 7.9 billion parameters, 15.7 GB in 16 bits. At the
-# worst moment of the backward pass two blocks are whole, the gradients of two blocks are being reduced, and
-# the root is whole with its gradient: it has the embeddings.
+# On 1,024 GPUs the model states are 16Ψ/1024, as in the paper's Table 1. But **look at the peak**. It is more
+# than five times that, too much for a GPU of 80 GB. Each of the 127 blocks has 7.9 billion parameters, 15.7
+# GB in 16 bits. At the worst moment of the backward pass two blocks are whole, the gradients of two blocks
+# are being reduced, and the root is whole with its gradient: it has the embeddings.
 #
 # This lesson's options help. How many GB does the peak fall to if the engine waits for every collective?
 
+# %% tags=["nbval-ignore-output"]
+counted = progress("stage 3, nothing ahead", trillion)
+patient = zerolab.rehearse(counted, world_size=1024, stage=3, prefetch=0, reduces_in_flight=0)
+
 # %%
-patient = zerolab.rehearse(trillion, world_size=1024, stage=3, prefetch=0, reduces_in_flight=0)
 print(f"prefetch 0, nothing in flight: {max(patient.peak_by_phase.values()) / 1e9:.1f} GB at the peak")
 
 # %% [markdown]
@@ -576,6 +588,16 @@ print(f"prefetch 0, nothing in flight: {max(patient.peak_by_phase.values()) / 1e
 
 # %% tags=["nbval-ignore-output"]
 verify_on_gpus(stage=3)
+
+# %% [markdown]
+# ## Quiz
+#
+# Five questions. Click an answer, or go to it with the Tab key and press Space. Each answer says why it is
+# right or wrong.
+
+# %%
+my_answers = ...
+answer(my_answers, quiz.QUESTIONS)
 
 # %% [markdown]
 # ## Summary

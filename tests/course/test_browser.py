@@ -133,10 +133,26 @@ def drawn(picture: "playwright.Locator") -> str:
     return html.unescape(re.search(r'aria-label="([^"]*)"', svg)[1])
 
 
+def answer_the_quiz(page: "playwright.Page") -> None:
+    """Each answer of each question, by mouse and by keyboard: one of three is right, and each says why."""
+    buttons = page.locator(".zerolab-choice")
+    playwright.expect(buttons).to_have_count(15)
+    for place, button in enumerate(buttons.all()):
+        if place % 2:
+            button.click()
+        else:
+            button.press("Space")
+        playwright.expect(button).to_have_text(re.compile(r"^(✓ Right|✗ No): [abc]\) "))
+        verdict = page.get_by_role("alert").nth(place // 3)
+        playwright.expect(verdict).to_have_text(re.compile(rf"^{'abc'[place % 3]}\) (Right|No)\. "))
+    playwright.expect(buttons.filter(has_text="✓ Right")).to_have_count(5)
+
+
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_lesson_runs_and_its_pictures_follow_every_slider(page: "playwright.Page", notebook: Path):
     run_all_cells(page)
     assert page.locator(COMPLAINTS).all_inner_texts() == []
+    answer_the_quiz(page)
     cells = page.locator(".jp-CodeCell", has=page.locator(".noUi-handle"))
     playwright.expect(cells).to_have_count(explored(notebook))
     for cell in cells.all():

@@ -1,7 +1,5 @@
 """Lesson 03: its check names each classic mistake, its drawings say what happened."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -104,17 +102,6 @@ MISTAKES = {
 def test_each_classic_mistake_is_named(mistake):
     wrong, sentence = MISTAKES[mistake]
     assert sentence in check_average_gradients.diagnose(wrong)
-
-
-def test_the_order_of_events_is_told_without_times():
-    first, second = (
-        SimpleNamespace(unit="1", start=1.0, end=4.0),
-        SimpleNamespace(unit="0", start=2.0, end=5.0),
-    )
-    entries = figures.in_order([(0.5, "1.weight"), (1.5, "0.weight")], [first, second])
-    order = ["gradient 1.weight", "start 1", "gradient 0.weight", "start 0", "end 1", "end 0"]
-    assert [" ".join(entry) for entry in entries] == order
-    assert ", ".join(order) in spoken(figures.timeline, runs={"a run": entries, "another": entries})
 
 
 def test_the_bucket_model_has_a_best_size_between_its_ends_that_grows_with_the_ranks():

@@ -84,6 +84,50 @@ def test_the_first_box_tells_what_a_reader_wants_to_know(committed):
         assert words in first
 
 
+# A number is not the answer where it is the name of a stage, a lesson and so on.
+NAMED = r"\b(?:stages?|lessons?|ranks?|blocks?|layers?|[Tt]able|§) ?\d+(?:(?:,| and| to|, and) \d+)*"
+
+
+def in_view(cell) -> str:
+    """What a reader sees of a cell: the prose, or the outputs without what is folded."""
+    if cell.cell_type == "markdown":
+        return re.sub(r"<details>.*?</details>", "", cell.source, flags=re.DOTALL)
+    shown = [output.get("text", "") + output.get("data", {}).get("text/plain", "") for output in cell.outputs]
+    pages = [output.get("data", {}).get("text/html", "") for output in cell.outputs]
+    return re.sub(r"<details>.*?</details>|<img[^>]*>", "", "\n".join(shown + pages), flags=re.DOTALL)
+
+
+def given_away(cells) -> list[str]:
+    """The answers of predictions that stand in view beside the guess: in that cell's output or just below."""
+    found = []
+    for place, cell in enumerate(cells):
+        page = "".join(output.get("data", {}).get("text/html", "") for output in cell.get("outputs", []))
+        for number in re.findall(r"<summary>The answer</summary><p>([\d.,]*\d)", page):
+            near = re.sub(NAMED, "", "\n".join(map(in_view, cells[place : place + 2])))
+            if re.search(rf"(?<![\w.,]){re.escape(number)}(?![\w-]|[.,]\d)", near):
+                found.append(number)
+    return found
+
+
+def test_no_answer_stands_in_view_before_a_guess(committed):
+    _, book = committed
+    assert "The answer</summary>" in nbformat.writes(book)
+    assert given_away(book.cells) == []
+
+
+@pytest.mark.parametrize("below", ["That makes 38.5 GB at stage 3.", "It is 385 GB, 38.51 GB or 138.5 GB."])
+def test_an_answer_in_view_is_found(below):
+    page = {"text/html": "<p>Guess.</p><details><summary>The answer</summary><p>38.5 GB.</p></details>"}
+    cell = nbformat.v4.new_code_cell(
+        "predict(...)", outputs=[nbformat.v4.new_output("display_data", data=page)]
+    )
+    printed = nbformat.v4.new_output("stream", name="stdout", text="38.5 GB")
+    after = nbformat.v4.new_markdown_cell(below)
+    assert given_away([cell, after]) == (["38.5"] if below.startswith("That") else [])
+    cell.outputs.insert(0, printed)
+    assert given_away([cell, after]) == ["38.5"]
+
+
 def test_widget_states_are_stored_for_a_page_without_a_kernel(committed):
     _, book = committed
     state = book.metadata.get("widgets", {}).get(build.WIDGET_STATE, {}).get("state", {})

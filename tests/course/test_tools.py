@@ -15,7 +15,6 @@ from support.lessons import drawing, solutions_travel_by_value
 
 from zerolab import ring
 from zerolab.course import (
-    answer,
     choice,
     explore,
     figure,
@@ -23,6 +22,7 @@ from zerolab.course import (
     number,
     predict,
     questions,
+    quizzes,
     show,
     show_diff,
     show_source,
@@ -33,7 +33,7 @@ from zerolab.course import (
 from zerolab.course.exercise import attempt
 from zerolab.course.lessons.ranks import check_average
 from zerolab.course.look import magnify, paint, svg
-from zerolab.course.questions import Prediction, Quiz
+from zerolab.course.questions import Prediction
 from zerolab.stages import stage1, stage2
 
 solutions_travel_by_value(__name__)
@@ -48,38 +48,44 @@ def shown(monkeypatch):
         outputs.append((data, metadata))
         return SimpleNamespace(update=lambda data, raw: outputs.append((data, "in place")))
 
-    for module in (look, questions, sliders, source):
+    for module in (look, questions, quizzes, sliders, source):
         monkeypatch.setattr(module, "display", display)
     return outputs
 
 
-# ---- predictions and quizzes
+# ---- predictions
+
+SHARDED = Prediction({"you sharded m and v < all": 63.0}, "GB", why="2 + 2 + 12/8 bytes.")
 
 
 @pytest.mark.parametrize(
     ("guess", "says"),
     [
-        (38.5, "Right: 38.5 GB"),
-        (38.6, "Right"),
-        (63.0, "A known mistake: only m and v were sharded"),
-        (35.86, "that is the size in GiB (1 GB is 10^9 bytes, 1 GiB is 2^30)"),
-        (308, "that is bits"),
-        (38_500, "check the power of ten"),
-        (77, "2 times too much"),
+        (38.5, "Right: 38.5 GB."),
+        (38.6, "Right: 38.5 GB."),
+        (63.0, "63 GB: you sharded m and v < all. It is 38.5 GB."),
+        (62.5, "62.5 GB: you sharded m and v < all. It is 38.5 GB."),
+        (35.86, "35.86 GB: you gave the size in GiB (1 GB is 10^9 bytes, 1 GiB is 2^30). It is 38.5 GB."),
+        (308, "308 GB: you counted bits, and a byte has eight of them. It is 38.5 GB."),
+        (38_500, "check the power of ten. It is 38.5 GB."),
+        (77, "You said 77 GB; it is 38.5 GB: 2 times too much."),
     ],
 )
 def test_predict_names_the_mistake(guess, says, capsys):
-    predict(guess, 38.5, Prediction({"only m and v were sharded": 63.0}, "GB"))
-    assert says in capsys.readouterr().out
+    predict(guess, 38.5, SHARDED, "params 14 GB")
+    verdict, *rest = capsys.readouterr().out.splitlines()
+    assert verdict.endswith(says) and rest == ["2 + 2 + 12/8 bytes.", "params 14 GB"]
 
 
 def test_a_prediction_does_not_show_its_answer_before_the_guess(shown, capsys):
-    predict(..., 38.5, Prediction({"only m < v were sharded": 63.0}, "GB"))
+    """Neither the answer, nor what was measured, nor the reason; all of them are there, folded."""
+    predict(..., 38.5, SHARDED, "38.5 GB on each rank")
     ((data, _),) = shown
     assert "No guess yet" in data["text/plain"] and "38.5" not in data["text/plain"] + capsys.readouterr().out
     asked, _, folded = data["text/html"].partition("<details>")
-    assert "38.5" not in asked and "63" not in asked
-    assert "38.5 GB" in folded and "63 GB would mean: only m &lt; v were sharded." in folded
+    assert not re.search(r"\d", asked)
+    assert "<p>38.5 GB.</p><pre>38.5 GB on each rank</pre><p>2 + 2 + 12/8 bytes.</p>" in folded
+    assert "63 GB: you sharded m and v &lt; all." in folded
 
 
 def test_predict_confuses_units_only_where_there_are_bytes(capsys):
@@ -91,29 +97,6 @@ def test_predict_confuses_units_only_where_there_are_bytes(capsys):
 def test_predict_refuses_what_is_no_number(guess):
     with pytest.raises(TypeError, match="plain number"):
         predict(guess, 1.0, Prediction({}))
-
-
-SUM = Quiz("b", {"a": "that is a mean.", "b": "it is a sum: a < b."})
-
-
-def test_a_letter_is_judged_with_its_reason(capsys):
-    answer("B", SUM)
-    answer("a", SUM)
-    assert capsys.readouterr().out == "Right: it is a sum: a < b.\nNot quite: that is a mean.\n"
-
-
-def test_the_reasons_are_folded_until_there_is_an_answer(shown):
-    answer(..., SUM)
-    ((data, _),) = shown
-    assert "one of a, b" in data["text/plain"] and "sum" not in data["text/plain"]
-    asked, _, folded = data["text/html"].partition("<details>")
-    assert "sum" not in asked and "b) Right: it is a sum: a &lt; b." in folded
-
-
-@pytest.mark.parametrize("letter", ["d", 2])
-def test_a_letter_that_is_not_offered_is_refused(letter):
-    with pytest.raises(ValueError, match="the letters offered are a, b"):
-        answer(letter, SUM)
 
 
 # ---- pictures and sliders

@@ -1,5 +1,7 @@
 """Lesson 05: its check names each classic mistake, and what it says of backward is true."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -7,7 +9,7 @@ from support.lessons import drawing, solutions_travel_by_value, spoken
 
 import zerolab
 from zerolab import ring
-from zerolab.course.lessons.zero_stage_2 import check_reduce_and_keep
+from zerolab.course.lessons.zero_stage_2 import check_reduce_and_keep, figures
 from zerolab.models import GPT
 
 solutions_travel_by_value(__name__)
@@ -129,3 +131,14 @@ def test_the_drawings_say_in_words_what_they_show():
     for m in (1, 2, 8):
         alt = spoken(costs, 2.1, micro_batches=m)
         assert f"stage 2: {m + 1}.00 Ψ moved" in alt and "stage 2, no_sync: 1.00 Ψ held" in alt
+
+
+def test_the_order_of_events_is_told_without_times():
+    first, second = (
+        SimpleNamespace(unit="1", start=1.0, end=4.0),
+        SimpleNamespace(unit="0", start=2.0, end=5.0),
+    )
+    entries = figures.in_order([(0.5, "1.weight"), (1.5, "0.weight")], [first, second])
+    order = ["gradient 1.weight", "start 1", "gradient 0.weight", "start 0", "end 1", "end 0"]
+    assert [" ".join(entry) for entry in entries] == order
+    assert ", ".join(order) in spoken(figures.timeline, runs={"a run": entries, "another": entries})

@@ -1,13 +1,18 @@
 """Lesson 06: its check names each classic mistake, and its drawing says what it shows."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.distributed as dist
 from support.lessons import solutions_travel_by_value, spoken
 
+import zerolab
 from zerolab import ring
+from zerolab.course import rehearsing
 from zerolab.course.lessons.zero_stage_3 import check_sharded_pass
 from zerolab.course.lessons.zero_stage_3.figures import ARRIVING, FREED, WHOLE, Moment, residency
+from zerolab.models import GPT
 
 solutions_travel_by_value(__name__)
 
@@ -144,3 +149,21 @@ def test_the_drawing_says_in_words_what_it_shows():
     ]
     alt = spoken(residency, 3.8, measured={1: run}, names=["block 0", "block 1", "root"])
     assert "prefetch=1. Besides the root at most 2 of the blocks" in alt and "1.25 MB" in alt
+
+
+def test_a_rehearsal_shows_how_far_it_is_and_counts_the_same(monkeypatch):
+    lines = []
+
+    def display(words, raw, display_id):
+        lines.append(words["text/plain"])
+        return SimpleNamespace(update=lambda words, raw: lines.append(words["text/plain"]))
+
+    def model():
+        return GPT(width=32, depth=6, heads=2, context=16)
+
+    monkeypatch.setattr(rehearsing, "display", display)
+    watched = zerolab.rehearse(rehearsing.progress("six blocks", model), world_size=8)
+    assert watched == zerolab.rehearse(model, world_size=8)
+    shown = [int(line.split()[2]) for line in lines]
+    assert lines[0] == "six blocks: 0 % of the blocks computed"
+    assert shown == sorted(set(shown)) and shown[-1] == 100 and len(shown) == 25

@@ -19,9 +19,12 @@ prints what is true everywhere ("bit-identical: True", bytes, shapes), never a t
 
 What a lesson uses
 ------------------
-``predict(my_guess, answer, quiz.NAME)`` and ``answer(my_answer, quiz.NAME)``
-    Compare the reader's number or letter with the right one, and name the mistake behind a known wrong one.
-    The lesson's ``quiz.py`` holds the mistakes. In the committed notebook the reader's answers are ``...``.
+``predict(my_guess, answer, quiz.NAME, *measured)``
+    Compare the reader's number with the right one, and name the mistake behind a known wrong one. The
+    lesson's ``quiz.py`` holds the mistakes. Measured lines that give the answer away go into ``measured``:
+    they are folded until there is a guess. In the committed notebook the guess is ``...``.
+``answer(my_answers, quiz.QUESTIONS)``
+    Ask the lesson's five questions, with a button for each answer, and in text where a page has no buttons.
 ``figure(height)`` and ``show(figure, alt)``
     An empty figure of matplotlib, and its display as SVG. The cell draws the data with ``ax.plot`` and
     ``ax.barh``, so that a reader can change it. Whatever has a ``label`` gets a legend. ``look`` holds the
@@ -38,6 +41,8 @@ What a lesson uses
     comparison is launched like a rank: device and threads decide the last bits.
 ``verify_on_gpus(stage)``
     The same promise over NCCL, where there is a GPU. The cell has the tag ``nbval-ignore-output``.
+``progress(title, model_fn)``
+    For `zerolab.rehearse`: a line that says how far it is. The cell has the tag ``nbval-ignore-output``.
 ``check_THING(solution)``
     Made by ``@graded`` of a function that runs the solution on ranks (``attempt``) and names its mistake.
     The exercise's cell begins with ``# Exercise`` and ends with the call of the check; the solution is the
@@ -51,12 +56,14 @@ import logging
 logging.getLogger("zerolab").setLevel(logging.ERROR)
 
 _NAMES_IN = {
-    "questions": ("predict", "answer"),
+    "questions": ("predict",),
+    "quizzes": ("answer",),
     "look": ("figure", "show"),
     "sliders": ("explore", "slider", "choice", "number"),
     "source": ("show_source", "show_diff"),
     "exercise": ("attempt",),
     "gpus": ("verify_on_gpus",),
+    "rehearsing": ("progress",),
 }
 
 __all__ = [name for names in _NAMES_IN.values() for name in names]

@@ -83,20 +83,19 @@ def render(frames: list[Frame]) -> str:
 
 
 def timeout_error(seconds: float, stacks: dict[int, list[list[Frame]]], done: set[int]) -> LaunchTimeout:
-    """The error at the deadline: the stacks of ranks outside any collective, then what the rest did."""
+    """The error at the deadline: the stacks of the ranks that wait for no other, then what the rest did."""
     waiting = {rank for rank, threads in stacks.items() if in_collective(threads)}
     culprits = sorted(stacks.keys() - waiting)
     if culprits:
-        parts = [f"{name_ranks(culprits)} still ran outside a collective after {seconds:g} s"]
+        parts = [f"{name_ranks(culprits)} still ran code of its own after {seconds:g} s"]
     else:
-        parts = [
-            f"after {seconds:g} s every rank left waits in a collective: do all call the same, in one order?"
-        ]
+        asked = "do all make the same calls, in one order?"
+        parts = [f"after {seconds:g} s every rank left waits for another one: {asked}"]
     for rank in culprits or sorted(waiting):
         stack = render(main_thread(stacks[rank])) or "  (none: the process does not answer)"
         parts.append(f"rank {rank}'s stack (most recent call last):\n{stack}")
     if culprits and waiting:
-        parts.append(f"waiting in a collective: {name_ranks(waiting)}")
+        parts.append(f"waiting for another rank: {name_ranks(waiting)}")
     if done:
         parts.append(f"returned: {name_ranks(done)}")
     return LaunchTimeout("\n\n".join(parts), tuple(culprits))
