@@ -19,8 +19,7 @@ BYTES_OF_AN_ALL_REDUCE = Prediction(
 QUESTIONS = (
     Quiz(
         "A library has a function `reduce_scatter`. Inside, it does an all-reduce and keeps its own slice "
-        "of the "
-        "result. The values are right. What does that cost?",
+        "of the result. The values are right. What does that cost?",
         "c",
         {
             "a": Choice(
@@ -32,18 +31,15 @@ QUESTIONS = (
             ),
             "c": Choice(
                 "Twice the bytes.",
-                "An all-reduce is a reduce-scatter and an all-gather, and the gathered chunks are not "
-                "used. This "
-                "really happens: torch's own reduce-scatter on gloo, its library for CPUs, works this way. "
-                "So "
-                "zerolab builds its own there.",
+                "An all-reduce is a reduce-scatter and an all-gather, and the gathered chunks are not used. "
+                "This really happens: torch's own reduce-scatter on gloo, its library for CPUs, works this "
+                "way. So zerolab builds its own there.",
             ),
         },
     ),
     Quiz(
         "Eight ranks all-reduce a gradient of 1 GB on a ring. You take 64 ranks with the same links. How "
-        "much does "
-        "each rank send now?",
+        "much does each rank send now?",
         "a",
         {
             "a": Choice(
@@ -62,8 +58,7 @@ QUESTIONS = (
     ),
     Quiz(
         "On a ring of 64 ranks one link has half the bandwidth of the others. How long does a large "
-        "all-reduce "
-        "take?",
+        "all-reduce take?",
         "b",
         {
             "a": Choice(
@@ -84,8 +79,7 @@ QUESTIONS = (
     ),
     Quiz(
         "Somebody cuts a tensor of 11 elements for 4 ranks into chunks of `11 // 4` elements and trains "
-        "with it. "
-        "What happens?",
+        "with it. What happens?",
         "c",
         {
             "a": Choice(
@@ -105,15 +99,13 @@ QUESTIONS = (
     ),
     Quiz(
         "64 ranks all-reduce a single number on a ring, once a step. Why does it take longer than one "
-        "message "
-        "between two ranks?",
+        "message between two ranks?",
         "a",
         {
             "a": Choice(
                 "It is a sequence of 126 messages, each of them almost empty.",
                 "A round can only begin when the round before has arrived: 63 rounds for each half. The "
-                "start of a "
-                "message takes time, however small it is.",
+                "start of a message takes time, however small it is.",
             ),
             "b": Choice(
                 "64 times as many bytes go over each link.",

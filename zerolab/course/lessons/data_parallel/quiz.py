@@ -32,8 +32,7 @@ HELD_BY_64_GPUS = Prediction(
 QUESTIONS = (
     Quiz(
         "The ranks see different data. Which part of the step do all of them compute identically, on "
-        "identical "
-        "inputs?",
+        "identical inputs?",
         "c",
         {
             "a": Choice("The forward pass.", "Each rank runs its own micro-batch forward."),
@@ -41,15 +40,14 @@ QUESTIONS = (
             "c": Choice(
                 "The optimizer's update.",
                 "After the all-reduce every rank has the same gradients, the same m and v and the same "
-                "weights: N "
-                "times the same work, on N copies of the same state. That is where stage 1 begins.",
+                "weights: N times the same work, on N copies of the same state. That is where stage 1 "
+                "begins.",
             ),
         },
     ),
     Quiz(
         "Rank 0 has 900 tokens and rank 1 has 100. Each computes its mean loss, and the gradients are "
-        "averaged. What "
-        "does the model learn?",
+        "averaged. What does the model learn?",
         "a",
         {
             "a": Choice(
@@ -102,15 +100,13 @@ QUESTIONS = (
             "c": Choice(
                 "How large each gradient was.",
                 "Adam divides by the size of a gradient. A rank with a tiny gradient moves as far as one "
-                "with a "
-                "large gradient.",
+                "with a large gradient.",
             ),
         },
     ),
     Quiz(
-        "One layer was used on rank 0 only, so its gradient on rank 1 is None. Rank 1 skips its "
-        "all-reduce. What "
-        "happens?",
+        "One layer was used on rank 0 only, so its gradient on rank 1 is None. Rank 1 skips its all-reduce. "
+        "What happens?",
         "a",
         {
             "a": Choice(

@@ -34,21 +34,19 @@ ACTIVATIONS = Prediction(
 )
 QUESTIONS = (
     Quiz(
-        "A colleague plans to train 13B parameters on 16 GPUs of 32 GB at stage 2, and computes 2Ψ + "
-        "14Ψ/16 = 37.4 "
-        "GB. “It will fit with SGD and momentum instead of Adam.” Will it?",
+        "A colleague plans to train 13B parameters on 16 GPUs of 32 GB at stage 2, and computes 2Ψ + 14Ψ/16 "
+        "= 37.4 GB. “It will fit with SGD and momentum instead of Adam.” Will it?",
         "b",
         {
             "a": Choice(
                 "Yes: K drops from 12 to 8.",
-                "K does drop to 8 (the master copy and one moment), but 2Ψ + 10Ψ/16 is 34.1 GB, still "
-                "above 32.",
+                "K does drop to 8 (the master copy and one moment), but 2Ψ + 10Ψ/16 is 34.1 GB, still above "
+                "32.",
             ),
             "b": Choice(
                 "No: what stage 2 leaves whole is the problem.",
                 "The parameters alone are 2Ψ = 26 GB on every GPU. With K = 8 the sum is 34.1 GB. Stage 3 "
-                "shards "
-                "them too.",
+                "shards them too.",
             ),
             "c": Choice(
                 "No: K stays the same.",
@@ -58,8 +56,7 @@ QUESTIONS = (
     ),
     Quiz(
         "A 7B model trains on one GPU of 141 GB. You turn stage 3 on and keep that one GPU. How many GB of "
-        "model "
-        "states does it hold now?",
+        "model states does it hold now?",
         "a",
         {
             "a": Choice(
@@ -79,8 +76,7 @@ QUESTIONS = (
     ),
     Quiz(
         "A 7.5B model at stage 1 takes 31.4 GB on each of 64 GPUs. That is too much, so you rent 128. What "
-        "does it "
-        "take now?",
+        "does it take now?",
         "c",
         {
             "a": Choice(
@@ -100,8 +96,7 @@ QUESTIONS = (
     ),
     Quiz(
         "At stage 3 on 1,024 GPUs the model states take 2 GB on each GPU. The forward pass still runs out "
-        "of 32 GB. "
-        "What helps?",
+        "of 32 GB. What helps?",
         "b",
         {
             "a": Choice(
@@ -121,8 +116,7 @@ QUESTIONS = (
     ),
     Quiz(
         "To save memory you leave mixed precision and train in plain fp32: without master weights. What "
-        "happens to "
-        "the memory?",
+        "happens to the memory?",
         "b",
         {
             "a": Choice(

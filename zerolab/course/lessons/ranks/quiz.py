@@ -59,15 +59,13 @@ QUESTIONS = (
     ),
     Quiz(
         "A job on 8 ranks stands still. The report says that ranks 0 to 6 wait for other ranks, and that "
-        "rank 7 "
-        "reads a file. Where do you look first?",
+        "rank 7 reads a file. Where do you look first?",
         "a",
         {
             "a": Choice(
                 "At what rank 7 does.",
                 "Seven ranks wait in a call that rank 7 has not reached. The rank to blame is the one that "
-                "is not "
-                "waiting.",
+                "is not waiting.",
             ),
             "b": Choice(
                 "At the network between ranks 0 and 6.",
@@ -104,8 +102,8 @@ QUESTIONS = (
         {
             "a": Choice(
                 "Nothing: the next average makes the models equal again.",
-                "An average of gradients gives both ranks the same step. It does not make different "
-                "weights equal.",
+                "An average of gradients gives both ranks the same step. It does not make different weights "
+                "equal.",
             ),
             "b": Choice(
                 "The two models differ from step 7 on, and no error says so.",

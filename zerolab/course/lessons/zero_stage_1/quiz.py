@@ -53,8 +53,7 @@ QUESTIONS = (
     ),
     Quiz(
         "Another stage 1 does an all-reduce of the gradients, updates its shard, and gathers the "
-        "parameters. A test "
-        "looks at the weights only. What does it miss?",
+        "parameters. A test looks at the weights only. What does it miss?",
         "b",
         {
             "a": Choice(
@@ -74,8 +73,7 @@ QUESTIONS = (
     ),
     Quiz(
         "A model of 6B parameters takes 42 GB on each of 4 GPUs at stage 1. Your GPUs have 32 GB. How many "
-        "do you "
-        "need?",
+        "do you need?",
         "c",
         {
             "a": Choice(
@@ -93,9 +91,8 @@ QUESTIONS = (
         },
     ),
     Quiz(
-        "At stage 0 it was enough to save the optimizer state of rank 0. Somebody does the same at stage "
-        "1, on 4 "
-        "ranks. What is in the file?",
+        "At stage 0 it was enough to save the optimizer state of rank 0. Somebody does the same at stage 1, "
+        "on 4 ranks. What is in the file?",
         "b",
         {
             "a": Choice(
@@ -115,8 +112,7 @@ QUESTIONS = (
     ),
     Quiz(
         "An optimizer divides each update by the norm of the whole weight matrix. A shard holds half of "
-        "that matrix. "
-        "What would stage 1 compute?",
+        "that matrix. What would stage 1 compute?",
         "a",
         {
             "a": Choice(

@@ -72,10 +72,9 @@ QUESTIONS = (
             ),
             "b": Choice(
                 "True for one micro-batch only.",
-                "A gradient that is not kept must be sent. With M micro-batches stage 2 moves (M+1)Ψ, or "
-                "it keeps "
-                "whole gradients under `no_sync`. It can have 2Ψ of traffic or 1/N of the gradients, not "
-                "both.",
+                "A gradient that is not kept must be sent. With M micro-batches stage 2 moves (M+1)Ψ, or it "
+                "keeps whole gradients under `no_sync`. It can have 2Ψ of traffic or 1/N of the gradients, "
+                "not both.",
             ),
             "c": Choice(
                 "False: it always moves more, because it reduces unit by unit.",
@@ -117,15 +116,14 @@ QUESTIONS = (
             ),
             "c": Choice(
                 "Nothing: each norm is at most the limit.",
-                "Each shard's norm is. The whole gradient's norm can still be larger, and its direction "
-                "has changed.",
+                "Each shard's norm is. The whole gradient's norm can still be larger, and its direction has "
+                "changed.",
             ),
         },
     ),
     Quiz(
         "Your own stage 2 reduces a block as soon as its gradients are there. In one step rank 0 skips "
-        "block 3, and "
-        "the others use it. What happens?",
+        "block 3, and the others use it. What happens?",
         "b",
         {
             "a": Choice(
@@ -145,9 +143,8 @@ QUESTIONS = (
         },
     ),
     Quiz(
-        "A model of 8 blocks trains at stage 2. You raise `reduces_in_flight` from 1 to 8. What does a "
-        "rank hold at "
-        "the peak?",
+        "A model of 8 blocks trains at stage 2. You raise `reduces_in_flight` from 1 to 8. What does a rank "
+        "hold at the peak?",
         "c",
         {
             "a": Choice(

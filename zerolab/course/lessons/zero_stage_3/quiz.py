@@ -44,8 +44,7 @@ BLOCKS_AT_ONCE = Prediction(
 QUESTIONS = (
     Quiz(
         "Your network is slow, and you accumulate over 8 micro-batches. The model fits at stage 2 and at "
-        "stage 3. "
-        "Which one do you take?",
+        "stage 3. Which one do you take?",
         "b",
         {
             "a": Choice(
@@ -64,8 +63,7 @@ QUESTIONS = (
     ),
     Quiz(
         "Rank 0 alone enters `with optimizer.full_params():` to look at the weights. The others go on "
-        "training. "
-        "What happens?",
+        "training. What happens?",
         "c",
         {
             "a": Choice(
@@ -85,8 +83,7 @@ QUESTIONS = (
     ),
     Quiz(
         "After forward, somebody frees a layer with `parameter.data = torch.empty(0)`. How much memory is "
-        "free "
-        "before backward?",
+        "free before backward?",
         "a",
         {
             "a": Choice(
@@ -123,8 +120,7 @@ QUESTIONS = (
     ),
     Quiz(
         "One layer of a model has 40 % of all parameters. At stage 3 you go from 64 to 1,024 GPUs. What "
-        "happens to "
-        "the peak of a GPU?",
+        "happens to the peak of a GPU?",
         "c",
         {
             "a": Choice(
