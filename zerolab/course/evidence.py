@@ -29,7 +29,7 @@ class Finding:
         lengths: by sentence, how many elements each rank would have ended with.
         cost: what is wrong although the values are right.
         also: what else there is to say of wrong values.
-        otherwise: a sentence for a wrong value that nothing else explains.
+        cause: why values are wrong that no mistake explains, known because earlier cases were right.
     """
 
     where: str
@@ -41,7 +41,7 @@ class Finding:
     lengths: Mapping[str, Sequence[int]] = field(default_factory=dict)
     cost: str | None = None
     also: str | None = None
-    otherwise: str | None = None
+    cause: str | None = None
 
     @property
     def wrong(self) -> list[int]:
@@ -69,7 +69,8 @@ def examine(cases: Iterable, look: Callable[..., Finding]) -> str | None:
         if first:  # what explains one case may be ruled out by the next
             suspects = [each for each in suspects if each in fits] or suspects
         elif finding.stopped:
-            return f"{finding.stopped} (seen with {finding.where})"
+            stopped = f"{finding.stopped} (seen with {finding.where})"
+            return f"{stopped}; and elsewhere {cost}" if cost else stopped
         elif finding.wrong:
             first = finding
             suspects = [each for each in fits if before is None or each in before] or fits
@@ -100,10 +101,11 @@ def _of_some_ranks(finding: Finding) -> str:
     if named := finding.fitting(wrong) or finding.fitting([rank]):
         return some_right + ", or else ".join(named)
     lengths = [None if isinstance(value, Odd) else value.numel() for value in finding.seen]
-    if named := [why for why, predicted in finding.lengths.items() if list(predicted) == lengths]:
+    named = [why for why, predicted in finding.lengths.items() if list(predicted) == lengths]
+    if named and lengths != [value.numel() for value in finding.right]:
         return ", or else ".join(named)
     got, want = finding.seen[rank], finding.right[rank]
-    reading = unlike(got, want) or made_of(got, want, finding.parts(rank)) or finding.otherwise
+    reading = finding.cause or unlike(got, want) or made_of(got, want, finding.parts(rank))
     if reading:
         return some_right + reading
     return (

@@ -116,6 +116,8 @@ def unmatched(notes: Notes) -> str | None:
     for rank in waiting:
         place = _at(_last_place(notes, rank))
         for peer in range(len(notes)):
+            if peer == rank and sent[rank, rank] + awaited[rank, rank]:
+                return f"rank {rank} exchanges a message with itself: its own tensor is there already{place}"
             state = "has returned" if RETURNED in notes[peer] else "waits, too"
             if awaited[peer, rank] > sent[peer, rank]:
                 never = f"never sent{f' (it sent {sent[peer, rank]})' if sent[peer, rank] else ''}"
