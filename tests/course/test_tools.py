@@ -30,7 +30,7 @@ from zerolab.course import (
     sliders,
     source,
 )
-from zerolab.course.exercise import attempt
+from zerolab.course.attempt import attempt
 from zerolab.course.lessons.ranks import check_average
 from zerolab.course.look import magnify, paint, svg
 from zerolab.course.questions import Prediction, Quiz

@@ -9,7 +9,7 @@ from support.lessons import solutions_travel_by_value, spoken
 from torch import nn
 
 from zerolab import ring
-from zerolab.course.exercise import attempt
+from zerolab.course.attempt import attempt
 from zerolab.course.lessons.zero_stage_1 import check_zero1, figures
 from zerolab.course.lessons.zero_stage_1.check import sent_bytes
 

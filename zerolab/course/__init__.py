@@ -55,7 +55,7 @@ _NAMES_IN = {
     "look": ("figure", "show"),
     "sliders": ("explore", "slider", "choice", "number"),
     "source": ("show_source", "show_diff"),
-    "exercise": ("attempt",),
+    "attempt": ("attempt",),
     "gpus": ("verify_on_gpus",),
 }
 

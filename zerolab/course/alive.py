@@ -1,11 +1,15 @@
 """What is still in memory: the storages of the tensors that are alive, and the names that keep them."""
 
 import gc
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
 import torch
+
+# A collective's own thread lets go of its tensors a moment after the call has returned.
+SETTLES, SETTLE_SECONDS = 3, 0.01
 
 
 class Alive:
@@ -18,12 +22,19 @@ class Alive:
         self._before = list(_tensors())
         self._known = {_storage(tensor) for tensor in self._before}
 
-    def storages(self, leave_out: Iterator[torch.Tensor | None] = iter(())) -> dict[int, torch.Tensor]:
-        """One tensor for each storage that is new, not empty, and not one of `leave_out`."""
-        gc.collect()
-        known = self._known | {_storage(tensor) for tensor in leave_out if tensor is not None}
-        found = {_storage(tensor): tensor for tensor in _tensors()}
-        return {key: t for key, t in found.items() if key not in known and t.untyped_storage().nbytes()}
+    def storages(self, leave_out: Iterable[Any] = ()) -> dict[int, torch.Tensor]:
+        """One tensor for each storage that is new, not empty, and not that of a tensor of `leave_out`."""
+        known = self._known | {_storage(thing) for thing in leave_out if isinstance(thing, torch.Tensor)}
+        found: dict[int, torch.Tensor] = {}
+        for look in range(SETTLES):
+            time.sleep(SETTLE_SECONDS * bool(look))
+            found = {}  # lets go of the last look's tensors
+            gc.collect()
+            found = {_storage(tensor): tensor for tensor in _tensors() if _storage(tensor) not in known}
+            found = {key: tensor for key, tensor in found.items() if tensor.untyped_storage().nbytes()}
+            if not found:
+                break
+        return found
 
 
 def nbytes(tensors: Mapping[int, torch.Tensor]) -> int:

@@ -172,14 +172,16 @@ def _difference(have: dict[str, float], should: dict[str, float]) -> str:
     extra = [name for name, factor in should.items() if zero(factor) and not zero(have[name])]
     ratios = {n: have[n] / f for n, f in should.items() if not zero(f) and not zero(have[n])}
     found = [f"{_list(missing)} {'is' if len(missing) == 1 else 'are'} missing"] if missing else []
+    if not ratios:
+        found = ["nothing of what should be in it is there"]
     if extra:
-        found.append(f"{_list([f'{_factor(have[n])} × {n}' for n in extra])} should not be in it")
-    factors = sorted({round(ratio, 6) for ratio in ratios.values()})
-    if len(factors) == 1 and factors[0] != 1:
-        found.append(f"what is there is {_factor(factors[0])} times what it should be")
-    elif len(factors) > 1:
-        each = [f"{_factor(ratio)} × {name}" for name, ratio in ratios.items() if abs(ratio - 1) > 1e-4]
-        found.append(f"it counts {_list(each)}, where each should count once")
+        found.append(f"it has {_list([f'{_factor(have[n])} × {n}' for n in extra])} in it instead")
+    if len(ratios) > 1 and len({round(ratio, 6) for ratio in ratios.values()}) == 1:
+        found += [f"what is there is {_factor(ratio)} times what it should be" for ratio in [*ratios.values()][:1] if abs(ratio - 1) > 1e-4]
+        return "; ".join(found)
+    for factor in sorted({round(ratio, 4) for ratio in ratios.values()} - {1}):
+        names = [name for name, ratio in ratios.items() if round(ratio, 4) == factor]
+        found.append(f"{_list(names)} {'counts' if len(names) == 1 else 'count'} {_factor(factor)} times as much as right")
     return "; ".join(found)
 
 

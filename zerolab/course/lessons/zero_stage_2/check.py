@@ -1,7 +1,9 @@
 """Lesson 05's exercise: reduce a micro-batch's gradient, keep 1/N. Graded on values, memory and bytes."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial, reduce
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -132,11 +134,9 @@ def _look(fn: Callable, world_size: int) -> Finding:
     findings = [_after(micro, outcome, g, where) for micro in range(MICRO_BATCHES)]
     wrong = [finding for finding in findings if finding.wrong]
     if not wrong:
-        findings[-1].cost = _too_much_kept(outcome) or _wrong_bytes(outcome, numel)
-        return findings[-1]
-    named = [why for why in wrong[0].fitting() if all(why in finding.fitting() for finding in findings)]
-    wrong[0].mistakes = {why: wrong[0].mistakes[why] for why in named or wrong[0].mistakes}
-    return wrong[0]
+        return replace(findings[-1], where=where, cost=_too_much_kept(outcome) or _wrong_bytes(outcome, numel))
+    named = set.intersection(*(set(finding.fitting()) for finding in findings))
+    return replace(wrong[0], mistakes={why: wrong[0].mistakes[why] for why in wrong[0].mistakes if why in named})
 
 
 def _after(micro: int, outcome: Attempt, g: list[list[torch.Tensor]], where: str) -> Finding:
@@ -185,9 +185,10 @@ def _too_much_kept(outcome: Attempt) -> str | None:
                     "the whole gradient. .clone() the shard"
                 )
         last = values[-1]
-        if last.other_bytes >= whole or last.other_bytes > values[-2].other_bytes:
+        grows = all(after.other_bytes > before.other_bytes for before, after in pairwise(values))
+        if last.other_bytes >= whole or grows:
             name = f" in `{last.other_name}`" if last.other_name else ""
-            grows = " It grows with every micro-batch." if last.other_bytes > values[-2].other_bytes else ""
+            grows = " It grows with every micro-batch." if grows else ""
             return (
                 f"{right} keeps {last.other_bytes} bytes beside its shard{name}, alive after the call.{grows} Keep "
                 "nothing but what you return"
