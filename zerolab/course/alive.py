@@ -22,8 +22,8 @@ class Alive:
         self._before = list(_tensors())
         self._known = {_storage(tensor) for tensor in self._before}
 
-    def storages(self, leave_out: Iterable[Any] = ()) -> dict[int, torch.Tensor]:
-        """One tensor for each storage that is new, not empty, and not that of a tensor of `leave_out`."""
+    def storages(self, leave_out: Iterable[Any] = (), at_least: int = 1) -> dict[int, torch.Tensor]:
+        """One tensor for each storage that is new, has so many bytes, and is of no tensor of `leave_out`."""
         known = self._known | {_storage(thing) for thing in leave_out if isinstance(thing, torch.Tensor)}
         found: dict[int, torch.Tensor] = {}
         for look in range(SETTLES):
@@ -31,7 +31,7 @@ class Alive:
             found = {}  # lets go of the last look's tensors
             gc.collect()
             found = {_storage(tensor): tensor for tensor in _tensors() if _storage(tensor) not in known}
-            found = {key: tensor for key, tensor in found.items() if tensor.untyped_storage().nbytes()}
+            found = {key: tensor for key, tensor in found.items() if tensor.untyped_storage().nbytes() >= at_least}
             if not found:
                 break
         return found
@@ -75,6 +75,8 @@ def _parts(name: str, thing: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(thing, torch.Tensor):
         yield f"{name}.grad", thing.grad
     if not isinstance(thing, type):
+        if type(thing).__module__.partition(".")[0] not in ("builtins", "torch", "collections"):
+            yield type(thing).__name__, type(thing)
         yield from ((f"{name}.{key}", value) for key, value in getattr(thing, "__dict__", {}).items())
     else:
         yield from ((f"{thing.__name__}.{key}", value) for key, value in vars(thing).items())

@@ -79,7 +79,7 @@ def _train(cls: Callable, world: World, rank: int) -> Ended:
     whole = [t for t in held.values() if t.untyped_storage().nbytes() >= flat.nbytes]
     names = (kept_by(tensor, self=mine) for tensor in [*new, *whole])
     grown = min(after - before for before, after in pairwise(sizes))
-    return Ended(flat.detach().clone(), _state_bytes(), grown, len(whole), next(filter(None, names), None))
+    return Ended(flat.detach().clone(), _state_bytes(), grown, len(whole), next((name for name in names if name and not name.endswith(".grad")), None))
 
 
 def _state_bytes() -> int | None:
