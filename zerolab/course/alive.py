@@ -31,7 +31,9 @@ class Alive:
             found = {}  # lets go of the last look's tensors
             gc.collect()
             found = {_storage(tensor): tensor for tensor in _tensors() if _storage(tensor) not in known}
-            found = {key: tensor for key, tensor in found.items() if tensor.untyped_storage().nbytes() >= at_least}
+            found = {
+                key: tensor for key, tensor in found.items() if tensor.untyped_storage().nbytes() >= at_least
+            }
             if not found:
                 break
         return found

@@ -143,7 +143,7 @@ def _rounded(got: torch.Tensor, want: torch.Tensor) -> str | None:
 
 
 def made_of(got: torch.Tensor, want: torch.Tensor, choices: Sequence[Parts]) -> str | None:
-    """Take a value apart into the first of `choices` that it is a sum of, and say what differs from `want`."""
+    """Take a value apart into the first of `choices` that it is a sum of; say what differs from `want`."""
     for parts in choices:
         have, should = coefficients(got, parts), coefficients(want, parts)
         if have and should:
@@ -176,12 +176,15 @@ def _difference(have: dict[str, float], should: dict[str, float]) -> str:
         found = ["nothing of what should be in it is there"]
     if extra:
         found.append(f"it has {_list([f'{_factor(have[n])} × {n}' for n in extra])} in it instead")
-    if len(ratios) > 1 and len({round(ratio, 6) for ratio in ratios.values()}) == 1:
-        found += [f"what is there is {_factor(ratio)} times what it should be" for ratio in [*ratios.values()][:1] if abs(ratio - 1) > 1e-4]
-        return "; ".join(found)
-    for factor in sorted({round(ratio, 4) for ratio in ratios.values()} - {1}):
+    factors = {round(ratio, 4) for ratio in ratios.values()} - {1}
+    if len(ratios) > 1 and factors == {round(ratio, 4) for ratio in ratios.values()} and len(factors) == 1:
+        return "; ".join([*found, f"what is there is {_factor(factors.pop())} times what it should be"])
+    for factor in sorted(factors):
         names = [name for name, ratio in ratios.items() if round(ratio, 4) == factor]
-        found.append(f"{_list(names)} {'counts' if len(names) == 1 else 'count'} {_factor(factor)} times as much as right")
+        found.append(
+            f"{_list(names)} {'counts' if len(names) == 1 else 'count'} {_factor(factor)} times as much as "
+            "right"
+        )
     return "; ".join(found)
 
 

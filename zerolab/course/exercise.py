@@ -85,8 +85,8 @@ def cannot_call(answer: Any, call: str, check: str) -> str | None:
     name, _, arguments = call.rstrip(")").partition("(")
     if not callable(answer):
         return (
-            f"the check got a value of type {type(answer).__name__}, and no function: write {check}({name or 'my_function'}), "
-            "with the function's name and no parentheses after it"
+            f"the check got a value of type {type(answer).__name__}, and no function: write "
+            f"{check}({name or 'my_function'}), with the function's name and no parentheses after it"
         )
     kind = "async def" if inspect.iscoroutinefunction(answer) else "a generator (it has a yield)"
     if inspect.iscoroutinefunction(answer) or inspect.isgeneratorfunction(answer):

@@ -30,10 +30,10 @@ def ended_early(error: WorkerError, notes: Notes) -> str:
     """A rank raised, exited, or was killed."""
     cause, calls = error.__cause__, of_messages(notes)
     raised = isinstance(cause, Stopped)
-    if not raised or _OF_GLOO.search(cause.text):
-        if (misfit := message_that_does_not_fit(calls)) or (misfit := unmatched(notes)):
-            return misfit
-    if raised and not _OF_GLOO.search(cause.text):
+    of_gloo = not raised or bool(_OF_GLOO.search(cause.text))
+    if of_gloo and (found := message_that_does_not_fit(calls) or unmatched(notes)):
+        return found
+    if raised and not of_gloo:
         if cause.kind == "SystemExit":
             return f"rank {error.rank} called sys.exit: return a value instead{_at(cause.place)}"
         text = cause.text.strip().splitlines() or [""]
@@ -78,8 +78,8 @@ def message_that_does_not_fit(calls: Sequence[Sequence[Message]]) -> str | None:
             for there, here in zip(out, into, strict=False):
                 if (there.numel, there.dtype) != (here.numel, here.dtype):
                     return (
-                        f"rank {sender} sends {_size(there)}, and rank {receiver} receives them into a tensor of "
-                        f"{_size(here)}: both must have the same size and type{_at(here.place)}"
+                        f"rank {sender} sends {_size(there)}, and rank {receiver} receives them into a "
+                        f"tensor of {_size(here)}: both must have the same size and type{_at(here.place)}"
                     )
     return _collectives_that_differ(calls)
 
@@ -92,9 +92,9 @@ def _collectives_that_differ(calls: Sequence[Sequence[Message]]) -> str | None:
             first = together[0]
             if (call.op, call.numel, call.dtype) != (first.op, first.numel, first.dtype):
                 return (
-                    f"collective number {number + 1} is {first.call} of {_size(first)} on rank 0 and {call.call} of "
-                    f"{_size(call)} on rank {rank}: all ranks must make the same calls in the same order"
-                    f"{_at(call.place)}"
+                    f"collective number {number + 1} is {first.call} of {_size(first)} on rank 0 and "
+                    f"{call.call} of {_size(call)} on rank {rank}: all ranks must make the same calls in the "
+                    f"same order{_at(call.place)}"
                 )
     return None
 
@@ -121,9 +121,15 @@ def unmatched(notes: Notes) -> str | None:
             state = "has returned" if RETURNED in notes[peer] else "waits, too"
             if awaited[peer, rank] > sent[peer, rank]:
                 never = f"never sent{f' (it sent {sent[peer, rank]})' if sent[peer, rank] else ''}"
-                return f"rank {rank} waits for a message from rank {peer} that was {never}: rank {peer} {state}{place}"
+                return (
+                    f"rank {rank} waits for a message from rank {peer} that was {never}: rank {peer} "
+                    f"{state}{place}"
+                )
             if sent[rank, peer] > awaited[rank, peer] and last[rank].op == "send":
-                return f"rank {rank} waits until rank {peer} receives its message, and rank {peer} {state}{place}"
+                return (
+                    f"rank {rank} waits until rank {peer} receives its message, and rank {peer} "
+                    f"{state}{place}"
+                )
     return _missing_collective(notes, calls)
 
 

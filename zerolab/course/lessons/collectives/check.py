@@ -14,8 +14,8 @@ from zerolab.course.lessons.collectives.solution import my_reduce_scatter
 # (world_size, numel). The long ones tell most; where N does not divide, torch.chunk is not ring.chunks.
 CASES = ((3, 999), (4, 1001), (2, 8), (4, 9), (4, 10), (3, 11), (1, 5))
 HINTS = (
-    "rank r ends with chunk r, so it must receive chunk r in the last round, and chunk r-1 in the round before. "
-    "Count backwards from there.",
+    "rank r ends with chunk r, so it must receive chunk r in the last round, and chunk r-1 in the round "
+    "before. Count backwards from there.",
     "in round s (from 0) rank r sends chunk r-s-1 to the right and receives chunk r-s-2 from the left, both "
     "modulo N. There are N-1 rounds.",
     "receive into torch.empty_like(chunk), wait for both messages, and only then add the buffer to your own "
@@ -27,12 +27,14 @@ HINTS = (
 MISTAKES = {
     "that is the mean, and a reduce-scatter returns the sum: divide after it, once":
         lambda g, r, cut: sum(g)[cut(r)] / len(g),
-    "it returned its own chunk with nothing added to it: in the last of N-1 rounds every rank must receive its "
-    "own chunk, and add it":
+    "it returned its own chunk with nothing added to it: in the last of N-1 rounds every rank must receive "
+    "its own chunk, and add it":
         lambda g, r, cut: g[r][cut(r)],
-    "only the left neighbour's numbers were added: pass on the partial sum, with what arrived in the round before":
+    "only the left neighbour's numbers were added: pass on the partial sum, with what arrived in the round "
+    "before":
         lambda g, r, cut: g[r][cut(r)] + g[r - 1][cut(r)],
-    "only the right neighbour's numbers were added: pass on the partial sum, with what arrived in the round before":
+    "only the right neighbour's numbers were added: pass on the partial sum, with what arrived in the "
+    "round before":
         lambda g, r, cut: g[r][cut(r)] + g[(r + 1) % len(g)][cut(r)],
     "its own numbers are missing from the sum: add what arrives to the chunk, instead of replacing the chunk":
         lambda g, r, cut: sum(g)[cut(r)] - g[r][cut(r)],
@@ -51,8 +53,8 @@ MISTAKES = {
     "the remainder is lost: numel // N elements for each rank leave out the last ones, which would never be "
     "updated. Cut with ring.chunks":
         lambda g, r, cut: sum(g)[r * (g[0].numel() // len(g)):][:g[0].numel() // len(g)],
-    "that is torch.chunk's cut, which makes the last chunk shorter, and may make fewer chunks than ranks: cut "
-    "with ring.chunks":
+    "that is torch.chunk's cut, which makes the last chunk shorter, and may make fewer chunks than ranks: "
+    "cut with ring.chunks":
         lambda g, r, cut: [*sum(g).chunk(len(g)), *[sum(g)[:0]] * len(g)][r],
     "the last rank got the whole remainder: cut with ring.chunks, so that chunks differ by one at most":
         lambda g, r, cut: sum(g)[r * (n := g[0].numel() // len(g)):(r + 1) * n if r + 1 < len(g) else None],
@@ -117,11 +119,11 @@ def _lengths(pieces: list[slice]) -> dict[str, list[int]]:
     size = numel // n
     return {
         "every rank returned the whole tensor: a rank keeps only its own chunk of the sum": [numel] * n,
-        f"the remainder is lost: {numel} elements on {n} ranks came back as {n} × {size}. Cut with ring.chunks": [
-            size
+        f"the remainder is lost: {numel} elements on {n} ranks came back as {n} × {size}. Cut with "
+        "ring.chunks": [size] * n,
+        f"the tensor was padded to {n} × {size + 1} elements: cut the padding off, or cut with ring.chunks": [
+            size + 1
         ]
-        * n,
-        f"the tensor was padded to {n} × {size + 1} elements: cut the padding off, or cut with ring.chunks": [size + 1]
         * n,
         "every rank returned one element or one sum: return the chunk": [1] * n,
     }
@@ -138,7 +140,9 @@ def _too_few_rounds(outcome: Attempt) -> str | None:
 def _too_much_sent(outcome: Attempt, pieces: list[slice]) -> str | None:
     """Right values, but too many bytes or messages, or messages to others than one neighbour."""
     world_size, numel = len(pieces), pieces[-1].stop
-    peers = {(message.peer - rank) % world_size for rank, sent in enumerate(outcome.messages) for message in sent}
+    peers = {
+        (message.peer - rank) % world_size for rank, sent in enumerate(outcome.messages) for message in sent
+    }
     for rank, sent in enumerate(outcome.messages):
         allowed = (numel - (pieces[rank].stop - pieces[rank].start)) * 8  # all chunks but its own
         right = f"the values are right, but rank {rank} sends"
@@ -149,12 +153,18 @@ def _too_much_sent(outcome: Attempt, pieces: list[slice]) -> str | None:
             )
         if outcome.bytes_sent(rank) > allowed + 8 * world_size:
             bytes_sent = outcome.bytes_sent(rank)
-            return f"{right} {bytes_sent} bytes, in {len(sent)} messages. A ring sends {allowed}: stop after N-1 rounds"
+            return (
+                f"{right} {bytes_sent} bytes, in {len(sent)} messages. A ring sends {allowed}: stop after "
+                "N-1 rounds"
+            )
         if len(sent) > world_size - 1:
-            return f"{right} {len(sent)} messages: {world_size} ranks need {world_size - 1} rounds of one message each"
+            return (
+                f"{right} {len(sent)} messages: {world_size} ranks need {world_size - 1} rounds of one "
+                "message each"
+            )
     if len(peers) > 1:
         return (
-            "the values are right, but a rank sends to several others: in a ring it talks to rank+1 only, so that "
-            "each link carries one message at a time"
+            "the values are right, but a rank sends to several others: in a ring it talks to rank+1 only, "
+            "so that each link carries one message at a time"
         )
     return None

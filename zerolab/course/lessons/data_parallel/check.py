@@ -15,11 +15,12 @@ SHAPES = {"weight": (8, 6), "bias": (8,), "gate": (4, 4)}
 SIZES = [torch.Size(shape).numel() for shape in SHAPES.values()]
 PSI = sum(SIZES)
 HINTS = (
-    "multiply each gradient by this rank's count, add up over the ranks, and divide by the sum of the counts.",
-    "put zeros in place of a missing gradient. Then torch.cat the flattened gradients, and the count after them, "
-    "into one tensor: one dist.all_reduce sums everything.",
-    "split the summed tensor at the parameters' sizes, divide each piece by the summed count (the last element), "
-    "and copy it back: parameter.grad.copy_(piece.view_as(parameter)).",
+    "multiply each gradient by this rank's count, add up over the ranks, and divide by the sum of the "
+    "counts.",
+    "put zeros in place of a missing gradient. Then torch.cat the flattened gradients, and the count after "
+    "them, into one tensor: one dist.all_reduce sums everything.",
+    "split the summed tensor at the parameters' sizes, divide each piece by the summed count (the last "
+    "element), and copy it back: parameter.grad.copy_(piece.view_as(parameter)).",
 )
 
 
@@ -47,8 +48,8 @@ CASES = (
 MISTAKES = {
     "that is the sum over the ranks, not the mean: with N ranks every step would be N times too long":
         lambda g, c, r: sum(g),
-    "that is the mean of the ranks' means, and the ranks have different numbers of tokens: multiply each gradient "
-    "by its count, and divide by the sum of the counts":
+    "that is the mean of the ranks' means, and the ranks have different numbers of tokens: multiply each "
+    "gradient by its count, and divide by the sum of the counts":
         lambda g, c, r: sum(g) / len(g),
     "multiplied by the counts, and never divided by the sum of the counts":
         lambda g, c, r: weighted(g, c),
@@ -58,14 +59,16 @@ MISTAKES = {
         lambda g, c, r: weighted(g, c) / len(c),
     "divided by this rank's own count: divide by the sum of all ranks' counts":
         lambda g, c, r: weighted(g, c) / c[r],
-    "divided by the sum of the counts, and never multiplied by them: multiply each gradient by its rank's count":
+    "divided by the sum of the counts, and never multiplied by them: multiply each gradient by its rank's "
+    "count":
         lambda g, c, r: sum(g) / sum(c),
-    "multiplied by this rank's count after the sum: multiply before it, each gradient by its own rank's count":
+    "multiplied by this rank's count after the sum: multiply before it, each gradient by its own rank's "
+    "count":
         lambda g, c, r: sum(g) * c[r] / sum(c),
     "each gradient was divided by its count: it is a mean already, so multiply by the count":
         lambda g, c, r: sum(each / count for each, count in zip(g, c, strict=True)),
-    "the gradient is what it was before: contiguous(), flatten() and cat make copies, so copy the average back into "
-    "parameter.grad":
+    "the gradient is what it was before: contiguous(), flatten() and cat make copies, so copy the average "
+    "back into parameter.grad":
         lambda g, c, r: g[r],
     "only multiplied by this rank's count: nothing that the other ranks sent was used":
         lambda g, c, r: g[r] * c[r],
@@ -132,7 +135,10 @@ def _look(fn: Callable, case: Case) -> Finding:
     outcome = attempt(_average, [(fn, case, rank) for rank in range(size)])
     if stopped := _stopped(outcome, case) or _left_out(outcome):
         return Finding(case.meaning, stopped)
-    brought = [_flat(gradient(name, rank) * (name != "gate" or rank != case.gap) for name in SHAPES) for rank in range(size)]
+    brought = [
+        _flat(gradient(name, rank) * (name != "gate" or rank != case.gap) for name in SHAPES)
+        for rank in range(size)
+    ]
     seen = [_flat(value.grads) for value in outcome.values]
     right = [weighted(brought, case.counts) / sum(case.counts)] * size
     mistakes = {why: [f(brought, case.counts, r) for r in range(size)] for why, f in MISTAKES.items()}
@@ -140,7 +146,9 @@ def _look(fn: Callable, case: Case) -> Finding:
         mistakes |= _without_the_gap(brought, case)
     parts = lambda rank: [{f"rank {peer}'s gradient": each for peer, each in enumerate(brought)}]
     cause = _cause(case)
-    finding = Finding(case.meaning, None, seen, right, mistakes, parts, cost=_too_much_sent(outcome), cause=cause)
+    finding = Finding(
+        case.meaning, None, seen, right, mistakes, parts, cost=_too_much_sent(outcome), cause=cause
+    )
     return finding if finding.fitting() or not finding.wrong else _one_parameter(finding)
 
 
@@ -172,8 +180,8 @@ def _without_the_gap(brought: list[torch.Tensor], case: Case) -> dict[str, list[
     value = (weighted(brought, case.counts) / sum(case.counts)).split(SIZES)
     value = _flat([*value[:2], value[2] * sum(case.counts) / present])
     return {
-        "the tokens of a rank without a gradient were left out of the count: its gradient is zero, and its tokens "
-        "count": [value] * len(brought)
+        "the tokens of a rank without a gradient were left out of the count: its "
+        "gradient is zero, and its tokens count": [value] * len(brought)
     }
 
 
@@ -186,8 +194,9 @@ def _cause(case: Case) -> str | None:
         )
     if case.transposed is not None:
         return (
-            "the right numbers in the wrong places: an all-reduce adds storages byte by byte, and this gradient is "
-            "transposed on one rank. Flatten first: flatten() follows the elements, not the storage"
+            "the right numbers in the wrong places: an all-reduce adds storages byte by byte, and this "
+            "gradient is transposed on one rank. Flatten first: flatten() follows the elements, not the "
+            "storage"
         )
     return None
 
@@ -220,8 +229,8 @@ def _left_out(outcome: Attempt) -> str | None:
         for name, grad in zip(SHAPES, value.grads, strict=True):
             if grad is None:
                 return (
-                    f"on rank {rank} the {name} has no gradient afterwards, but another rank sent one: every rank "
-                    "must make the same update, so put the average there"
+                    f"on rank {rank} the {name} has no gradient afterwards, but another rank sent one: every "
+                    "rank must make the same update, so put the average there"
                 )
     return None
 
@@ -231,16 +240,20 @@ def _too_much_sent(outcome: Attempt) -> str | None:
     size = len(outcome.calls)
     for rank, sent in enumerate(outcome.messages):
         right = f"the values are right, but rank {rank}"
-        rings = {message.call for message in sent} == {"ring.all_reduce"}  # one collective, in 2(N-1) messages
+        rings = {message.call for message in sent} == {
+            "ring.all_reduce"
+        }  # one collective, in 2(N-1) messages
         if len(sent) > (2 * (size - 1) if rings else 1) and size > 1:
             calls = sorted({message.call for message in sent})
             return (
-                f"{right} made {len(sent)} calls ({', '.join(calls)}) where 1 is enough: put the gradients, and the "
-                "count after them, into one flat tensor, and all-reduce it once"
+                f"{right} made {len(sent)} calls ({', '.join(calls)}) where 1 is enough: put the gradients, "
+                "and the count after them, into one flat tensor, and all-reduce it once"
             )
         elements = sum(message.numel for message in sent)
         if elements > (2 if rings else 1) * (PSI + 1):
             gathered = any("gather" in message.op for message in sent)
-            which = ". That is an all-gather, which brings every rank the gradients of all" if gathered else ""
+            which = (
+                ". That is an all-gather, which brings every rank the gradients of all" if gathered else ""
+            )
             return f"{right} sent {elements} elements where {PSI} gradients and 1 count are enough{which}"
     return None

@@ -3,7 +3,7 @@
 import math
 import sys
 from collections.abc import Callable
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 from zerolab.course.attempt import Odd, attempt
@@ -14,7 +14,8 @@ PSI, GPUS, STAGES = (7e9, 1.5e9), (8, 1, 3, 64), (0, 1, 2, 3)
 CASES = [(psi, n, stage) for stage, psi, n in product(STAGES, PSI, GPUS)]
 HINTS = (
     "per parameter there are 2 bytes of weights, 2 bytes of gradients and 12 bytes of optimizer state.",
-    "stage 1 divides the 12 bytes by the number of GPUs, stage 2 the gradients' 2 bytes as well, stage 3 all.",
+    "stage 1 divides the 12 bytes by the number of GPUs, stage 2 the gradients' 2 bytes as well, stage 3 "
+    "all.",
     "write three lines, one for each category: its bytes, divided by world_size if stage >= 1 (or 2, or 3) "
     "and by 1 otherwise. Return their sum, in bytes.",
 )
@@ -28,86 +29,82 @@ def states(psi, n, stage, params=2, grads=2, optimizer=12, whole=0, sharded_from
 
 
 # A sentence, and the formula that the mistake leads to.
+# fmt: off
 MISTAKES: dict[str, Callable[[float, int, int], float]] = {
-    "only m and v are sharded: the fp32 master weights are optimizer state too": lambda psi, n, stage: states(
-        psi, n, stage, whole=4
-    ),
-    "the fp32 master weights are missing: K is 12, not 8": lambda *case: states(*case, optimizer=8),
-    "m and v are missing: K is 12, not 4": lambda *case: states(*case, optimizer=4),
-    "that is GB: return bytes": lambda *case: states(*case) / 1e9,
-    "that is GiB: return bytes, and 1 GB is 1e9 of them": lambda *case: states(*case) / 2**30,
-    "that mixes GB and GiB: 1 GB is 1e9 bytes, 1 GiB is 2**30": lambda *case: states(*case) * 1e9 / 2**30,
-    "that is MB: return bytes": lambda *case: states(*case) / 1e6,
-    "that is MiB: return bytes": lambda *case: states(*case) / 2**20,
-    "that is bits: a 16-bit number has 2 bytes": lambda *case: states(*case) * 8,
-    "that is bytes per parameter: multiply by psi": lambda *case: states(*case) / case[0],
-    "that is the sum over all GPUs: return the bytes of one": lambda *case: states(*case) * case[1],
-    "that divides everything by the number of GPUs: only what the stage shards shrinks": lambda psi, n, stage: (
-        16 * psi / n
-    ),
-    "no stage shards anything: that is data parallelism's 16 bytes at every stage": lambda psi, n, stage: (
-        16 * psi
-    ),
-    "the stages are one too high: stage 1 shards the optimizer state only": lambda psi, n, stage: states(
-        psi, n, stage + 1
-    ),
-    "the stages are one too low: stage 1 shards the optimizer state already": lambda psi, n, stage: states(
-        psi, n, stage - 1
-    ),
-    "the order of the stages is wrong: 1 shards the optimizer state, 2 the gradients too, 3 everything": lambda *case: (
-        states(*case, sharded_from=(1, 2, 3))
-    ),
-    "each stage shards its own category only: a stage shards what the stages before it shard, too": lambda psi, n, stage: (
-        psi * sum(size / (n if stage == own else 1) for size, own in ((2, 3), (2, 2), (12, 1)))
-    ),
-    "the gradients have 2 bytes in mixed precision, not 4": lambda *case: states(*case, grads=4),
-    "the parameters have 2 bytes in mixed precision, not 4: the fp32 copy is in the optimizer's 12": lambda *case: (
-        states(*case, params=4)
-    ),
-    "that is 4 + 4 + 12: in mixed precision parameters and gradients have 2 bytes each": lambda *case: states(
-        *case, params=4, grads=4
-    ),
-    "that is fp32 training, 4 + 4 + 8: in mixed precision it is 2 + 2 + 12": lambda *case: states(
-        *case, params=4, grads=4, optimizer=8
-    ),
-    "the parameters are missing: add their 2 bytes": lambda *case: states(*case, params=0),
-    "the gradients are missing: add their 2 bytes": lambda *case: states(*case, grads=0),
-    "that is the optimizer state alone: add parameters and gradients": lambda *case: states(
-        *case, params=0, grads=0
-    ),
-    "the optimizer state is missing: add its 12 bytes": lambda *case: states(*case, optimizer=0),
-    "that is 8 bytes per parameter: in mixed precision Adam itself keeps 12 (master, m, v)": lambda psi, n, stage: (
-        psi * 8
-    ),
-    "the gradients are sharded at stage 1 already: stage 1 shards the optimizer state only": lambda *case: (
-        states(*case, sharded_from=(3, 1, 1))
-    ),
-    "the parameters are sharded at stage 2 already: that is stage 3's work": lambda *case: states(
-        *case, sharded_from=(2, 2, 1)
-    ),
-    "stage 2 does not shard the gradients: it divides their 2 bytes, too": lambda *case: states(
-        *case, sharded_from=(3, 3, 1)
-    ),
-    "the gradients are never sharded: stages 2 and 3 divide their 2 bytes": lambda *case: states(
-        *case, sharded_from=(3, 9, 1)
-    ),
-    "the parameters are never sharded: stage 3 divides their 2 bytes": lambda *case: states(
-        *case, sharded_from=(9, 2, 1)
-    ),
-    "the optimizer state is sharded at stage 0 already: stage 0 is plain data parallelism": lambda *case: (
-        states(*case, sharded_from=(3, 2, 0))
-    ),
-    "that multiplies where it should divide by the number of GPUs": lambda psi, n, stage: states(
-        psi, 1 / n, stage
-    ),
-    "that divides by the stage and not by the number of GPUs": lambda psi, n, stage: states(
-        psi, stage, stage
-    ),
-    "that divides by 8 whatever the number of GPUs: use world_size": lambda psi, n, stage: states(
-        psi, 8, stage
-    ),
-    "that has 7e9 parameters whatever psi is: use psi": lambda psi, n, stage: states(7e9, n, stage),
+    "only m and v are sharded: the fp32 master weights are optimizer state too":
+        lambda psi, n, stage: states(psi, n, stage, whole=4),
+    "the fp32 master weights are missing: K is 12, not 8":
+        lambda *case: states(*case, optimizer=8),
+    "m and v are missing: K is 12, not 4":
+        lambda *case: states(*case, optimizer=4),
+    "that is GB: return bytes":
+        lambda *case: states(*case) / 1000000000.0,
+    "that is GiB: return bytes, and 1 GB is 1e9 of them":
+        lambda *case: states(*case) / 2 ** 30,
+    "that mixes GB and GiB: 1 GB is 1e9 bytes, 1 GiB is 2**30":
+        lambda *case: states(*case) * 1000000000.0 / 2 ** 30,
+    "that is MB: return bytes":
+        lambda *case: states(*case) / 1000000.0,
+    "that is MiB: return bytes":
+        lambda *case: states(*case) / 2 ** 20,
+    "that is bits: a 16-bit number has 2 bytes":
+        lambda *case: states(*case) * 8,
+    "that is bytes per parameter: multiply by psi":
+        lambda *case: states(*case) / case[0],
+    "that is the sum over all GPUs: return the bytes of one":
+        lambda *case: states(*case) * case[1],
+    "that divides everything by the number of GPUs: only what the stage shards shrinks":
+        lambda psi, n, stage: 16 * psi / n,
+    "no stage shards anything: that is data parallelism's 16 bytes at every stage":
+        lambda psi, n, stage: 16 * psi,
+    "the stages are one too high: stage 1 shards the optimizer state only":
+        lambda psi, n, stage: states(psi, n, stage + 1),
+    "the stages are one too low: stage 1 shards the optimizer state already":
+        lambda psi, n, stage: states(psi, n, stage - 1),
+    "the order of the stages is wrong: 1 shards the optimizer state, 2 the gradients too, 3 everything":
+        lambda *case: states(*case, sharded_from=(1, 2, 3)),
+    "each stage shards its own category only: a stage shards what the stages before it shard, too":
+        lambda psi, n, stage: psi * sum((size / (n if stage == own else 1) for size, own in ((2, 3), (2, 2), (12, 1)))),
+    "the gradients have 2 bytes in mixed precision, not 4":
+        lambda *case: states(*case, grads=4),
+    "the parameters have 2 bytes in mixed precision, not 4: the fp32 copy is in the optimizer's 12":
+        lambda *case: states(*case, params=4),
+    "that is 4 + 4 + 12: in mixed precision parameters and gradients have 2 bytes each":
+        lambda *case: states(*case, params=4, grads=4),
+    "that is fp32 training, 4 + 4 + 8: in mixed precision it is 2 + 2 + 12":
+        lambda *case: states(*case, params=4, grads=4, optimizer=8),
+    "the parameters are missing: add their 2 bytes":
+        lambda *case: states(*case, params=0),
+    "the gradients are missing: add their 2 bytes":
+        lambda *case: states(*case, grads=0),
+    "that is the optimizer state alone: add parameters and gradients":
+        lambda *case: states(*case, params=0, grads=0),
+    "the optimizer state is missing: add its 12 bytes":
+        lambda *case: states(*case, optimizer=0),
+    "that is 8 bytes per parameter: in mixed precision Adam itself keeps 12 (master, m, v)":
+        lambda psi, n, stage: psi * 8,
+    "the gradients are sharded at stage 1 already: stage 1 shards the optimizer state only":
+        lambda *case: states(*case, sharded_from=(3, 1, 1)),
+    "the parameters are sharded at stage 2 already: that is stage 3's work":
+        lambda *case: states(*case, sharded_from=(2, 2, 1)),
+    "stage 2 does not shard the gradients: it divides their 2 bytes, too":
+        lambda *case: states(*case, sharded_from=(3, 3, 1)),
+    "the gradients are never sharded: stages 2 and 3 divide their 2 bytes":
+        lambda *case: states(*case, sharded_from=(3, 9, 1)),
+    "the parameters are never sharded: stage 3 divides their 2 bytes":
+        lambda *case: states(*case, sharded_from=(9, 2, 1)),
+    "the optimizer state is sharded at stage 0 already: stage 0 is plain data parallelism":
+        lambda *case: states(*case, sharded_from=(3, 2, 0)),
+    "that multiplies where it should divide by the number of GPUs":
+        lambda psi, n, stage: states(psi, 1 / n, stage),
+    "that divides by the stage and not by the number of GPUs":
+        lambda psi, n, stage: states(psi, stage, stage),
+    "that divides by 8 whatever the number of GPUs: use world_size":
+        lambda psi, n, stage: states(psi, 8, stage),
+    "that has 7e9 parameters whatever psi is: use psi":
+        lambda psi, n, stage: states(7000000000.0, n, stage),
 }
+# fmt: on
 
 
 @graded(
@@ -190,7 +187,7 @@ def _by_parts(answers: dict[tuple, float | Odd], stage: int) -> str | None:
         return None
     if all(found.values()) and len({round(sum(pair), 6) for pair in found.values()}) == 1:
         divided = [found[each][1] for each in (0, 1, 2, 3)]
-        sizes = [after - before for before, after in zip(divided, divided[1:], strict=False)]
+        sizes = [after - before for before, after in pairwise(divided)]
         if abs(divided[0]) < 1e-6 and min(sizes) > 0:
             optimizer, grads, params = sizes
             return (
@@ -200,8 +197,8 @@ def _by_parts(answers: dict[tuple, float | Odd], stage: int) -> str | None:
     whole, divided = found[stage]
     right_whole, right_divided = {0: (16, 0), 1: (4, 12), 2: (2, 14), 3: (0, 16)}[stage]
     return (
-        f"your formula keeps {whole:.4g} bytes per parameter on every GPU and divides {divided:.4g} by the number "
-        f"of GPUs. At stage {stage} it keeps {right_whole} and divides {right_divided}"
+        f"your formula keeps {whole:.4g} bytes per parameter on every GPU and divides {divided:.4g} by the "
+        f"number of GPUs. At stage {stage} it keeps {right_whole} and divides {right_divided}"
     )
 
 

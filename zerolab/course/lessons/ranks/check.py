@@ -13,63 +13,63 @@ from zerolab.course.lessons.ranks.solution import average
 CASES = (3, 2, 4)  # ranks; three first, because many mistakes look alike on two
 NUMEL = 40
 HINTS = (
-    "let all ranks but 0 send their gradient to rank 0 and receive the mean from it. Rank 0 does the opposite.",
+    "let all ranks but 0 send their gradient to rank 0 and receive the mean from it. Rank 0 does the "
+    "opposite.",
     "a receive needs a tensor to receive into: torch.empty_like(own). Rank 0 receives from 1, 2, … in a loop "
     "and adds to a copy of its own gradient.",
-    "divide once, by dist.get_world_size(), on rank 0. Then send the quotient to every other rank, and return "
-    "it on all of them.",
+    "divide once, by dist.get_world_size(), on rank 0. Then send the quotient to every other rank, and "
+    "return it on all of them.",
 )
 
 # A sentence, and what it leads to: `own` holds the ranks' gradients.
+# fmt: off
 MISTAKES = {
-    "that is the sum, and the exercise asks for the mean: divide by world_size, once": lambda own, rank: sum(
-        own
-    ),
-    "the sum was divided by world_size twice: once is enough": lambda own, rank: sum(own) / len(own) ** 2,
-    "the sum was divided by 2, whatever the number of ranks: use dist.get_world_size()": lambda own, rank: (
-        sum(own) / 2
-    ),
-    "the sum was divided by 3, whatever the number of ranks: use dist.get_world_size()": lambda own, rank: (
-        sum(own) / 3
-    ),
-    "the sum was divided by 4, whatever the number of ranks: use dist.get_world_size()": lambda own, rank: (
-        sum(own) / 4
-    ),
-    "the sum was divided by N-1, the number of the other ranks: divide by N": lambda own, rank: (
-        sum(own) / max(1, len(own) - 1)
-    ),
-    "the sum was divided by N+1: divide by N": lambda own, rank: sum(own) / (len(own) + 1),
-    "the sum was divided by the number of elements, not of ranks": lambda own, rank: sum(own) / NUMEL,
-    "it returned its own gradient: nothing that arrived was used, so send the result back to all ranks and "
-    "return what arrives": lambda own, rank: own[rank],
-    "it returned its own gradient divided by N: nothing that arrived was added": lambda own, rank: (
-        own[rank] / len(own)
-    ),
-    "it returned rank 0's gradient, which was sent to all and not averaged": lambda own, rank: own[0],
-    "it returned the last rank's gradient: what arrives replaces the sum instead of being added": lambda own, rank: (
-        own[-1]
-    ),
-    "it returned its left neighbour's gradient": lambda own, rank: own[rank - 1],
-    "it returned its right neighbour's gradient": lambda own, rank: own[(rank + 1) % len(own)],
-    "it averaged its own gradient with one neighbour's only": lambda own, rank: (
-        (own[rank] + own[rank - 1]) / 2
-    ),
-    "each rank has the sum up to itself: the total has to travel back to the first ranks": lambda own, rank: (
-        sum(own[: rank + 1])
-    ),
-    "each rank has the sum up to itself, divided: the total has to travel back": lambda own, rank: (
-        sum(own[: rank + 1]) / len(own)
-    ),
-    "that is a mean of means, ((a+b)/2 + c)/2, which weighs the ranks differently: add all up, then divide "
-    "once": lambda own, rank: reduce(lambda mean, other: (mean + other) / 2, own),
-    "that is the largest of the ranks' elements, not their mean": lambda own, rank: reduce(
-        torch.maximum, own
-    ),
-    "that is the product of the gradients, not their mean": lambda own, rank: reduce(torch.mul, own),
-    "that is the mean over the elements of one gradient: average over the ranks, element by element": lambda own, rank: (
-        own[rank].mean()
-    ),
+    "that is the sum, and the exercise asks for the mean: divide by world_size, once":
+        lambda own, rank: sum(own),
+    "the sum was divided by world_size twice: once is enough":
+        lambda own, rank: sum(own) / len(own) ** 2,
+    "the sum was divided by 2, whatever the number of ranks: use dist.get_world_size()":
+        lambda own, rank: sum(own) / 2,
+    "the sum was divided by 3, whatever the number of ranks: use dist.get_world_size()":
+        lambda own, rank: sum(own) / 3,
+    "the sum was divided by 4, whatever the number of ranks: use dist.get_world_size()":
+        lambda own, rank: sum(own) / 4,
+    "the sum was divided by N-1, the number of the other ranks: divide by N":
+        lambda own, rank: sum(own) / max(1, len(own) - 1),
+    "the sum was divided by N+1: divide by N":
+        lambda own, rank: sum(own) / (len(own) + 1),
+    "the sum was divided by the number of elements, not of ranks":
+        lambda own, rank: sum(own) / NUMEL,
+    "it returned its own gradient: nothing that arrived was used, so send the result back to all ranks "
+    "and return what arrives":
+        lambda own, rank: own[rank],
+    "it returned its own gradient divided by N: nothing that arrived was added":
+        lambda own, rank: own[rank] / len(own),
+    "it returned rank 0's gradient, which was sent to all and not averaged":
+        lambda own, rank: own[0],
+    "it returned the last rank's gradient: what arrives replaces the sum instead of being added":
+        lambda own, rank: own[-1],
+    "it returned its left neighbour's gradient":
+        lambda own, rank: own[rank - 1],
+    "it returned its right neighbour's gradient":
+        lambda own, rank: own[(rank + 1) % len(own)],
+    "it averaged its own gradient with one neighbour's only":
+        lambda own, rank: (own[rank] + own[rank - 1]) / 2,
+    "each rank has the sum up to itself: the total has to travel back to the first ranks":
+        lambda own, rank: sum(own[:rank + 1]),
+    "each rank has the sum up to itself, divided: the total has to travel back":
+        lambda own, rank: sum(own[:rank + 1]) / len(own),
+    "that is a mean of means, ((a+b)/2 + c)/2, which weighs the ranks differently: add all up, then "
+    "divide once":
+        lambda own, rank: reduce(lambda mean, other: (mean + other) / 2, own),
+    "that is the largest of the ranks' elements, not their mean":
+        lambda own, rank: reduce(torch.maximum, own),
+    "that is the product of the gradients, not their mean":
+        lambda own, rank: reduce(torch.mul, own),
+    "that is the mean over the elements of one gradient: average over the ranks, element by element":
+        lambda own, rank: own[rank].mean(),
 }
+# fmt: on
 
 
 @graded(

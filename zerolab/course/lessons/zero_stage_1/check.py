@@ -31,11 +31,11 @@ CASES = (
     World(1, 10, torch.optim.AdamW),
 )
 HINTS = (
-    "your part is ring.chunks(flat.numel(), N)[rank]. Give the optimizer flat[your part] alone: a view, so that an "
-    "update of the shard is an update of flat.",
+    "your part is ring.chunks(flat.numel(), N)[rank]. Give the optimizer flat[your part] alone: a view, so "
+    "that an update of the shard is an update of flat.",
     "three lines make a step: a reduce-scatter of the gradient, the optimizer's step, an all-gather of flat.",
-    "ring.reduce_scatter returns your chunk of the sum. Divide it by N, make it the shard's .grad, step, and call "
-    "ring.all_gather(self.flat).",
+    "ring.reduce_scatter returns your chunk of the sum. Divide it by N, make it the shard's .grad, step, "
+    "and call ring.all_gather(self.flat).",
 )
 
 
@@ -79,7 +79,13 @@ def _train(cls: Callable, world: World, rank: int) -> Ended:
     whole = [t for t in held.values() if t.untyped_storage().nbytes() >= flat.nbytes]
     names = (kept_by(tensor, self=mine) for tensor in [*new, *whole])
     grown = min(after - before for before, after in pairwise(sizes))
-    return Ended(flat.detach().clone(), _state_bytes(), grown, len(whole), next((name for name in names if name and not name.endswith(".grad")), None))
+    return Ended(
+        flat.detach().clone(),
+        _state_bytes(),
+        grown,
+        len(whole),
+        next((name for name in names if name and not name.endswith(".grad")), None),
+    )
 
 
 def _state_bytes() -> int | None:
@@ -96,7 +102,9 @@ def _look(cls: Callable, world: World) -> Finding:
     ranks = range(world.world_size)
     outcome = attempt(_train, [(cls, world, rank) for rank in ranks])
     if outcome.failure or outcome.engine:
-        return Finding(where, outcome.failure or "that uses zerolab's own ZeroOptimizer, which is what you write here")
+        return Finding(
+            where, outcome.failure or "that uses zerolab's own ZeroOptimizer, which is what you write here"
+        )
     flats = [ended.flat for ended in outcome.values]
     if not any(outcome.calls) and all(torch.equal(flat, world.start) for flat in flats):
         return Finding(where, "not written yet: nothing was sent and flat is what it was")
@@ -107,7 +115,9 @@ def _look(cls: Callable, world: World) -> Finding:
         [world.trained(mean)] * world.world_size,
         {why: [value(world, rank) for rank in ranks] for why, value in MISTAKES.items()},
         cost=_whole_state(outcome, world) or _parked(outcome, world) or _too_much_sent(outcome, world),
-        also="the ranks end with different parameters" if any(not torch.equal(f, flats[0]) for f in flats) else None,
+        also="the ranks end with different parameters"
+        if any(not torch.equal(f, flats[0]) for f in flats)
+        else None,
         cause=_state_is_wrong(world),
     )
     return finding if finding.fitting() or not finding.wrong else _one_chunk(finding, world)
@@ -116,7 +126,8 @@ def _look(cls: Callable, world: World) -> Finding:
 def _one_chunk(finding: Finding, world: World) -> Finding:
     """The same for the first chunk that is wrong, taken apart into the gradients of ranks and steps."""
     for owner in range(world.world_size):
-        cut = lambda values, piece=world.cut(owner): [value[piece] for value in values]
+        piece = world.cut(owner)
+        cut = lambda values, piece=piece: [value[piece] for value in values]
         of_one = replace(
             finding,
             where=f"{finding.where}, in rank {owner}'s chunk of flat",
@@ -148,8 +159,9 @@ def _state_is_wrong(world: World) -> str | None:
     if world.optimizer_class is torch.optim.SGD or world.numel % world.world_size:
         return None
     return (
-        "all is right with SGD and wrong with AdamW: so the gradients are right, and the optimizer's state is not. "
-        "Keep one optimizer for all steps, give it your shard alone, and step it once with the mean gradient"
+        "all is right with SGD and wrong with AdamW: so the gradients are right, and the optimizer's state "
+        "is not. Keep one optimizer for all steps, give it your shard alone, and step it once with the mean "
+        "gradient"
     )
 
 
@@ -162,8 +174,9 @@ def _whole_state(outcome: Attempt, world: World) -> str | None:
             return "no optimizer holds any state: build optimizer_class([shard], lr=lr) once, and keep it"
         if ended.state_bytes > 1.1 * share + 64:
             return (
-                f"the parameters are right, but the state is not sharded: rank {rank} holds {ended.state_bytes:,} "
-                f"bytes of m and v, and its share is 8Ψ/N = {share:,.0f}. Give the optimizer your shard, not flat"
+                f"the parameters are right, but the state is not sharded: rank {rank} holds "
+                f"{ended.state_bytes:,} bytes of m and v, and its share is 8Ψ/N = {share:,.0f}. Give the "
+                "optimizer your shard, not flat"
             )
     return None
 
@@ -177,7 +190,8 @@ def _parked(outcome: Attempt, world: World) -> str | None:
             return f"{kept} {ended.grown_bytes:,} bytes more after every step{name}: keep no history"
         if ended.whole_copies > 2 and world.world_size > 2 and world.numel >= 64:
             return (
-                f"{kept} {ended.whole_copies} tensors as large as flat beside it{name}: m, v and masters are 1/N large"
+                f"{kept} {ended.whole_copies} tensors as large as flat beside it{name}: m, v and masters are "
+                "1/N large"
             )
     return None
 
@@ -190,9 +204,9 @@ def _too_much_sent(outcome: Attempt, world: World) -> str | None:
         if passes > 2.1 and world.numel >= 64:
             calls = ", ".join(sorted({message.call for message in messages}))
             return (
-                f"right and sharded, but rank {rank} moves {passes:.1f}Ψ a step ({calls}) where 2Ψ is enough. An "
-                "all-reduce gives every rank the whole gradient, and each needs 1/N of it: use its first half, the "
-                "reduce-scatter"
+                f"right and sharded, but rank {rank} moves {passes:.1f}Ψ a step ({calls}) where 2Ψ is "
+                "enough. An all-reduce gives every rank the whole gradient, and each needs 1/N of it: use "
+                "its first half, the reduce-scatter"
             )
     return None
 

@@ -74,19 +74,20 @@ def whole(world: World, each: Callable[[int], torch.Tensor]) -> torch.Tensor:
 # A sentence, and the flat buffer that rank r ends with in a world.
 # fmt: off
 MISTAKES: dict[str, Callable[[World, int], torch.Tensor]] = {
-    "flat is what it was: let your shard be a view, flat[...], or copy the updated shard back into it. Assigning a "
-    "new tensor to a name does not change flat":
+    "flat is what it was: let your shard be a view, flat[...], or copy the updated shard back into it. "
+    "Assigning a new tensor to a name does not change flat":
         lambda w, r: w.start,
-    "each rank updated its own shard, and no rank got the others': all-gather flat after the update, or every rank "
-    "continues with another model":
+    "each rank updated its own shard, and no rank got the others': all-gather flat after the update, or "
+    "every rank continues with another model":
         lambda w, r: w.patched(w.start, w.trained(mean), r),
-    "each rank updated its shard with its own gradient alone, and nobody got the others': reduce-scatter first, "
-    "all-gather last":
+    "each rank updated its shard with its own gradient alone, and nobody got the others': reduce-scatter "
+    "first, all-gather last":
         lambda w, r: w.patched(w.start, w.trained(of(r)), r),
-    "each rank updated its shard with its own gradient alone: reduce-scatter first, which adds the other ranks' "
-    "gradients":
+    "each rank updated its shard with its own gradient alone: reduce-scatter first, which adds the other "
+    "ranks' gradients":
         lambda w, r: whole(w, lambda owner: w.trained(of(owner))),
-    "each rank updated everything with its own gradient alone: reduce-scatter first, which adds the other ranks'":
+    "each rank updated everything with its own gradient alone: reduce-scatter first, which adds the other "
+    "ranks'":
         lambda w, r: w.trained(of(r)),
     "every rank used rank 0's gradient: a broadcast copies, and a reduce-scatter adds":
         lambda w, r: w.trained(of(0)),
@@ -99,8 +100,8 @@ MISTAKES: dict[str, Callable[[World, int], torch.Tensor]] = {
         lambda w, r: w.trained(mean, fresh=True),
     "the gradients pile up from step to step: assign shard.grad instead of adding to it, or clear it":
         lambda w, r: w.trained(mean, pile=True),
-    "the weights were averaged instead of the gradients, each rank with an optimizer of its own: average first, then "
-    "update":
+    "the weights were averaged instead of the gradients, each rank with an optimizer of its own: average "
+    "first, then update":
         lambda w, r: mean([w.trained(of(rank)) for rank in range(w.world_size)]),
     "the last step is missing: is the gradient of the step before used, or flat gathered before the update?":
         lambda w, r: w.trained(mean, steps=STEPS - 1),

@@ -19,10 +19,10 @@ MICRO_BATCHES = 3
 CASES = (3, 2, 4)  # ranks
 SHARD = 64  # elements; a flat buffer is padded, so every shard is equal
 HINTS = (
-    "ring.reduce_scatter(flat) leaves this rank's chunk of the sum. What does kept begin with, and what has to "
-    "happen to it at the second micro-batch?",
-    "return the chunk if kept is None, and kept + chunk otherwise. Never reduce kept: it is a sum over the ranks "
-    "already.",
+    "ring.reduce_scatter(flat) leaves this rank's chunk of the sum. What does kept begin with, and what "
+    "has to happen to it at the second micro-batch?",
+    "return the chunk if kept is None, and kept + chunk otherwise. Never reduce kept: it is a sum over the "
+    "ranks already.",
     "the chunk is a view of flat, and a view keeps the whole storage alive: .clone() it.",
 )
 
@@ -41,7 +41,8 @@ MISTAKES = {
         lambda g, m, r, cut: summed(g, m)[cut(r)] / (m + 1),
     "that is the mean over ranks and micro-batches: keep the sum, and divide once, before the update":
         lambda g, m, r, cut: summed(g, m)[cut(r)] / (m + 1) / len(g[0]),
-    "the whole of kept + shard is divided at every micro-batch, the earlier ones again and again: keep the sum":
+    "the whole of kept + shard is divided at every micro-batch, the earlier ones again and again: keep the "
+    "sum":
         lambda g, m, r, cut: reduce(lambda kept, each: (kept + sum(each)[cut(r)]) / len(each), g[:m + 1], 0),
     "the sums are right, but each rank keeps the next rank's shard instead of its own":
         lambda g, m, r, cut: summed(g, m)[cut(r + 1)],
@@ -49,14 +50,16 @@ MISTAKES = {
         lambda g, m, r, cut: summed(g, m)[cut(r - 1)],
     "the sums are right, but every rank keeps rank 0's shard: it is another rank's shard on all but rank 0":
         lambda g, m, r, cut: summed(g, m)[cut(0)],
-    "every rank keeps the whole sum: that is stage 1's memory. Keep the shard that ring.reduce_scatter returns":
+    "every rank keeps the whole sum: that is stage 1's memory. Keep the shard that ring.reduce_scatter "
+    "returns":
         lambda g, m, r, cut: summed(g, m),
     "every rank keeps its whole own gradient: that is stage 0's memory, and nothing was reduced":
         lambda g, m, r, cut: own(g, m, r),
     "`kept` was already a sum over the ranks, and it was reduced again. Reduce `flat` alone, then add":
         lambda g, m, r, cut: reduce(lambda kept, each: [
             sum(each)[cut(rank)] + sum(kept) for rank in range(len(each))], g[:m + 1], [0] * len(g[0]))[r],
-    "`kept` was already a sum over the ranks, and it was multiplied by their number: reduce `flat` alone, then add":
+    "`kept` was already a sum over the ranks, and it was multiplied by their number: reduce `flat` alone, "
+    "then add":
         lambda g, m, r, cut: reduce(lambda kept, each: sum(each)[cut(r)] + len(each) * kept, g[:m + 1], 0),
     "it is one micro-batch behind: it returned `kept` as it was, without the new shard":
         lambda g, m, r, cut: summed(g, max(0, m - 1))[cut(r)],
@@ -107,9 +110,7 @@ def check_reduce_and_keep(fn: Callable) -> str | None:
 
 def gradient(rank: int, micro: int, numel: int) -> torch.Tensor:
     """Different for every element, rank and micro-batch."""
-    return torch.randn(
-        numel, generator=torch.Generator().manual_seed(10 * micro + rank), dtype=torch.float64
-    )
+    return torch.randn(numel, generator=torch.Generator().manual_seed(10 * micro + rank), dtype=torch.float64)
 
 
 def _step(fn: Callable, rank: int, numel: int) -> list[Kept]:
@@ -134,9 +135,13 @@ def _look(fn: Callable, world_size: int) -> Finding:
     findings = [_after(micro, outcome, g, where) for micro in range(MICRO_BATCHES)]
     wrong = [finding for finding in findings if finding.wrong]
     if not wrong:
-        return replace(findings[-1], where=where, cost=_too_much_kept(outcome) or _wrong_bytes(outcome, numel))
+        return replace(
+            findings[-1], where=where, cost=_too_much_kept(outcome) or _wrong_bytes(outcome, numel)
+        )
     named = set.intersection(*(set(finding.fitting()) for finding in findings))
-    return replace(wrong[0], mistakes={why: wrong[0].mistakes[why] for why in wrong[0].mistakes if why in named})
+    return replace(
+        wrong[0], mistakes={why: wrong[0].mistakes[why] for why in wrong[0].mistakes if why in named}
+    )
 
 
 def _after(micro: int, outcome: Attempt, g: list[list[torch.Tensor]], where: str) -> Finding:
@@ -181,8 +186,8 @@ def _too_much_kept(outcome: Attempt) -> str | None:
         for each in values:
             if each.storage_bytes > shard_bytes:
                 return (
-                    f"{right} keeps {each.storage_bytes} bytes for a shard of {shard_bytes}: it returned a view of "
-                    "the whole gradient. .clone() the shard"
+                    f"{right} keeps {each.storage_bytes} bytes for a shard of {shard_bytes}: it returned a "
+                    "view of the whole gradient. .clone() the shard"
                 )
         last = values[-1]
         grows = all(after.other_bytes > before.other_bytes for before, after in pairwise(values))
@@ -190,8 +195,8 @@ def _too_much_kept(outcome: Attempt) -> str | None:
             name = f" in `{last.other_name}`" if last.other_name else ""
             grows = " It grows with every micro-batch." if grows else ""
             return (
-                f"{right} keeps {last.other_bytes} bytes beside its shard{name}, alive after the call.{grows} Keep "
-                "nothing but what you return"
+                f"{right} keeps {last.other_bytes} bytes beside its shard{name}, alive after the "
+                f"call.{grows} Keep nothing but what you return"
             )
     return None
 
@@ -204,15 +209,17 @@ def _wrong_bytes(outcome: Attempt, numel: int) -> str | None:
         right = f"the values are right, but rank {rank} sent {sent} bytes"
         if sent == 2 * allowed:
             return (
-                f"{right} where a reduce-scatter sends {allowed}: that is an all-reduce, whose second half sent "
-                "sums to ranks that do not keep them"
+                f"{right} where a reduce-scatter sends {allowed}: that is an all-reduce, whose second half "
+                "sent sums to ranks that do not keep them"
             )
         if sent == allowed * world_size:
-            return f"{right} where a reduce-scatter sends {allowed}: it sends the whole gradient to every rank"
+            return (
+                f"{right} where a reduce-scatter sends {allowed}: it sends the whole gradient to every rank"
+            )
         if sent != allowed:
             times = sent / allowed
             return (
-                f"{right} in {MICRO_BATCHES} micro-batches, {times:.3g} times the {allowed} of one reduce-scatter "
-                "each: send each chunk once"
+                f"{right} in {MICRO_BATCHES} micro-batches, {times:.3g} times the {allowed} of one "
+                "reduce-scatter each: send each chunk once"
             )
     return None

@@ -27,39 +27,40 @@ from zerolab.course.lessons.zero_stage_3.solution import forward_backward, resha
 
 CASES = (3, 2, 4)  # ranks
 HINTS = (
-    "unshard gives the storage its size back, layer.flat.untyped_storage().resize_(bytes), copies layer.shard into "
-    "layer.flat[layer.owned], and all-gathers. reshard is resize_(0).",
-    "forward: unshard, layer.forward, reshard, for each layer. Backward does the same with layer.backward, from the "
-    "last layer to the first, and hands on what it returns.",
+    "unshard gives the storage its size back, layer.flat.untyped_storage().resize_(bytes), copies "
+    "layer.shard into layer.flat[layer.owned], and all-gathers. reshard is resize_(0).",
+    "forward: unshard, layer.forward, reshard, for each layer. Backward does the same with layer.backward, "
+    "from the last layer to the first, and hands on what it returns.",
     "after each layer's backward: grad_shard is a clone of what ring.reduce_scatter(layer.grad) returns, and "
     "layer.grad is None again.",
 )
 
-# A sentence, and what it leads to: t[rank][l] is a rank's gradient of layer l, `cut` a rank's range.
+# A sentence, and what it leads to: t[rank][layer] is a rank's gradient of layer l, `cut` a rank's range.
 # fmt: off
 MISTAKES = {
-    "grad_shard is this rank's own gradient: it was not summed over the ranks":
-        lambda t, l, r, cut: t[r][l][cut(r)],
-    "grad_shard is the mean; a reduce-scatter leaves the sum, and the update divides once":
-        lambda t, l, r, cut: total(t, l)[cut(r)] / len(t),
-    "grad_shard is the whole summed gradient: keep the chunk that ring.reduce_scatter returns":
-        lambda t, l, r, cut: total(t, l),
-    "grad_shard is this rank's own whole gradient: reduce-scatter it, and keep the chunk":
-        lambda t, l, r, cut: t[r][l],
-    "grad_shard is the next rank's shard of the sum: take layer.owned":
-        lambda t, l, r, cut: total(t, l)[cut(r + 1)],
-    "grad_shard is the previous rank's shard of the sum: take layer.owned":
-        lambda t, l, r, cut: total(t, l)[cut(r - 1)],
-    "grad_shard is rank 0's shard on every rank: take layer.owned":
-        lambda t, l, r, cut: total(t, l)[cut(0)],
-    "grad_shard was summed over the ranks twice":
-        lambda t, l, r, cut: total(t, l)[cut(r)] * len(t),
+    "each grad_shard is this rank's own gradient: it was not summed over the ranks":
+        lambda t, layer, r, cut: t[r][layer][cut(r)],
+    "each grad_shard is the mean; a reduce-scatter leaves the sum, and the update divides once":
+        lambda t, layer, r, cut: total(t, layer)[cut(r)] / len(t),
+    "each grad_shard is the whole summed gradient: keep the chunk that ring.reduce_scatter returns":
+        lambda t, layer, r, cut: total(t, layer),
+    "each grad_shard is this rank's own whole gradient: reduce-scatter it, and keep the chunk":
+        lambda t, layer, r, cut: t[r][layer],
+    "each grad_shard is the next rank's shard of the sum: take layer.owned":
+        lambda t, layer, r, cut: total(t, layer)[cut(r + 1)],
+    "each grad_shard is the previous rank's shard of the sum: take layer.owned":
+        lambda t, layer, r, cut: total(t, layer)[cut(r - 1)],
+    "each grad_shard is rank 0's shard on every rank: take layer.owned":
+        lambda t, layer, r, cut: total(t, layer)[cut(0)],
+    "each grad_shard was summed over the ranks twice":
+        lambda t, layer, r, cut: total(t, layer)[cut(r)] * len(t),
     "the layers' gradients are in reverse order: reduce layer.grad into the same layer's grad_shard":
-        lambda t, l, r, cut: total(t, DEPTH - 1 - l)[cut(r)],
-    "every layer got the first layer's gradient, the last that backward makes: reduce each after its own backward":
-        lambda t, l, r, cut: total(t, 0)[cut(r)],
-    "grad_shard was set to zeros and never filled":
-        lambda t, l, r, cut: torch.zeros_like(t[r][l][cut(r)]),
+        lambda t, layer, r, cut: total(t, DEPTH - 1 - layer)[cut(r)],
+    "every layer got the first layer's gradient, the last that backward makes: reduce each after its own "
+    "backward":
+        lambda t, layer, r, cut: total(t, 0)[cut(r)],
+    "each grad_shard was set to zeros and never filled":
+        lambda t, layer, r, cut: torch.zeros_like(t[r][layer][cut(r)]),
 }
 # fmt: on
 
@@ -83,8 +84,8 @@ class Seen(NamedTuple):
 
 
 @graded(
-    "You wrote stage 3: the gradients are right on 2, 3 and 4 ranks, one layer is whole at a time, nothing is "
-    "left at the end, and no layer moves more than 3 times its size.",
+    "You wrote stage 3: the gradients are right on 2, 3 and 4 ranks, one layer is whole at a time, nothing "
+    "is left at the end, and no layer moves more than 3 times its size.",
     call="forward_backward(layers, x)",
     hints=HINTS,
     solution=[unshard, reshard, forward_backward],
@@ -171,12 +172,14 @@ def _stopped(outcome: Attempt) -> str | None:
 
 def _missing(values: list[Seen]) -> str | None:
     for rank, seen in enumerate(values):
-        missing = [i for i, shard in enumerate(seen.shards) if isinstance(shard, Odd) and shard.kind == "NoneType"]
+        missing = [
+            i for i, shard in enumerate(seen.shards) if isinstance(shard, Odd) and shard.kind == "NoneType"
+        ]
         if missing:
             order = f". {seen.out_of_order[0].upper()}{seen.out_of_order[1:]}" if seen.out_of_order else ""
             return (
-                f"layers {missing} on rank {rank} have no grad_shard: reduce every layer's gradient, not one for "
-                f"all{order}"
+                f"layers {missing} on rank {rank} have no grad_shard: reduce every layer's gradient, not one "
+                f"for all{order}"
             )
     return None
 
@@ -193,8 +196,8 @@ def _too_much_memory(rank: int, seen: Seen) -> str | None:
         return f"{still}: they were never freed. Call reshard after every use; resize_(0) frees"
     if seen.peak == DEPTH:
         return (
-            f"all {DEPTH} layers were whole at the same time, which is stage 2's memory: unshard a layer just "
-            "before it computes, and reshard it just after"
+            f"all {DEPTH} layers were whole at the same time, which is stage 2's memory: unshard a layer "
+            "just before it computes, and reshard it just after"
         )
     if seen.peak > 1:
         return f"{seen.peak} layers were whole at the same time: one is enough here"
@@ -208,8 +211,8 @@ def _too_much_memory(rank: int, seen: Seen) -> str | None:
     if seen.copies:
         name = f", in `{seen.copy_name}`" if seen.copy_name else ""
         return (
-            f"on rank {rank} {seen.copies} more tensors of a whole weight's size are in memory{name}: a copy of a "
-            "weight or of its gradient takes what freeing layer.flat saves"
+            f"on rank {rank} {seen.copies} more tensors of a whole weight's size are in memory{name}: a copy "
+            "of a weight or of its gradient takes what freeing layer.flat saves"
         )
     return None
 
@@ -225,10 +228,13 @@ def _wrong_bytes(outcome: Attempt) -> str | None:
                 f"{right} sends whole tensors of {NUMEL} elements: a rank sends its own shard, and on a "
                 "ring the chunks that it passes on"
             )
-        if bytes_sent not in (3 * model_bytes, 3 * model_bytes - layer_bytes):  # the last layer may stay whole
+        if bytes_sent not in (
+            3 * model_bytes,
+            3 * model_bytes - layer_bytes,
+        ):  # the last layer may stay whole
             calls = ", ".join(sorted({message.call for message in sent}))
             return (
-                f"{right} sent {bytes_sent} bytes, {bytes_sent / model_bytes:.3g} passes over the model ({calls}), "
-                "where stage 3 makes 3: gather, gather again, reduce-scatter"
+                f"{right} sent {bytes_sent} bytes, {bytes_sent / model_bytes:.3g} passes over the model "
+                f"({calls}), where stage 3 makes 3: gather, gather again, reduce-scatter"
             )
     return None

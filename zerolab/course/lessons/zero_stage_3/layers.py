@@ -129,7 +129,9 @@ def out_of_order(uses: list[Use], x: torch.Tensor) -> str | None:
         ("backward", backward, list(reversed(range(DEPTH)))),
     ):
         if (indices := [use.index for use in made]) != order:
-            return f"{name} ran the layers {indices}: it goes through {order}, from the {_ends(name)}, each once"
+            return (
+                f"{name} ran the layers {indices}: it goes through {order}, from the {_ends(name)}, each once"
+            )
         handed = x if name == "forward" else torch.ones_like(forward[-1].gave)
         for use in made:
             if use.got.shape != handed.shape or not torch.equal(use.got, handed):
