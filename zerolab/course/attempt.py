@@ -104,7 +104,7 @@ def attempt(fn: Callable, inputs: Sequence[tuple], timeout: float | None = None)
             notes = [list(read_trail(trail)) for trail in trails]
             failure = stopped.ended_early(error, notes)
         except TypeError as error:  # the launcher's: it cannot send the function
-            return Attempt(failure=stopped.cannot_travel(error))
+            return Attempt(failure=stopped.cannot_travel(error, [fn, *inputs[0]]))
     return Attempt(calls=[[n for n in own if isinstance(n, Message)] for own in notes], failure=failure)
 
 

@@ -133,13 +133,14 @@ def unlike(got: torch.Tensor | Odd, want: torch.Tensor) -> str | None:
 def _rounded(got: torch.Tensor, want: torch.Tensor) -> str | None:
     """Whether a value is right up to the rounding of a shorter type."""
     off = float((got - want).abs().max() / want.abs().max().clamp(min=1e-30))
-    for dtype, error in ((torch.float32, 1e-5), (torch.float16, 5e-3), (torch.bfloat16, 4e-2)):
-        if off <= error:
-            return (
-                f"its value is right up to rounding, with an error of {off:.1g}: somewhere it went through "
-                f"{_name(dtype)}. Add up and send in {_name(want.dtype)}"
-            )
-    return None
+    if off > 2e-2:
+        return None
+    exactly = [dtype for dtype in (torch.float16, torch.bfloat16) if got.equal(got.to(dtype).to(got.dtype))]
+    through = _name(exactly[0]) if exactly else "float32" if off < 1e-5 else "a 16-bit type"
+    return (
+        f"its value is right up to rounding, with an error of {off:.1g}: somewhere it went through {through}. "
+        f"Add up and send in {_name(want.dtype)}"
+    )
 
 
 def made_of(got: torch.Tensor, want: torch.Tensor, choices: Sequence[Parts]) -> str | None:
@@ -181,10 +182,8 @@ def _difference(have: dict[str, float], should: dict[str, float]) -> str:
         return "; ".join([*found, f"what is there is {_factor(factors.pop())} times what it should be"])
     for factor in sorted(factors):
         names = [name for name, ratio in ratios.items() if round(ratio, 4) == factor]
-        found.append(
-            f"{_list(names)} {'counts' if len(names) == 1 else 'count'} {_factor(factor)} times as much as "
-            "right"
-        )
+        verb = "counts" if len(names) == 1 else "count"
+        found.append(f"{_list(names)} {verb} {_factor(factor)} times what it should")
     return "; ".join(found)
 
 

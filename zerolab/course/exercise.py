@@ -94,7 +94,7 @@ def cannot_call(answer: Any, call: str, check: str) -> str | None:
     if not call:
         return None
     try:
-        inspect.signature(answer).bind(*arguments.split(", "))
+        inspect.signature(answer).bind(*filter(None, arguments.split(", ")))
     except TypeError as error:
         return f"your function is called as {call}, and that does not fit yours: {error}"
     except ValueError:  # it has no signature that Python knows

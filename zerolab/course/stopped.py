@@ -4,13 +4,16 @@ The evidence is what each rank had called by then. gloo's own words are not show
 reader wrote sends.
 """
 
+import inspect
 import re
 import signal
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from zerolab import LaunchTimeout, WorkerError
 from zerolab.course.wire import RETURNED, Message, own_place
+from zerolab.launcher.payload import pickle_payload
 
 Notes = Sequence[Sequence[Message | str]]  # by rank: what it called, and RETURNED if it came to its end
 # What gloo and torch say where a message does not fit or a peer is gone.
@@ -59,10 +62,15 @@ def never_ended(error: LaunchTimeout, notes: Notes, seconds: float) -> str:
     return f"deadlock: {after} {misfit or unmatched(notes) or 'all ranks wait for each other. ' + _BATCH}"
 
 
-def cannot_travel(error: TypeError) -> str:
-    """The launcher could not pickle the function."""
-    reason = str(error).partition(" (")[0].replace("launch cannot send", "this process cannot send")
-    return f"{reason}: create it inside the function"
+def cannot_travel(error: TypeError, functions: Sequence[Any]) -> str:
+    """The launcher could not pickle the call; ask again about each function alone, to name what it uses."""
+    for function in filter(inspect.isfunction, functions):
+        try:
+            pickle_payload(function, (), {})
+        except TypeError as alone:
+            error = alone
+    what = str(error).partition(" (")[0].removeprefix("launch cannot send ")
+    return f"your answer cannot be sent to the ranks, because of {what}: create it inside the function"
 
 
 def of_messages(notes: Notes) -> list[list[Message]]:
