@@ -1,4 +1,4 @@
-"""Promise: whatever a reader's answer does, its check says one clear sentence, in time, and names the mistake."""
+"""Promise: whatever a reader's answer does, its check says one clear sentence, in time."""
 
 import functools
 import importlib

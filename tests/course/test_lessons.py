@@ -70,7 +70,7 @@ def test_a_lesson_has_three_hints_and_shows_no_solution_before_it_is_asked_for(n
     for number in (1, 2, 3):
         check.hint(number)
         assert capsys.readouterr().out.startswith(f"Hint {number} of 3: ")
-    with pytest.raises(ValueError, match="no hint 4: .* has 1 to 3"):
+    with pytest.raises(ValueError, match=r"no hint 4: .* has 1 to 3"):
         check.hint(4)
     check.solution()
     assert capsys.readouterr().out == solution + "\n"

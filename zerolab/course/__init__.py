@@ -42,8 +42,9 @@ What a lesson uses
     Made by ``@graded`` of a function that names the mistake in a solution: `examine` runs it in several cases
     (`attempt`) and finds the known mistake that explains what came back. A mistake is one entry of the
     check's ``MISTAKES``: a sentence, and the values that it leads to. It returns a `Result`. The exercise's
-    cell begins with ``# Exercise`` and ends with the call of the check. ``check_THING.hint(1)`` to ``hint(3)``
-    and ``check_THING.solution()`` print what ``solution.py`` and ``check.py`` hold, so none stands in view.
+    cell begins with ``# Exercise`` and ends with the call of the check. ``check_THING.hint(1)`` to
+    ``hint(3)`` and ``check_THING.solution()`` print what ``check.py`` and ``solution.py`` hold, so that none
+    stands in view.
 """
 
 import importlib

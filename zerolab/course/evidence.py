@@ -135,11 +135,11 @@ def _rounded(got: torch.Tensor, want: torch.Tensor) -> str | None:
     off = float((got - want).abs().max() / want.abs().max().clamp(min=1e-30))
     if off > 2e-2:
         return None
-    exactly = [dtype for dtype in (torch.float16, torch.bfloat16) if got.equal(got.to(dtype).to(got.dtype))]
+    exactly = [dtype for dtype in (torch.bfloat16, torch.float16) if got.equal(got.to(dtype).to(got.dtype))]
     through = _name(exactly[0]) if exactly else "float32" if off < 1e-5 else "a 16-bit type"
     return (
-        f"its value is right up to rounding, with an error of {off:.1g}: somewhere it went through {through}. "
-        f"Add up and send in {_name(want.dtype)}"
+        f"its value is right up to rounding, with an error of {off:.1g}: somewhere it went through {through}."
+        f" Add up and send in {_name(want.dtype)}"
     )
 
 

@@ -64,7 +64,7 @@ MISTAKES: dict[str, Callable[[float, int, int], float]] = {
     "the order of the stages is wrong: 1 shards the optimizer state, 2 the gradients too, 3 everything":
         lambda *case: states(*case, sharded_from=(1, 2, 3)),
     "each stage shards its own category only: a stage shards what the stages before it shard, too":
-        lambda psi, n, stage: psi * sum((size / (n if stage == own else 1) for size, own in ((2, 3), (2, 2), (12, 1)))),
+        lambda psi, n, stage: psi * sum(b / (n if stage == own else 1) for b, own in ((2, 3), (2, 2), (12, 1))),
     "the gradients have 2 bytes in mixed precision, not 4":
         lambda *case: states(*case, grads=4),
     "the parameters have 2 bytes in mixed precision, not 4: the fp32 copy is in the optimizer's 12":
@@ -159,7 +159,7 @@ def _close(got: float | Odd, want: float) -> bool:
 
 
 def _mistake(answers: dict[tuple, float | Odd], wrong: list[tuple]) -> str:
-    """The formulas that give all answers, or all wrong ones, or those of the first wrong stage."""
+    """The formula that gives all answers, or how a stage's answers are made, or a formula for the wrong ones."""
     got = answers[wrong[0]]
     if isinstance(got, Odd):
         return f"your function returned {got.kind} {got.text}: return a number of bytes".replace(" :", ":")

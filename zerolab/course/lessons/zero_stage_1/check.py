@@ -40,7 +40,7 @@ HINTS = (
 
 
 class Ended(NamedTuple):
-    """What one rank ended with: parameters, bytes of optimizer state (None if none), and what else it holds."""
+    """What one rank ended with: parameters, bytes of optimizer state (None if none), what else it holds."""
 
     flat: torch.Tensor
     state_bytes: int | None
@@ -142,7 +142,7 @@ def _one_chunk(finding: Finding, world: World) -> Finding:
 
 
 def _parts(world: World, owner: int) -> Sequence[Parts]:
-    """What a chunk of flat is a sum of after steps of SGD: first from gradients of that chunk, then of any."""
+    """What a chunk of flat is a sum of after steps of SGD: gradients of that chunk, else of any chunk."""
     begin = {"the first parameters": world.start[world.cut(owner)]}
     cases = [(step, rank) for step in range(STEPS) for rank in range(world.world_size)]
     updates = lambda chunk: {

@@ -114,6 +114,6 @@ MISTAKES: dict[str, Callable[[World, int], torch.Tensor]] = {
     "the gradient was added to the parameters, not subtracted":
         lambda w, r: 2 * w.start - w.trained(mean),
     "the remainder is lost: the last numel % N elements never change. Cut with ring.chunks, or pad":
-        lambda w, r: torch.cat([w.trained(mean)[:(n := w.numel // w.world_size * w.world_size)], w.start[n:]]),
+        lambda w, r: torch.cat([w.trained(mean)[:(n := w.numel - w.numel % w.world_size)], w.start[n:]]),
 }
 # fmt: on
