@@ -297,10 +297,8 @@ def test_a_value_is_taken_apart_into_what_it_is_a_sum_of():
     for sentence, value in said.items():
         assert made_of(value, right, [parts]) == sentence
     only = parts["a"] + parts["b"]
-    assert (
-        made_of(parts["c"], only, [parts])
-        == "nothing of what should be in it is there; it has 1 × c in it instead"
-    )
+    said = "nothing of what should be in it is there; it has 1 × c in it instead"
+    assert made_of(parts["c"], only, [parts]) == said
 
 
 # ---- what is alive

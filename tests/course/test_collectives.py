@@ -159,7 +159,7 @@ def test_every_right_way_passes(solution):
         (ring_with(shift=1, owned=1), "ended with the next rank's chunk"),
         (ring_with(rounds=-2), "a rank made 1 rounds, and 3 ranks need 2"),
         (ring_with(rounds=0), "stop after N-1 rounds"),
-        (ring_with(mixed=2), "rank 0's chunk 1"),
+        (ring_with(mixed=2), "rank 2's chunk 1 in it instead"),
         (ring_with(stale=True), "pass on the partial sum"),
         (ring_with(forget=True), "returned NoneType"),
         (lambda tensor: ring_with()(tensor) is None or tensor, "returned the whole tensor"),

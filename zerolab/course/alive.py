@@ -2,8 +2,9 @@
 
 import gc
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import ModuleType
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -68,7 +69,9 @@ def _parts(name: str, thing: Any) -> Iterator[tuple[str, Any]]:
                     for key, value in thing.items())  # fmt: skip
     elif isinstance(thing, list | tuple | set | frozenset):
         yield from ((f"{name}[{index}]", value) for index, value in enumerate(thing))
-    elif isinstance(thing, Callable) and hasattr(thing, "__code__"):
+    elif isinstance(thing, MethodType | partial):
+        yield from ((name, getattr(thing, key, None)) for key in ("__func__", "__self__", "func", "args"))
+    elif isinstance(thing, FunctionType):
         cells = zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=True)
         yield from ((free, cell.cell_contents) for free, cell in cells if cell != type(cell)())
         used = thing.__code__.co_names

@@ -64,7 +64,7 @@ MISTAKES: dict[str, Callable[[float, int, int], float]] = {
     "the order of the stages is wrong: 1 shards the optimizer state, 2 the gradients too, 3 everything":
         lambda *case: states(*case, sharded_from=(1, 2, 3)),
     "each stage shards its own category only: a stage shards what the stages before it shard, too":
-        lambda psi, n, stage: psi * sum(b / (n if stage == own else 1) for b, own in ((2, 3), (2, 2), (12, 1))),
+        lambda psi, n, stage: psi * (16 - (size := {1: 12, 2: 2, 3: 2}.get(stage, 0)) + size / n),
     "the gradients have 2 bytes in mixed precision, not 4":
         lambda *case: states(*case, grads=4),
     "the parameters have 2 bytes in mixed precision, not 4: the fp32 copy is in the optimizer's 12":
@@ -159,18 +159,15 @@ def _close(got: float | Odd, want: float) -> bool:
 
 
 def _mistake(answers: dict[tuple, float | Odd], wrong: list[tuple]) -> str:
-    """The formula that gives all answers, or how a stage's answers are made, or a formula for the wrong ones."""
+    """The formula behind all answers, or how a stage's answers are made, or a formula for the wrong ones."""
     got = answers[wrong[0]]
     if isinstance(got, Odd):
-        return f"your function returned {got.kind} {got.text}: return a number of bytes".replace(" :", ":")
+        return f"your function returned {got.kind} {got.text}: return a number of bytes"
     if not math.isfinite(got):
         return f"your function returned {got}: look for a division by 0"
-    for cases in (answers, wrong):
-        if named := [why for why, formula in MISTAKES.items() if _fits(formula, answers, cases)]:
-            return ", or else ".join(named[:2])
-    return (
-        _by_parts(answers, wrong[0][2]) or f"{got:.6g} bytes, and the formula gives {states(*wrong[0]):.6g}"
-    )
+    named = lambda cases: ", or else ".join(why for why, f in MISTAKES.items() if _fits(f, answers, cases))
+    plain = f"{got:.6g} bytes, and the formula gives {states(*wrong[0]):.6g}"
+    return named(answers) or _by_parts(answers, wrong[0][2]) or named(wrong) or plain
 
 
 def _fits(formula: Callable, answers: dict[tuple, float | Odd], cases) -> bool:

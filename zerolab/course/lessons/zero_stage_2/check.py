@@ -15,9 +15,9 @@ from zerolab.course.evidence import Finding, examine
 from zerolab.course.exercise import graded
 from zerolab.course.lessons.zero_stage_2.solution import reduce_and_keep
 
-MICRO_BATCHES = 3
+MICRO_BATCHES = 4
 CASES = (3, 2, 4)  # ranks
-SHARD = 64  # elements; a flat buffer is padded, so every shard is equal
+SHARD = 96  # elements; a flat buffer is padded, so every shard is equal
 HINTS = (
     "ring.reduce_scatter(flat) leaves this rank's chunk of the sum. What does kept begin with, and what "
     "has to happen to it at the second micro-batch?",
@@ -100,7 +100,7 @@ class Kept(NamedTuple):
     solution=[reduce_and_keep],
 )
 def check_reduce_and_keep(fn: Callable) -> str | None:
-    """Run fn(flat, kept) on 2 to 4 ranks, three micro-batches each, and print its mistake if it makes one.
+    """Run fn(flat, kept) on 2 to 4 ranks, four micro-batches each, and print its mistake if it makes one.
 
     fn sums `flat` over the ranks, adds this rank's shard of the sum to `kept` (None at first), returns it,
     and keeps nothing else alive.
