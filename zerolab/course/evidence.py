@@ -1,6 +1,6 @@
 """Which mistake explains the numbers: candidates are compared with what the ranks returned.
 
-A candidate is a sentence and the values that the mistake leads to. One that explains every rank of every case
+A candidate is a sentence and the values that the mistake leads to. One that explains every rank in two cases
 is named; if several do, all of them are. Where none does, the value is taken apart: it is a sum of known
 parts, and the coefficients tell which part is missing, doubled or scaled.
 """
@@ -50,6 +50,8 @@ class Finding:
 
     def fitting(self, ranks: Iterable[int] | None = None) -> list[str]:
         """The mistakes that explain the values of the ranks, of all of them by default."""
+        if self.stopped:
+            return []
         ranks = range(len(self.right)) if ranks is None else list(ranks)
         return [
             sentence
@@ -59,27 +61,33 @@ class Finding:
 
 
 def examine(cases: Iterable, look: Callable[..., Finding]) -> str | None:
-    """Look at the cases in turn, until one mistake is left that explains them all, or all are right.
+    """Look at the cases in turn until one mistake explains two of them or more, or all are right.
 
     Wrong values come before costs, whichever case they show in.
     """
-    suspects, first, cost, before = [], None, None, None
+    suspects, first, cost, excluded = [], None, None, set()
     for finding in map(look, cases):
-        fits = finding.fitting() if not finding.stopped else []
-        if first:  # what explains one case may be ruled out by the next
-            suspects = [each for each in suspects if each in fits] or suspects
-        elif finding.stopped:
+        fits = finding.fitting()
+        if finding.stopped:
             stopped = f"{finding.stopped} (seen with {finding.where})"
-            return f"{stopped}; and elsewhere {cost}" if cost else stopped
-        elif finding.wrong:
-            first = finding
-            suspects = [each for each in fits if before is None or each in before] or fits
-        before = fits if before is None else [each for each in before if each in fits]
-        if first and len(suspects) < 2:
-            break
+            return (
+                _named(first, suspects) if first else f"{stopped}; and elsewhere {cost}" if cost else stopped
+            )
+        if first is None and finding.wrong:
+            first, suspects = finding, [why for why in fits if why not in excluded] or fits
+            if not suspects:
+                break
+        elif first:  # what explains one case may be ruled out by the next
+            suspects = [why for why in suspects if why in fits]
+            if len(suspects) < 2:
+                break
+        excluded |= finding.mistakes.keys() - set(fits)
         cost = cost or (finding.cost and f"{finding.cost} (seen with {finding.where})")
-    if first is None:
-        return cost
+    return _named(first, suspects) if first else cost
+
+
+def _named(first: Finding, suspects: Sequence[str]) -> str:
+    """The mistakes that are left; if none is, what the first wrong value is made of."""
     named = ", or else ".join(suspects) or _of_some_ranks(first)
     return f"{'; '.join(filter(None, [named, first.also]))} (seen with {first.where})"
 
@@ -93,24 +101,23 @@ def same(got: torch.Tensor | Odd, want: torch.Tensor, rtol: float = 1e-9) -> boo
 
 
 def _of_some_ranks(finding: Finding) -> str:
-    """No mistake explains all ranks: look at the wrong ones, at type and shape, and at the value itself."""
+    """No mistake explains all cases and ranks: look at the first wrong rank, and at its value itself."""
     wrong = finding.wrong
     rank = wrong[0]
     good = [each for each in range(len(finding.right)) if each not in wrong]
-    some_right = f"rank {good[0]} is right, but rank {rank} is not: " if good else f"on rank {rank}: "
-    if named := finding.fitting(wrong) or finding.fitting([rank]):
-        return some_right + ", or else ".join(named)
+    where = f"rank {good[0]} is right, but rank {rank} is not: " if good else f"on rank {rank}: "
+    got, want = finding.seen[rank], finding.right[rank]
+    ruled_out = finding.fitting()
+    if named := [why for why in finding.fitting(wrong) or finding.fitting([rank]) if why not in ruled_out]:
+        return where + ", or else ".join(named)
     lengths = [None if isinstance(value, Odd) else value.numel() for value in finding.seen]
     named = [why for why, predicted in finding.lengths.items() if list(predicted) == lengths]
     if named and lengths != [value.numel() for value in finding.right]:
         return ", or else ".join(named)
-    got, want = finding.seen[rank], finding.right[rank]
     reading = finding.cause or unlike(got, want) or made_of(got, want, finding.parts(rank))
-    if reading:
-        return some_right + reading
-    return (
-        f"{some_right}its value is {_short(got)}, right is {_short(want)}, and no known mistake explains it"
-    )
+    if reading or ruled_out:
+        return where + (reading or ", or else ".join(ruled_out))
+    return f"{where}its value is {_short(got)}, right is {_short(want)}, and no known mistake explains it"
 
 
 def unlike(got: torch.Tensor | Odd, want: torch.Tensor) -> str | None:
