@@ -2,6 +2,7 @@
 
 import gc
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from types import FunctionType, MethodType, ModuleType
@@ -11,6 +12,7 @@ import torch
 
 # A collective's own thread lets go of its tensors a moment after the call has returned.
 SETTLES, SETTLE_SECONDS = 3, 0.01
+MOST_THINGS = 2000  # that a search for a name looks at
 
 
 class Alive:
@@ -51,9 +53,9 @@ def kept_by(tensor: torch.Tensor, **roots: Any) -> str | None:
     It looks into attributes, closures, defaults, globals that a function uses, dicts, lists and optimizers.
     """
     wanted, seen = _storage(tensor), set()
-    queue = list(roots.items())
-    while queue and len(seen) < 10_000:
-        name, thing = queue.pop(0)
+    queue = deque(roots.items())
+    while queue and len(seen) < MOST_THINGS:
+        name, thing = queue.popleft()
         if id(thing) in seen or isinstance(thing, ModuleType | str | bytes | int | float):
             continue
         seen.add(id(thing))

@@ -79,6 +79,16 @@ class Attempt:
             return f"that calls zerolab's own {used[0]}, which is what you write here: use {instead}"
         return None
 
+    @property
+    def hint_of_calls(self) -> str | None:
+        """A collective that explains wrong values: it leaves its result on one rank, or does not add."""
+        for name in self.collectives:
+            if name in ("dist.reduce", "dist.gather"):
+                return f"{name} leaves its result on one rank only"
+            if " with ReduceOp" in name:
+                return f"it calls {name}, which is not the sum"
+        return None
+
     def bytes_sent(self, rank: int) -> int:
         return sum(message.nbytes for message in self.messages[rank])
 

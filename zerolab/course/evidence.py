@@ -26,6 +26,7 @@ class Finding:
         seen, right: by rank.
         mistakes: by sentence, what each rank would have ended with.
         parts: what the seen values may be sums of, by rank, from the fewest parts to the most.
+        whole: the right values end to end; a wrong value may be a slice of it.
         lengths: by sentence, how many elements each rank would have ended with.
         cost: what is wrong although the values are right.
         also: what else there is to say of wrong values.
@@ -38,6 +39,7 @@ class Finding:
     right: Sequence[torch.Tensor] = ()
     mistakes: Mapping[str, Sequence[torch.Tensor]] = field(default_factory=dict)
     parts: Callable[[int], Sequence[Parts]] = lambda rank: ()
+    whole: torch.Tensor | None = None
     lengths: Mapping[str, Sequence[int]] = field(default_factory=dict)
     cost: str | None = None
     also: str | None = None
@@ -114,10 +116,16 @@ def _of_some_ranks(finding: Finding) -> str:
     named = [why for why, predicted in finding.lengths.items() if list(predicted) == lengths]
     if named and lengths != [value.numel() for value in finding.right]:
         return ", or else ".join(named)
-    reading = finding.cause or unlike(got, want) or made_of(got, want, finding.parts(rank))
+    reading = (
+        finding.cause
+        or unlike(got, want)
+        or elsewhere(got, want, finding.whole)
+        or made_of(got, want, finding.parts(rank))
+    )
     if reading or ruled_out:
         return where + (reading or ", or else ".join(ruled_out))
-    return f"{where}its value is {_short(got)}, right is {_short(want)}, and no known mistake explains it"
+    unknown = "" if finding.also else ", and no known mistake explains it"
+    return f"{where}its value is {_short(got)}, right is {_short(want)}{unknown}"
 
 
 def unlike(got: torch.Tensor | Odd, want: torch.Tensor) -> str | None:
@@ -148,6 +156,22 @@ def _rounded(got: torch.Tensor, want: torch.Tensor) -> str | None:
         f"its value is right up to rounding, with an error of {off:.1g}: somewhere it went through {through}."
         f" Add up and send in {_name(want.dtype)}"
     )
+
+
+def elsewhere(got: torch.Tensor, want: torch.Tensor, whole: torch.Tensor | None) -> str | None:
+    """Whether a value is right for another place, or holds the right numbers in another order."""
+    flat, wanted = got.flatten(), want.flatten()
+    if whole is not None and 1 < flat.numel() < whole.numel():
+        found = (whole.unfold(0, flat.numel(), 1) - flat).abs().amax(dim=1) < 1e-9
+        if found.any():
+            start = int(found.nonzero()[0])
+            return (
+                f"its value is what belongs to elements {start} to {start + flat.numel()} of "
+                f"{whole.numel()}: the cut is at the wrong place, or in the wrong order"
+            )
+    if flat.numel() > 2 and torch.allclose(flat.sort().values, wanted.sort().values, rtol=1e-9, atol=1e-12):
+        return "its value holds the right numbers in the wrong order"
+    return None
 
 
 def made_of(got: torch.Tensor, want: torch.Tensor, choices: Sequence[Parts]) -> str | None:

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -60,7 +61,7 @@ class Message(NamedTuple):
 
     @property
     def collective(self) -> bool:
-        return self.op != "send" and not self.received
+        return self.op not in ("send", "barrier") and not self.received
 
 
 class Wire(TorchDispatchMode):
@@ -128,5 +129,8 @@ def _called_by(frame: FrameType | None) -> tuple[str, Place | None]:
             name = f"{module.removeprefix('zerolab.')}.{code.co_name}"
         elif module == "torch.distributed.distributed_c10d":
             name = f"dist.{code.co_name}"
+            reduce_op = frame.f_locals.get("op")
+            if isinstance(reduce_op, dist.ReduceOp.RedOpType) and reduce_op != dist.ReduceOp.SUM:
+                name += f" with ReduceOp.{reduce_op.name}"
         frame = frame.f_back
     return name, None

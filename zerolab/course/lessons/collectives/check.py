@@ -107,6 +107,7 @@ def _look(fn: Callable, case: tuple[int, int]) -> Finding:
         [sum(brought)[piece] for piece in pieces],
         {why: [value(brought, rank, mine) for rank in range(world_size)] for why, value in MISTAKES.items()},
         lambda rank: [everything],
+        whole=sum(brought),
         lengths=_lengths(pieces),
         cost=_too_much_sent(outcome, pieces),
         also=_too_few_rounds(outcome),

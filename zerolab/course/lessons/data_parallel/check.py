@@ -1,6 +1,7 @@
 """Lesson 03's exercise: average gradients over ranks, graded on values, gaps, layout and messages."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -9,11 +10,18 @@ import torch
 from zerolab.course.attempt import Attempt, attempt
 from zerolab.course.evidence import Finding, examine
 from zerolab.course.exercise import graded
+from zerolab.course.lessons.data_parallel.cases import (
+    CASES,
+    MISTAKES,
+    PSI,
+    SHAPES,
+    SIZES,
+    Case,
+    gradient,
+    weighted,
+)
 from zerolab.course.lessons.data_parallel.solution import average_gradients
 
-SHAPES = {"weight": (8, 6), "bias": (8,), "gate": (4, 4)}
-SIZES = [torch.Size(shape).numel() for shape in SHAPES.values()]
-PSI = sum(SIZES)
 HINTS = (
     "multiply each gradient by this rank's count, add up over the ranks, and divide by the sum of the "
     "counts.",
@@ -22,66 +30,6 @@ HINTS = (
     "split the summed tensor at the parameters' sizes, divide each piece by the summed count (the last "
     "element), and copy it back: parameter.grad.copy_(piece.view_as(parameter)).",
 )
-
-
-class Case(NamedTuple):
-    """Tokens by rank; the rank without a gradient for the gate; the one whose weight gradient is turned."""
-
-    meaning: str
-    counts: tuple[int, ...]
-    gap: int | None = None
-    transposed: int | None = None
-
-
-CASES = (
-    Case("3 ranks with 30, 10 and 20 tokens", (30, 10, 20)),
-    Case("2 ranks with 8 tokens each", (8, 8)),
-    Case("2 ranks, and no gradient for the gate on rank 1", (8, 24), gap=1),
-    Case("2 ranks, and no gradient for the gate on rank 0", (8, 24), gap=0),
-    Case("2 ranks, and a transposed weight gradient on rank 1", (8, 24), transposed=1),
-    Case("4 ranks with 1, 2, 3 and 4 tokens", (1, 2, 3, 4)),
-    Case("1 rank", (8,)),
-)
-
-# A sentence, and what it leads to: `g` holds the ranks' gradients, `c` their counts, r is the rank.
-# fmt: off
-MISTAKES = {
-    "that is the sum over the ranks, not the mean: with N ranks every step would be N times too long":
-        lambda g, c, r: sum(g),
-    "that is the mean of the ranks' means, and the ranks have different numbers of tokens: multiply each "
-    "gradient by its count, and divide by the sum of the counts":
-        lambda g, c, r: sum(g) / len(g),
-    "multiplied by the counts, and never divided by the sum of the counts":
-        lambda g, c, r: weighted(g, c),
-    "divided once too often: after multiplying by the counts, divide by their sum only":
-        lambda g, c, r: weighted(g, c) / sum(c) / len(c),
-    "divided by the number of ranks after multiplying by the counts: divide by the sum of the counts":
-        lambda g, c, r: weighted(g, c) / len(c),
-    "divided by this rank's own count: divide by the sum of all ranks' counts":
-        lambda g, c, r: weighted(g, c) / c[r],
-    "divided by the sum of the counts, and never multiplied by them: multiply each gradient by its rank's "
-    "count":
-        lambda g, c, r: sum(g) / sum(c),
-    "multiplied by this rank's count after the sum: multiply before it, each gradient by its own rank's "
-    "count":
-        lambda g, c, r: sum(g) * c[r] / sum(c),
-    "each gradient was divided by its count: it is a mean already, so multiply by the count":
-        lambda g, c, r: sum(each / count for each, count in zip(g, c, strict=True)),
-    "the gradient is what it was before: contiguous(), flatten() and cat make copies, so copy the average "
-    "back into parameter.grad":
-        lambda g, c, r: g[r],
-    "only multiplied by this rank's count: nothing that the other ranks sent was used":
-        lambda g, c, r: g[r] * c[r],
-    "only this rank's own share, count/total of its gradient: nothing that the other ranks sent was added":
-        lambda g, c, r: g[r] * c[r] / sum(c),
-    "every rank has rank 0's gradient: a broadcast copies, and an all-reduce adds":
-        lambda g, c, r: g[0],
-    "the average was added to the old gradient: put it in its place":
-        lambda g, c, r: weighted(g, c) / sum(c) + g[r],
-    "the gradients were set to zero and stayed so: copy the average into them":
-        lambda g, c, r: torch.zeros_like(g[r]),
-}
-# fmt: on
 
 
 @graded(
@@ -104,17 +52,6 @@ class Averaged(NamedTuple):
 
     grads: list[torch.Tensor | None]
     parameters_changed: bool
-
-
-def gradient(name: str, rank: int) -> torch.Tensor:
-    """The gradient that rank brings for a parameter: different for every rank and element."""
-    generator = torch.Generator().manual_seed(100 * rank + len(name))
-    return torch.randn(SHAPES[name], generator=generator, dtype=torch.float64)
-
-
-def weighted(gradients: list[torch.Tensor], counts: tuple[int, ...]) -> torch.Tensor:
-    """The sum of the ranks' gradients, each times its count of tokens."""
-    return sum(count * each for count, each in zip(counts, gradients, strict=True))
 
 
 def _average(fn: Callable, case: Case, rank: int) -> Averaged:
@@ -144,10 +81,17 @@ def _look(fn: Callable, case: Case) -> Finding:
     mistakes = {why: [f(brought, case.counts, r) for r in range(size)] for why, f in MISTAKES.items()}
     if case.gap is not None:
         mistakes |= _without_the_gap(brought, case)
-    parts = lambda rank: [{f"rank {peer}'s gradient": each for peer, each in enumerate(brought)}]
-    cause = _cause(case)
     finding = Finding(
-        case.meaning, None, seen, right, mistakes, parts, cost=_too_much_sent(outcome), cause=cause
+        case.meaning,
+        None,
+        seen,
+        right,
+        mistakes,
+        lambda rank: [{f"rank {peer}'s gradient": each for peer, each in enumerate(brought)}],
+        whole=right[0],
+        cost=_too_much_sent(outcome),
+        also=outcome.hint_of_calls,
+        cause=_cause(case),
     )
     return finding if finding.fitting() or not finding.wrong else _one_parameter(finding)
 
@@ -160,14 +104,15 @@ def _one_parameter(finding: Finding) -> Finding:
     """The same for the first parameter that is wrong, where others are right."""
     cut = lambda values, index: [value.split(SIZES)[index] for value in values]
     for index, name in enumerate(SHAPES):
-        of_one = Finding(
-            f"{finding.where}, in the {name}",
-            None,
-            cut(finding.seen, index),
-            cut(finding.right, index),
-            {why: cut(values, index) for why, values in finding.mistakes.items()},
-            lambda rank, index=index: [{k: p.split(SIZES)[index] for k, p in finding.parts(rank)[0].items()}],
-            cause=finding.cause,
+        of_one = replace(
+            finding,
+            where=f"{finding.where}, in the {name}",
+            seen=cut(finding.seen, index),
+            right=cut(finding.right, index),
+            mistakes={why: cut(values, index) for why, values in finding.mistakes.items()},
+            parts=lambda rank, index=index: [
+                {name: part.split(SIZES)[index] for name, part in finding.parts(rank)[0].items()}
+            ],
         )
         if of_one.wrong:
             return of_one

@@ -162,12 +162,15 @@ def _mistake(answers: dict[tuple, float | Odd], wrong: list[tuple]) -> str:
     """The formula behind all answers, or how a stage's answers are made, or a formula for the wrong ones."""
     got = answers[wrong[0]]
     if isinstance(got, Odd):
-        return f"your function returned {got.kind} {got.text}: return a number of bytes"
+        return f"your function returned {' '.join(filter(None, got))}: return a number of bytes"
     if not math.isfinite(got):
         return f"your function returned {got}: look for a division by 0"
     named = lambda cases: ", or else ".join(why for why, f in MISTAKES.items() if _fits(f, answers, cases))
     plain = f"{got:.6g} bytes, and the formula gives {states(*wrong[0]):.6g}"
-    return named(answers) or _by_parts(answers, wrong[0][2]) or named(wrong) or plain
+    stage = wrong[0][2]
+    return (
+        named(answers) or _by_parts(answers, stage) or named(wrong) or _per_parameter(answers, stage) or plain
+    )
 
 
 def _fits(formula: Callable, answers: dict[tuple, float | Odd], cases) -> bool:
@@ -196,6 +199,25 @@ def _by_parts(answers: dict[tuple, float | Odd], stage: int) -> str | None:
     return (
         f"your formula keeps {whole:.4g} bytes per parameter on every GPU and divides {divided:.4g} by the "
         f"number of GPUs. At stage {stage} it keeps {right_whole} and divides {right_divided}"
+    )
+
+
+def _per_parameter(answers: dict[tuple, float | Odd], stage: int) -> str | None:
+    """What a stage's answers are per parameter, where they are neither whole nor divided by N."""
+    if any(isinstance(value, Odd) for value in answers.values()):
+        return None
+    by_psi = [[answers[psi, n, stage] / psi for n in sorted(GPUS)] for psi in PSI]
+    if all(abs(answers[PSI[0], n, stage] - answers[PSI[1], n, stage]) < 1 for n in GPUS):
+        return (
+            "your answer is the same for 1.5B and 7B parameters: it is a number of bytes for each, times psi"
+        )
+    if any(abs(one - other) > 1e-6 * abs(one) for one, other in zip(*by_psi, strict=True)):
+        return None
+    show = lambda values: ", ".join(f"{value:.4g}" for value in values)
+    right = [states(1, n, stage) for n in sorted(GPUS)]
+    return (
+        f"your formula gives {show(by_psi[0])} bytes per parameter on {show(sorted(GPUS))} GPUs, and right "
+        f"are {show(right)}"
     )
 
 

@@ -115,12 +115,15 @@ def _look(cls: Callable, world: World) -> Finding:
         [world.trained(mean)] * world.world_size,
         {why: [value(world, rank) for rank in ranks] for why, value in MISTAKES.items()},
         cost=_whole_state(outcome, world) or _parked(outcome, world) or _too_much_sent(outcome, world),
-        also="the ranks end with different parameters"
-        if any(not torch.equal(f, flats[0]) for f in flats)
-        else None,
+        also=outcome.hint_of_calls or _differing(flats),
         cause=_state_is_wrong(world),
     )
     return finding if finding.fitting() or not finding.wrong else _one_chunk(finding, world)
+
+
+def _differing(flats: list[torch.Tensor]) -> str | None:
+    differ = any(not torch.equal(flat, flats[0]) for flat in flats)
+    return "the ranks end with different parameters" if differ else None
 
 
 def _one_chunk(finding: Finding, world: World) -> Finding:

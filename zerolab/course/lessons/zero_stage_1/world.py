@@ -71,6 +71,11 @@ def whole(world: World, each: Callable[[int], torch.Tensor]) -> torch.Tensor:
     return torch.cat([each(rank)[world.cut(rank)] for rank in range(world.world_size)])
 
 
+def averaged_after_the_update(world: World, rank: int) -> torch.Tensor:
+    """Where the mean over the ranks of flat replaces the all-gather: 1/N of each update counts."""
+    return world.start + (world.trained(mean) - world.start) / world.world_size
+
+
 # A sentence, and the flat buffer that rank r ends with in a world.
 # fmt: off
 MISTAKES: dict[str, Callable[[World, int], torch.Tensor]] = {
@@ -103,6 +108,9 @@ MISTAKES: dict[str, Callable[[World, int], torch.Tensor]] = {
     "the weights were averaged instead of the gradients, each rank with an optimizer of its own: average "
     "first, then update":
         lambda w, r: mean([w.trained(of(rank)) for rank in range(w.world_size)]),
+    "flat was averaged over the ranks after the update, but each rank has updated its own shard only: "
+    "all-gather the shards instead":
+        averaged_after_the_update,
     "the last step is missing: is the gradient of the step before used, or flat gathered before the update?":
         lambda w, r: w.trained(mean, steps=STEPS - 1),
     "the others' shards are one step behind: all-gather after the update, not before it":

@@ -119,10 +119,12 @@ def _step(fn: Callable, rank: int, numel: int) -> list[Kept]:
     for micro in range(MICRO_BATCHES):
         kept = fn(gradient(rank, micro, numel), kept)
         is_tensor = isinstance(kept, torch.Tensor)
-        others = alive.storages([kept if is_tensor else None, *(each.value for each in seen)])
+        others = alive.storages([kept, *(each.value for each in seen)])
         names = [kept_by(tensor, **{getattr(fn, "__name__", "fn"): fn}) for tensor in others.values()]
+        other_bytes = nbytes(others)
+        others.clear()  # the harness keeps nothing alive itself
         behind = kept.untyped_storage().nbytes() if is_tensor else 0
-        seen.append(Kept(returned(kept), behind, nbytes(others), next(filter(None, names), None)))
+        seen.append(Kept(returned(kept), behind, other_bytes, next(filter(None, names), None)))
     return seen
 
 
@@ -162,6 +164,8 @@ def _after(micro: int, outcome: Attempt, g: list[list[torch.Tensor]], where: str
         [summed(g, micro)[cut(rank)] for rank in range(size)],
         {why: [value(g, micro, rank, cut) for rank in range(size)] for why, value in MISTAKES.items()},
         lambda rank: [{k: v for k, v in parts.items() if k.endswith(f"chunk {rank}")}, parts],
+        whole=summed(g, micro),
+        also=outcome.hint_of_calls or _wrong_bytes(outcome, g[0][0].numel(), "the bytes are wrong, too:"),
     )
 
 
@@ -201,12 +205,12 @@ def _too_much_kept(outcome: Attempt) -> str | None:
     return None
 
 
-def _wrong_bytes(outcome: Attempt, numel: int) -> str | None:
+def _wrong_bytes(outcome: Attempt, numel: int, but: str = "the values are right, but") -> str | None:
     world_size = len(outcome.values)
     allowed = MICRO_BATCHES * 8 * numel * (world_size - 1) // world_size
     for rank in range(world_size):
         sent = outcome.bytes_sent(rank)
-        right = f"the values are right, but rank {rank} sent {sent} bytes"
+        right = f"{but} rank {rank} sent {sent} bytes"
         if sent == 2 * allowed:
             return (
                 f"{right} where a reduce-scatter sends {allowed}: that is an all-reduce, whose second half "

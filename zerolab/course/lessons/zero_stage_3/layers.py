@@ -39,10 +39,9 @@ class Watch:
         self.whole_at_once = max(self.whole_at_once, sum(layer.nbytes > 0 for layer in self.layers))
         own = [tensor for layer in self.layers for tensor in (layer.flat, layer.grad, layer.grad_shard)]
         found = self.alive.storages(own, at_least=8 * NUMEL) if self.alive else {}
-        if len(found) > self.copies:
-            self.copies = len(found)
-            names = (kept_by(tensor, **roots, layers=self.layers) for tensor in found.values())
-            self.copy_name = next(filter(None, names), None)
+        if found and not self.copy_name:
+            self.copy_name = kept_by(next(iter(found.values())), **roots, layers=self.layers)
+        self.copies = max(self.copies, len(found))
 
 
 class ShardedLayer:
@@ -88,6 +87,12 @@ class ShardedLayer:
 
     def _weight(self, phase: str, advice: str) -> torch.Tensor:
         self._watch.look()
+        if 0 < self.nbytes < 8 * NUMEL or self.flat.numel() < NUMEL:
+            raise RuntimeError(
+                f"layer {self.index}'s flat has {self.flat.numel()} elements in {self.nbytes} bytes in "
+                f"{phase}, and the weight is {NUMEL} elements in {8 * NUMEL} bytes: only resize its storage, "
+                "never replace flat"
+            )
         if self.nbytes < self.flat.nbytes:
             raise RuntimeError(f"layer {self.index}'s weight is freed in {phase}: {advice}")
         if not torch.equal(self.flat, weight_of(self.index)):
