@@ -16,10 +16,11 @@ import zerolab
 from zerolab.course import attempt as attempts
 from zerolab.course.alive import Alive, kept_by, nbytes
 from zerolab.course.attempt import Brief, Odd, attempt
-from zerolab.course.evidence import Finding, coefficients, examine, made_of, unlike
+from zerolab.course.evidence import Finding, examine
 from zerolab.course.exercise import Result, graded
 from zerolab.course.lessons.memory_accounting import check_bytes_per_gpu
 from zerolab.course.lessons.ranks import check_average
+from zerolab.course.reading import coefficients, elsewhere, made_of, unlike
 
 solutions_travel_by_value(__name__)
 
@@ -299,6 +300,18 @@ def test_a_value_is_taken_apart_into_what_it_is_a_sum_of():
     only = parts["a"] + parts["b"]
     said = "nothing of what should be in it is there; it has 1 × c in it instead"
     assert made_of(parts["c"], only, [parts]) == said
+
+
+def test_a_value_that_is_right_elsewhere_or_in_part_is_told_so():
+    right = torch.randn(20, dtype=torch.float64)
+    assert "elements 3 to 8 of 20" in elsewhere(right[3:8], right[:5], right)
+    assert "right numbers in the wrong order" in elsewhere(right.flip(0), right, None)
+    assert elsewhere(right * 2, right, right) is None
+    assert "all is right but elements 18 to 19 of 20" in unlike(torch.cat([right[:18], right[:2]]), right)
+    assert "rounded to whole numbers" in unlike(right.floor(), right)
+    parts = {"a": right, "b": right.flip(0)}
+    said = made_of(torch.maximum(right, right.flip(0)), sum(parts.values()), [parts])
+    assert said == "its value is the largest of a and b, where the sum is right"
 
 
 # ---- what is alive

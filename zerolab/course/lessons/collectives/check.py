@@ -106,7 +106,7 @@ def _look(fn: Callable, case: tuple[int, int]) -> Finding:
         outcome.values,
         [sum(brought)[piece] for piece in pieces],
         {why: [value(brought, rank, mine) for rank in range(world_size)] for why, value in MISTAKES.items()},
-        lambda rank: [everything],
+        lambda rank: [{k: v for k, v in everything.items() if k.endswith(f"chunk {rank}")}, everything],
         whole=sum(brought),
         lengths=_lengths(pieces),
         cost=_too_much_sent(outcome, pieces),

@@ -14,10 +14,11 @@ import torch
 
 from zerolab.course.alive import Alive, kept_by, nbytes
 from zerolab.course.attempt import Attempt, attempt
-from zerolab.course.evidence import Finding, Parts, examine
+from zerolab.course.evidence import Finding, examine
 from zerolab.course.exercise import graded
 from zerolab.course.lessons.zero_stage_1.solution import MyZero1
 from zerolab.course.lessons.zero_stage_1.world import LR, MISTAKES, STEPS, World, mean
+from zerolab.course.reading import Parts
 from zerolab.course.wire import Message
 from zerolab.storages import storage_bytes
 

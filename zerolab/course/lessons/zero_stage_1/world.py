@@ -119,6 +119,10 @@ MISTAKES: dict[str, Callable[[World, int], torch.Tensor]] = {
         lambda w, r: w.trained(mean, steps=1),
     "lr was not passed on: optimizer_class([shard], lr=lr)":
         lambda w, r: w.trained(mean, lr=1e-3),
+    "every rank has rank 0's flat, in which only rank 0's shard is new: all-gather the shards of all ranks":
+        lambda w, r: w.patched(w.start, w.trained(mean), 0),
+    "lr was divided by the number of ranks: the mean of the gradients is divided already":
+        lambda w, r: w.trained(mean, lr=LR / w.world_size),
     "the gradient was added to the parameters, not subtracted":
         lambda w, r: 2 * w.start - w.trained(mean),
     "the remainder is lost: the last numel % N elements never change. Cut with ring.chunks, or pad":

@@ -67,6 +67,8 @@ MISTAKES = {
         lambda g, m, r, cut: reduce(lambda kept, each: sum(each)[cut(r)] + 2 * kept, g[:m + 1], 0),
     "the first micro-batch counts twice: at first kept is None, and the shard alone is the sum":
         lambda g, m, r, cut: summed(g, m)[cut(r)] + sum(g[0])[cut(r)],
+    "the largest of the micro-batches is kept, element by element: add them":
+        lambda g, m, r, cut: reduce(torch.maximum, [sum(each)[cut(r)] for each in g[:m + 1]]),
     "only the first micro-batch is kept, and the later ones are lost":
         lambda g, m, r, cut: sum(g[0])[cut(r)],
 }

@@ -135,6 +135,7 @@ def _look(fn: Callable, world_size: int) -> Finding:
         mistakes = {why: [f(gradients, layer, r, cut) for r in ranks] for why, f in MISTAKES.items()}
         parts = lambda rank, layer=layer: [
             {f"rank {peer}'s gradient": gradients[peer][layer][cut(rank)] for peer in ranks},
+            {f"layer {each}'s sum": total(gradients, each)[cut(rank)] for each in range(DEPTH)},
             {
                 f"rank {peer}'s gradient at rank {owner}'s range": gradients[peer][layer][cut(owner)]
                 for peer in ranks
