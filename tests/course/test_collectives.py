@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
+from support.answers import alone, together
 from support.lessons import solutions_travel_by_value, spoken
 
 from zerolab import ring
@@ -142,37 +143,42 @@ def with_chunk(tensor):
     return pieces[rank]
 
 
-@pytest.mark.parametrize("solution", [ring_with(), to_the_left, even_ranks_first, recursive])
+RIGHT = [ring_with(), to_the_left, even_ranks_first, recursive]
+WRONG = [
+    (lambda tensor: None, "not written yet"),
+    (ring_with(whole=True), "sends the whole tensor each round"),
+    (ring_with(mean=True), "that is the mean"),
+    (ring_with(floor=True), "the remainder is lost"),
+    (alone(with_chunk), "torch.chunk's cut"),
+    (ring_with(shift=1), "nothing added to it"),
+    (ring_with(shift=1, owned=1), "ended with the next rank's chunk"),
+    (ring_with(rounds=-2), "a rank made 1 rounds, and 3 ranks need 2"),
+    (alone(ring_with(rounds=0)), "stop after N-1 rounds"),
+    (alone(ring_with(mixed=2)), "rank 2's chunk 1 in it instead"),
+    (ring_with(stale=True), "pass on the partial sum"),
+    (ring_with(forget=True), "returned NoneType"),
+    (lambda tensor: ring_with()(tensor) is None or tensor, "returned the whole tensor"),
+    (lambda tensor: ring_with()(tensor).float(), "float32, and its input is float64"),
+    (lambda tensor: ring_with()(tensor).sum(), "one element or one sum"),
+    (whole_sum, "zerolab's own ring.all_gather"),
+    (ring.reduce_scatter, "zerolab's own ring.reduce_scatter"),
+    (everyone_to_owner, "in a ring it talks to rank"),
+    (by_all_reduce, "torch's own dist.all_reduce"),
+]
+diagnose = together(check_reduce_scatter, [*RIGHT, *(wrong for wrong, _ in WRONG)])
+
+
+@pytest.mark.parametrize("solution", RIGHT)
 def test_every_right_way_passes(solution):
-    assert check_reduce_scatter.diagnose(solution) is None
+    assert diagnose(solution) is None
 
 
 @pytest.mark.parametrize(
     ("solution", "diagnosis"),
-    [
-        (lambda tensor: None, "not written yet"),
-        (ring_with(whole=True), "sends the whole tensor each round"),
-        (ring_with(mean=True), "that is the mean"),
-        (ring_with(floor=True), "the remainder is lost"),
-        (with_chunk, "torch.chunk's cut"),
-        (ring_with(shift=1), "nothing added to it"),
-        (ring_with(shift=1, owned=1), "ended with the next rank's chunk"),
-        (ring_with(rounds=-2), "a rank made 1 rounds, and 3 ranks need 2"),
-        (ring_with(rounds=0), "stop after N-1 rounds"),
-        (ring_with(mixed=2), "rank 2's chunk 1 in it instead"),
-        (ring_with(stale=True), "pass on the partial sum"),
-        (ring_with(forget=True), "returned NoneType"),
-        (lambda tensor: ring_with()(tensor) is None or tensor, "returned the whole tensor"),
-        (lambda tensor: ring_with()(tensor).float(), "float32, and its input is float64"),
-        (lambda tensor: ring_with()(tensor).sum(), "one element or one sum"),
-        (whole_sum, "zerolab's own ring.all_gather"),
-        (ring.reduce_scatter, "zerolab's own ring.reduce_scatter"),
-        (everyone_to_owner, "in a ring it talks to rank"),
-        (by_all_reduce, "torch's own dist.all_reduce"),
-    ],
+    WRONG,
 )
 def test_the_check_names_the_mistake(solution, diagnosis):
-    assert diagnosis in check_reduce_scatter.diagnose(solution)
+    assert diagnosis in diagnose(solution)
 
 
 def test_a_deadlock_is_named(monkeypatch):

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+from support.answers import alone, together
 from support.lessons import drawing, solutions_travel_by_value, spoken
 
 from zerolab import cost, ring
@@ -131,11 +132,6 @@ def broadcast(parameters, count):
     one_message(parameters, 1, lambda flat: dist.broadcast(flat, 0), unweigh=1)
 
 
-@pytest.mark.parametrize("solution", [flat_average, one_message, by_the_ring, vector_of_gradients])
-def test_every_right_way_passes(solution):
-    assert check_average_gradients.diagnose(solution) is None
-
-
 MISTAKES = {
     "nothing was written": (lambda parameters, count: ..., "not written yet"),
     "sum for mean": (
@@ -151,8 +147,8 @@ MISTAKES = {
         "never divided by the sum of the counts",
     ),
     "copy not written back": (lambda p, c: flat_average(p, c, write=False), "is what it was before"),
-    "gap ignored, flat": (lambda p, c: flat_average(p, c, fill=False), "without a gradient"),
-    "gap ignored, one by one": (lambda p, c: one_by_one(p, c, skip=True), "without a gradient"),
+    "gap ignored, flat": (alone(lambda p, c: flat_average(p, c, fill=False)), "without a gradient"),
+    "gap ignored, one by one": (alone(lambda p, c: one_by_one(p, c, skip=True)), "without a gradient"),
     "gap left out of the count": (gap_not_counted, "left out of the count"),
     "divided by the ranks": (
         lambda p, c: flat_average(p, c, divide="ranks"),
@@ -166,7 +162,7 @@ MISTAKES = {
     "rank 0's": (broadcast, "every rank has rank 0's gradient"),
     "one parameter only": (first_parameter_only, "is what it was before"),
     "layout ignored": (one_by_one, "the right numbers in the wrong places"),
-    "view of a transposed gradient": (viewed, "use flatten() or reshape(-1)"),
+    "view of a transposed gradient": (alone(viewed), "use flatten() or reshape(-1)"),
     "many messages": (
         lambda p, c: one_by_one(p, c, layout="follow"),
         "made 4 calls (dist.all_reduce) where 1 is enough",
@@ -178,11 +174,19 @@ MISTAKES = {
     "weights averaged": (weights_instead, "the parameters were changed"),
 }
 
+RIGHT = [flat_average, one_message, by_the_ring, vector_of_gradients]
+diagnose = together(check_average_gradients, [*RIGHT, *(wrong for wrong, _ in MISTAKES.values())])
+
+
+@pytest.mark.parametrize("solution", RIGHT)
+def test_every_right_way_passes(solution):
+    assert diagnose(solution) is None
+
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_each_classic_mistake_is_named(mistake):
     wrong, sentence = MISTAKES[mistake]
-    assert sentence in check_average_gradients.diagnose(wrong)
+    assert sentence in diagnose(wrong)
 
 
 def test_the_order_of_events_is_told_without_times():

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
+from support.answers import alone, together
 from support.lessons import solutions_travel_by_value, spoken
 
 from zerolab import ring
@@ -108,59 +109,64 @@ def averages_in_halves(own):
     return through_rank_0(lambda total, n: total, add=lambda total, theirs: total.add_(theirs).div_(2))(own)
 
 
+RIGHT = [
+    through_rank_0(lambda total, n: total / n),
+    everyone_to_everyone,
+    around_the_ring,
+    along_a_chain,
+]
+WRONG = [
+    (lambda own: None, "not written yet"),
+    (through_rank_0(lambda total, n: total), "that is the sum"),
+    (through_rank_0(lambda total, n: total / 2), "divided by 2, whatever the number"),
+    (through_rank_0(lambda total, n: total / (n - 1)), "divided by N-1"),
+    (through_rank_0(lambda total, n: total / n**2), "divided by world_size twice"),
+    (through_rank_0(lambda total, n: total / 7), "what is there is 3/7 times what it should be"),
+    (
+        through_rank_0(lambda total, n: total / n, back=False),
+        "rank 0 is right, but rank 1 is not: it returned its own gradient",
+    ),
+    (
+        through_rank_0(lambda total, n: total / n, add=torch.Tensor.copy_),
+        "rank 0's gradient and rank 1's",
+    ),
+    (
+        through_rank_0(lambda total, n: total / n, add=torch.Tensor.maximum),
+        "nothing that arrived was added",
+    ),
+    (through_rank_0(lambda total, n: (total / n).half().double()), "went through float16"),
+    (
+        alone(through_rank_0(lambda total, n: total / n, buffer=lambda own: own[:7].clone())),
+        "7 elements of float64",
+    ),
+    (averages_in_halves, "mean of means"),
+    (lambda own: own.clone(), "nothing that arrived was used"),
+    (lambda own: own.tolist(), "returned list"),
+    (lambda own: own.float(), "float32, and its input is float64"),
+    (lambda own: around_the_ring(own, steps=-2), "is missing"),
+    (lambda own: around_the_ring(own, steps=0), "counts 2 times"),
+    (lambda own: along_a_chain(own, back=False), "sum up to itself, divided"),
+    (lambda own: along_a_chain(own, back=False, divide=False), "sum up to itself: the total"),
+    (reduced_by_torch, "torch's own dist.all_reduce"),
+    (reduced_by_the_package, "zerolab's own ring.all_reduce"),
+]
+diagnose = together(check_average, [*RIGHT, *(wrong for wrong, _ in WRONG)])
+
+
 @pytest.mark.parametrize(
     "solution",
-    [
-        through_rank_0(lambda total, n: total / n),
-        everyone_to_everyone,
-        around_the_ring,
-        along_a_chain,
-    ],
+    RIGHT,
 )
 def test_every_right_way_passes(solution):
-    assert check_average.diagnose(solution) is None
+    assert diagnose(solution) is None
 
 
 @pytest.mark.parametrize(
     ("solution", "diagnosis"),
-    [
-        (lambda own: None, "not written yet"),
-        (through_rank_0(lambda total, n: total), "that is the sum"),
-        (through_rank_0(lambda total, n: total / 2), "divided by 2, whatever the number"),
-        (through_rank_0(lambda total, n: total / (n - 1)), "divided by N-1"),
-        (through_rank_0(lambda total, n: total / n**2), "divided by world_size twice"),
-        (through_rank_0(lambda total, n: total / 7), "what is there is 3/7 times what it should be"),
-        (
-            through_rank_0(lambda total, n: total / n, back=False),
-            "rank 0 is right, but rank 1 is not: it returned its own gradient",
-        ),
-        (
-            through_rank_0(lambda total, n: total / n, add=torch.Tensor.copy_),
-            "rank 0's gradient and rank 1's",
-        ),
-        (
-            through_rank_0(lambda total, n: total / n, add=torch.Tensor.maximum),
-            "nothing that arrived was added",
-        ),
-        (through_rank_0(lambda total, n: (total / n).half().double()), "went through float16"),
-        (
-            through_rank_0(lambda total, n: total / n, buffer=lambda own: own[:7].clone()),
-            "7 elements of float64",
-        ),
-        (averages_in_halves, "mean of means"),
-        (lambda own: own.clone(), "nothing that arrived was used"),
-        (lambda own: own.tolist(), "returned list"),
-        (lambda own: own.float(), "float32, and its input is float64"),
-        (lambda own: around_the_ring(own, steps=-2), "is missing"),
-        (lambda own: around_the_ring(own, steps=0), "counts 2 times"),
-        (lambda own: along_a_chain(own, back=False), "sum up to itself, divided"),
-        (lambda own: along_a_chain(own, back=False, divide=False), "sum up to itself: the total"),
-        (reduced_by_torch, "torch's own dist.all_reduce"),
-        (reduced_by_the_package, "zerolab's own ring.all_reduce"),
-    ],
+    WRONG,
 )
 def test_the_check_names_the_mistake(solution, diagnosis):
-    assert diagnosis in check_average.diagnose(solution)
+    assert diagnosis in diagnose(solution)
 
 
 def test_a_deadlock_is_named(monkeypatch):

@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 import torch.distributed as dist
+from support.answers import alone, together
 from support.lessons import solutions_travel_by_value, spoken
 from torch import nn
 
@@ -265,44 +266,49 @@ class TheEngine:
     def step(self, gradient): ...
 
 
-@pytest.mark.parametrize("cls", [Right, Padded, CopiesBack])
+RIGHT = [Right, Padded, CopiesBack]
+WRONG = [
+    (Stub, "not written yet"),
+    (NoGather, "no rank got the others': all-gather"),
+    (NeverCommunicates, "with its own gradient alone, and nobody got the others'"),
+    (OwnGradient, "with its own gradient alone: reduce-scatter first"),
+    (Sum, "that is the sum of the gradients"),
+    (ThreePsi, "moves 3.0Ψ a step (ring.all_gather, ring.all_reduce) where 2Ψ is enough"),
+    (NativeThreePsi, "moves 3.0Ψ a step (dist.all_reduce, ring.all_gather) where 2Ψ is enough"),
+    (Remainder, "the remainder is lost: the last numel % N elements never change"),
+    (Forgetful, "forgets m and v at every step"),
+    (CopiedShard, "flat is what it was: let your shard be a view"),
+    (
+        Unsharded,
+        "the state is not sharded: rank 0 holds 8,004 bytes of m and v, and its share is 8Ψ/N = 2,000",
+    ),
+    (WholeStateOwnShard, "the state is not sharded"),
+    (GathersFirst, "one step behind: all-gather after the update"),
+    (PilesUp, "pile up from step to step"),
+    (AveragesWeights, "the weights were averaged instead of the gradients"),
+    (StepsTwice, "count 2 times what it should"),
+    (NextChunk, "at chunk 1"),
+    (NoLearningRate, "lr was not passed on"),
+    (History, "bytes more after every step (look at `History.past["),
+    (ByHand, "forgets m and v"),
+    (Rounds, "right up to rounding"),
+    (alone(TheEngine), "zerolab's own ZeroOptimizer"),
+    (lambda flat, optimizer_class, lr: flat, "'Tensor' object has no attribute 'step'"),
+]
+diagnose = together(check_zero1, [*RIGHT, *(wrong for wrong, _ in WRONG)])
+
+
+@pytest.mark.parametrize("cls", RIGHT)
 def test_every_right_way_passes(cls):
-    assert check_zero1.diagnose(cls) is None
+    assert diagnose(cls) is None
 
 
 @pytest.mark.parametrize(
     ("cls", "sentence"),
-    [
-        (Stub, "not written yet"),
-        (NoGather, "no rank got the others': all-gather"),
-        (NeverCommunicates, "with its own gradient alone, and nobody got the others'"),
-        (OwnGradient, "with its own gradient alone: reduce-scatter first"),
-        (Sum, "that is the sum of the gradients"),
-        (ThreePsi, "moves 3.0Ψ a step (ring.all_gather, ring.all_reduce) where 2Ψ is enough"),
-        (NativeThreePsi, "moves 3.0Ψ a step (dist.all_reduce, ring.all_gather) where 2Ψ is enough"),
-        (Remainder, "the remainder is lost: the last numel % N elements never change"),
-        (Forgetful, "forgets m and v at every step"),
-        (CopiedShard, "flat is what it was: let your shard be a view"),
-        (
-            Unsharded,
-            "the state is not sharded: rank 0 holds 8,004 bytes of m and v, and its share is 8Ψ/N = 2,000",
-        ),
-        (WholeStateOwnShard, "the state is not sharded"),
-        (GathersFirst, "one step behind: all-gather after the update"),
-        (PilesUp, "pile up from step to step"),
-        (AveragesWeights, "the weights were averaged instead of the gradients"),
-        (StepsTwice, "count 2 times what it should"),
-        (NextChunk, "at chunk 1"),
-        (NoLearningRate, "lr was not passed on"),
-        (History, "bytes more after every step (look at `History.past["),
-        (ByHand, "forgets m and v"),
-        (Rounds, "right up to rounding"),
-        (TheEngine, "zerolab's own ZeroOptimizer"),
-        (lambda flat, optimizer_class, lr: flat, "'Tensor' object has no attribute 'step'"),
-    ],
+    WRONG,
 )
 def test_each_classic_mistake_is_named(cls, sentence):
-    assert sentence in check_zero1.diagnose(cls)
+    assert sentence in diagnose(cls)
 
 
 def test_bytes_are_those_of_a_ring_whatever_the_collective_is_called():

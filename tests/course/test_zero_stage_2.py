@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
+from support.answers import together
 from support.lessons import drawing, solutions_travel_by_value, spoken
 
 import zerolab
@@ -162,40 +163,45 @@ def to_everyone(flat, kept):
     return added(mine, kept)
 
 
-@pytest.mark.parametrize("right", [in_place, added_before, sent_to_owners])
+RIGHT = [in_place, added_before, sent_to_owners]
+WRONG = [
+    (lambda flat, kept: None, "not written yet"),
+    (overwritten, "overwritten"),
+    (a_view, "view"),
+    (all_reduced, "that is an all-reduce"),
+    (ready_made, "torch's own dist.all_reduce"),
+    (kept_whole, "stage 1's memory"),
+    (not_reduced, "own gradient only"),
+    (averaged, "the mean over the ranks"),
+    (reduced_again, "reduced again"),
+    (neighbours, "another rank's shard, the previous one's"),
+    (first_chunk, "every rank keeps rank 0's shard"),
+    (none_at_first, "NoneType"),
+    (a_number, "returned float"),
+    (parked, "in `PARKED[0]`, alive after the call. It grows with every micro-batch"),
+    (parked_once, "beside its shard in `parked_once's default['whole']`"),
+    (parked_at_the_function, "beside its shard"),
+    (behind, "only the first micro-batch is kept"),
+    (doubled, "what is there is 2 times what it should be"),
+    (divided_again, "the earlier ones again and again"),
+    (over_the_micro_batches, "what is there is 1/3 times what it should be"),
+    (in_bfloat16, "right up to rounding"),
+    (to_everyone, "sends the whole gradient to every rank"),
+]
+diagnose = together(check_reduce_and_keep, [*RIGHT, *(wrong for wrong, _ in WRONG)])
+
+
+@pytest.mark.parametrize("right", RIGHT)
 def test_every_right_way_passes(right):
-    assert check_reduce_and_keep.diagnose(right) is None
+    assert diagnose(right) is None
 
 
 @pytest.mark.parametrize(
     ("wrong", "words"),
-    [
-        (lambda flat, kept: None, "not written yet"),
-        (overwritten, "overwritten"),
-        (a_view, "view"),
-        (all_reduced, "that is an all-reduce"),
-        (ready_made, "torch's own dist.all_reduce"),
-        (kept_whole, "stage 1's memory"),
-        (not_reduced, "own gradient only"),
-        (averaged, "the mean over the ranks"),
-        (reduced_again, "reduced again"),
-        (neighbours, "another rank's shard, the previous one's"),
-        (first_chunk, "every rank keeps rank 0's shard"),
-        (none_at_first, "NoneType"),
-        (a_number, "returned float"),
-        (parked, "in `PARKED[0]`, alive after the call. It grows with every micro-batch"),
-        (parked_once, "beside its shard in `parked_once's default['whole']`"),
-        (parked_at_the_function, "beside its shard"),
-        (behind, "only the first micro-batch is kept"),
-        (doubled, "what is there is 2 times what it should be"),
-        (divided_again, "the earlier ones again and again"),
-        (over_the_micro_batches, "what is there is 1/3 times what it should be"),
-        (in_bfloat16, "right up to rounding"),
-        (to_everyone, "sends the whole gradient to every rank"),
-    ],
+    WRONG,
 )
 def test_the_check_names_the_mistake(wrong, words):
-    assert words in check_reduce_and_keep.diagnose(wrong)
+    assert words in diagnose(wrong)
 
 
 def gradient_peak(reduces_in_flight):

@@ -1,8 +1,11 @@
 """Lesson 06: its check names each classic mistake, and its drawing says what it shows."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.distributed as dist
+from support.answers import alone, together
 from support.lessons import solutions_travel_by_value, spoken
 
 from zerolab import ring
@@ -228,54 +231,47 @@ def summed_twice(layer):
     reduce(layer)
 
 
-@pytest.mark.parametrize("right", [step, last_stays, recursive, reduced_at_the_end])
+RIGHT = [step, last_stays, recursive, reduced_at_the_end]
+WRONG = [
+    (everything_at_once, "stage 2's memory"),
+    (with_copies, "more tensors of a whole weight's size are in memory"),
+    (ones_for_each, "layer 2's backward got something else than what layer 3's backward returned"),
+    (same_input, "layer 1's forward got something else than what layer 0's forward returned"),
+    (lambda layers, x: None, "not written yet"),
+    (two_whole, "2 layers were whole at the same time"),
+    (partial(step, unshard=nothing), "unshard(layer) comes before"),
+    (partial(step, regather=nothing), "gather it a second time"),
+    (partial(step, reshard=nothing, regather=nothing), "never freed"),
+    (partial(step, unshard=without_own_shard), "not the values"),
+    (partial(step, unshard=refill), "not the values"),
+    (partial(step, regather=refill), "not the values"),
+    (alone(partial(step, unshard=into_freed_storage)), "storage is freed"),
+    (partial(step, unshard=whole_tensors, regather=whole_tensors), "sends whole tensors"),
+    (partial(step, reduce=nothing), "no grad_shard"),
+    (partial(step, reduce=first_only), "not one for all"),
+    (partial(step, reduce=view), "view"),
+    (partial(step, reduce=gradient_stays), "still hold whole gradients"),
+    (partial(step, reduce=not_summed), "this rank's own gradient"),
+    (partial(step, reduce=mean), "each grad_shard is the mean"),
+    (partial(step, reduce=all_reduced), "4 passes"),
+    (partial(step, reduce=parked_gradient), "in `SPARE[0]`"),
+    (partial(step, reduce=whole_sum), "each grad_shard is the whole summed gradient"),
+    (partial(step, reduce=own_whole), "own whole gradient"),
+    (partial(step, reduce=next_shard), "the next rank's shard"),
+    (partial(step, reduce=summed_twice), "summed over the ranks twice"),
+    (partial(step, backward=list), "last layer to the first"),
+]
+diagnose = together(check_sharded_pass, [*RIGHT, *(wrong for wrong, _ in WRONG)])
+
+
+@pytest.mark.parametrize("right", RIGHT)
 def test_every_right_way_passes(right):
-    assert check_sharded_pass.diagnose(right) is None
+    assert diagnose(right) is None
 
 
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        (everything_at_once, "stage 2's memory"),
-        (with_copies, "more tensors of a whole weight's size are in memory"),
-        (ones_for_each, "layer 2's backward got something else than what layer 3's backward returned"),
-        (same_input, "layer 1's forward got something else than what layer 0's forward returned"),
-        (lambda layers, x: None, "not written yet"),
-        (two_whole, "2 layers were whole at the same time"),
-    ],
-)
-def test_the_check_names_the_mistake_of_a_pass(wrong, words):
-    assert words in check_sharded_pass.diagnose(wrong)
-
-
-@pytest.mark.parametrize(
-    ("knobs", "words"),
-    [
-        ({"unshard": nothing}, "unshard(layer) comes before"),
-        ({"regather": nothing}, "gather it a second time"),
-        ({"reshard": nothing, "regather": nothing}, "never freed"),
-        ({"unshard": without_own_shard}, "not the values"),
-        ({"unshard": refill}, "not the values"),
-        ({"regather": refill}, "not the values"),
-        ({"unshard": into_freed_storage}, "storage is freed"),
-        ({"unshard": whole_tensors, "regather": whole_tensors}, "sends whole tensors"),
-        ({"reduce": nothing}, "no grad_shard"),
-        ({"reduce": first_only}, "not one for all"),
-        ({"reduce": view}, "view"),
-        ({"reduce": gradient_stays}, "still hold whole gradients"),
-        ({"reduce": not_summed}, "this rank's own gradient"),
-        ({"reduce": mean}, "each grad_shard is the mean"),
-        ({"reduce": all_reduced}, "4 passes"),
-        ({"reduce": parked_gradient}, "in `SPARE[0]`"),
-        ({"reduce": whole_sum}, "each grad_shard is the whole summed gradient"),
-        ({"reduce": own_whole}, "own whole gradient"),
-        ({"reduce": next_shard}, "the next rank's shard"),
-        ({"reduce": summed_twice}, "summed over the ranks twice"),
-        ({"backward": list}, "last layer to the first"),
-    ],
-)
-def test_the_check_names_the_mistake(knobs, words):
-    assert words in check_sharded_pass.diagnose(lambda layers, x: step(layers, x, **knobs))
+@pytest.mark.parametrize(("wrong", "words"), WRONG)
+def test_the_check_names_the_mistake(wrong, words):
+    assert words in diagnose(wrong)
 
 
 def test_the_drawing_says_in_words_what_it_shows():
