@@ -22,7 +22,9 @@ class Alive:
     """
 
     def __init__(self):
+        gc.collect()
         self._before = list(_tensors())
+        gc.freeze()  # later looks skip what is there now: a look is short
         self._known = {_storage(tensor) for tensor in self._before}
 
     def storages(self, leave_out: Iterable[Any] = (), at_least: int = 1) -> dict[int, torch.Tensor]:
@@ -72,7 +74,9 @@ def _parts(name: str, thing: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(thing, list | tuple | set | frozenset):
         yield from ((f"{name}[{index}]", value) for index, value in enumerate(thing))
     elif isinstance(thing, MethodType | partial):
-        yield from ((name, getattr(thing, key, None)) for key in ("__func__", "__self__", "func", "args"))
+        yield from (
+            (name, getattr(thing, key, None)) for key in ("__func__", "__self__", "func", "args", "keywords")
+        )
     elif isinstance(thing, FunctionType):
         cells = zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=True)
         yield from ((free, cell.cell_contents) for free, cell in cells if cell != type(cell)())
