@@ -1,7 +1,7 @@
 """What a wrong value is, read from the value itself, where no known mistake explains it.
 
-Its type, shape or precision is not right; or it is right for another place; or it is a sum of known parts, whose
-coefficients tell which part is missing, doubled or scaled.
+Its type, shape or precision is not right; or it is right for another place; or it is a sum of known
+parts, and the coefficients tell which of them is missing, doubled or scaled.
 """
 
 from collections.abc import Mapping, Sequence
