@@ -239,28 +239,8 @@ def average(own):
 check_average(average)
 
 # %% [markdown]
-# <details><summary>A solution</summary>
-#
-# ```python
-# def average(own):
-#     rank, world_size = dist.get_rank(), dist.get_world_size()
-#     if rank > 0:
-#         dist.send(own, dst=0)
-#         mean = torch.empty_like(own)
-#         dist.recv(mean, src=0)
-#         return mean
-#     total, theirs = own.clone(), torch.empty_like(own)
-#     for other in range(1, world_size):
-#         dist.recv(theirs, src=other)
-#         total += theirs
-#     for other in range(1, world_size):
-#         dist.send(total / world_size, dst=other)
-#     return total / world_size
-# ```
-#
-# Rank 0 adds in the order of the ranks, and that is deliberate. A floating-point sum depends on the order of
-# its terms, and this course compares results bit by bit.
-# </details>
+# Stuck? `check_average.hint(1)` prints a hint, `hint(2)` and `hint(3)` say more, and
+# `check_average.solution()` prints a solution.
 #
 # torch has a collective for this: `dist.all_reduce(tensor)` adds the tensors of all ranks and leaves the sum
 # on every rank, in place. The same training again, with it:
@@ -303,7 +283,7 @@ print("close to one process with both batches:", torch.allclose(weights, in_step
 #
 # ## What it costs
 #
-# In the solution above, rank 0 exchanges messages with every other rank. **With 8 ranks and a gradient of 100
+# In the simplest solution rank 0 exchanges messages with every other rank. **With 8 ranks and a gradient of 100
 # MB, how many MB does rank 0 send and receive in total for one average?**
 
 # %%

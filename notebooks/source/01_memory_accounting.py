@@ -202,16 +202,8 @@ def bytes_per_gpu(psi, world_size, stage):
 check_bytes_per_gpu(bytes_per_gpu)
 
 # %% [markdown]
-# <details><summary>A solution</summary>
-#
-# ```python
-# def bytes_per_gpu(psi, world_size, stage):
-#     params = 2 * psi / (world_size if stage >= 3 else 1)
-#     grads = 2 * psi / (world_size if stage >= 2 else 1)
-#     optimizer = 12 * psi / (world_size if stage >= 1 else 1)
-#     return params + grads + optimizer
-# ```
-# </details>
+# Stuck? `check_bytes_per_gpu.hint(1)` prints a hint, `hint(2)` and `hint(3)` say more, and
+# `check_bytes_per_gpu.solution()` prints a solution.
 #
 # The package has the same function, with the conventions as arguments:
 

@@ -184,12 +184,9 @@ print("all ranks of a ring send the same:", all(len(set(by_rank)) == 1 for by_ra
 # of its halves is Ψ. This course names both: *logical* bytes follow the paper's count, and *wire* bytes are
 # what a ring really sends.
 #
-# ## The source
+# ## The cut
 #
-# This is the code that ran. Find the line that adds, and the two indices of a round.
-
-# %%
-show_source(ring.reduce_scatter, docstring=False)
+# This is how the ring cuts a tensor into chunks:
 
 # %%
 show_source(ring.chunks, docstring=False)
@@ -230,34 +227,18 @@ def my_reduce_scatter(tensor):
 check_reduce_scatter(my_reduce_scatter)
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# Stuck? `check_reduce_scatter.hint(1)` prints a hint, `hint(2)` and `hint(3)` say more, and
+# `check_reduce_scatter.solution()` prints a solution.
 #
-# Rank r ends with chunk r, so it must receive chunk r in the last round, and chunk r-1 in the round before.
-# Count backwards from there: in round s (from 0) rank r receives chunk r-s-2 and sends chunk r-s-1, both
-# modulo N.
-# </details>
+# ## The source
 #
-# <details><summary>A solution</summary>
-#
-# ```python
-# def my_reduce_scatter(tensor):
-#     rank, world_size = dist.get_rank(), dist.get_world_size()
-#     pieces = [tensor[cut] for cut in ring.chunks(tensor.numel(), world_size)]
-#     for step in range(world_size - 1):
-#         sent = pieces[(rank - step - 1) % world_size]
-#         received = pieces[(rank - step - 2) % world_size]
-#         buffer = torch.empty_like(received)
-#         operations = [
-#             dist.P2POp(dist.isend, sent, (rank + 1) % world_size),
-#             dist.P2POp(dist.irecv, buffer, (rank - 1) % world_size),
-#         ]
-#         for work in dist.batch_isend_irecv(operations):
-#             work.wait()
-#         received += buffer
-#     return pieces[rank]
-# ```
-# </details>
-#
+# This is the code that ran in the figure. Find the line that adds, and compare the two indices of a round
+# with yours.
+
+# %%
+show_source(ring.reduce_scatter, docstring=False)
+
+# %% [markdown]
 # ## Quiz
 #
 # Five questions. Click an answer, or go to it with the Tab key and press Space. Each answer says why it is

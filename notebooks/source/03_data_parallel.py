@@ -467,23 +467,8 @@ def average_gradients(parameters, count): ...  # your code
 check_average_gradients(average_gradients)
 
 # %% [markdown]
-# <details><summary>A solution</summary>
-#
-# ```python
-# def average_gradients(parameters, count):
-#     for parameter in parameters:
-#         if parameter.grad is None:
-#             parameter.grad = torch.zeros_like(parameter)
-#     pieces = [count * parameter.grad.flatten() for parameter in parameters]
-#     flat = torch.cat([*pieces, pieces[0].new_tensor([count])])
-#     dist.all_reduce(flat)
-#     *sums, total = flat.split([*(piece.numel() for piece in pieces), 1])
-#     for parameter, summed in zip(parameters, sums, strict=True):
-#         parameter.grad.copy_((summed / total).view_as(parameter))
-# ```
-#
-# `flatten()` goes by elements, and `copy_` writes them back into whatever layout the gradient has.
-# </details>
+# Stuck? `check_average_gradients.hint(1)` prints a hint, `hint(2)` and `hint(3)` say more, and
+# `check_average_gradients.solution()` prints a solution.
 #
 # ## Quiz
 #

@@ -355,22 +355,8 @@ class MyZero1:
 check_zero1(MyZero1)
 
 # %% [markdown]
-# <details><summary>A solution</summary>
-#
-# ```python
-# class MyZero1:
-#     def __init__(self, flat, optimizer_class, lr):
-#         self.flat, self.world_size = flat, dist.get_world_size()
-#         mine = ring.chunks(flat.numel(), self.world_size)[dist.get_rank()]
-#         self.shard = flat[mine]  # a view: an update of the shard is an update of flat
-#         self.optimizer = optimizer_class([self.shard], lr=lr)
-#
-#     def step(self, gradient):
-#         self.shard.grad = ring.reduce_scatter(gradient) / self.world_size
-#         self.optimizer.step()
-#         ring.all_gather(self.flat)
-# ```
-# </details>
+# Stuck? `check_zero1.hint(1)` prints a hint, `hint(2)` and `hint(3)` say more, and
+# `check_zero1.solution()` prints a solution.
 #
 # ## What stage 1 cannot save
 #

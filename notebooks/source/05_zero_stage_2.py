@@ -507,17 +507,8 @@ def reduce_and_keep(flat, kept): ...  # your code
 check_reduce_and_keep(reduce_and_keep)
 
 # %% [markdown]
-# <details><summary>A solution</summary>
-#
-# ```python
-# def reduce_and_keep(flat, kept):
-#     mine = ring.reduce_scatter(flat).clone()
-#     return mine if kept is None else kept + mine
-# ```
-#
-# Stage 2 adds this `.clone()` to stage 1. Compare with `zerolab/stages/stage2.py`.
-#
-# </details>
+# Stuck? `check_reduce_and_keep.hint(1)` prints a hint, `hint(2)` and `hint(3)` say more, and
+# `check_reduce_and_keep.solution()` prints a solution.
 #
 # ## The proof: the same training, sharded
 #

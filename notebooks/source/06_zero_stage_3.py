@@ -437,36 +437,8 @@ def forward_backward(layers, x): ...  # through the layers, and back from torch.
 check_sharded_pass(forward_backward)
 
 # %% [markdown]
-# <details><summary>A solution</summary>
-#
-# ```python
-# def unshard(layer):
-#     layer.flat.untyped_storage().resize_(8 * layer.flat.numel())
-#     layer.flat[layer.owned] = layer.shard
-#     ring.all_gather(layer.flat)
-#
-#
-# def reshard(layer):
-#     layer.flat.untyped_storage().resize_(0)
-#
-#
-# def forward_backward(layers, x):
-#     for layer in layers:
-#         unshard(layer)
-#         x = layer.forward(x)
-#         reshard(layer)
-#     grad = torch.ones_like(x)
-#     for layer in reversed(layers):
-#         unshard(layer)
-#         grad = layer.backward(grad)
-#         reshard(layer)
-#         layer.grad_shard = ring.reduce_scatter(layer.grad).clone()
-#         layer.grad = None
-# ```
-#
-# Take out one line at a time and run the check. It says something else for each line.
-#
-# </details>
+# Stuck? `check_sharded_pass.hint(1)` prints a hint, `hint(2)` and `hint(3)` say more, and
+# `check_sharded_pass.solution()` prints a solution.
 #
 # ## The proof: the same training, sharded
 #

@@ -3,9 +3,11 @@
 import pytest
 import torch
 import torch.distributed as dist
+from support.answers import alone, together
 from support.lessons import solutions_travel_by_value, spoken
 
 from zerolab import ring
+from zerolab.course import attempt as attempts
 from zerolab.course import figure
 from zerolab.course.lessons.collectives import check_reduce_scatter, figures
 
@@ -76,28 +78,112 @@ def whole_sum(tensor):
     return tensor
 
 
+def to_the_left(tensor):
+    """Right: the ring in the other direction."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    pieces = list(tensor.split([cut.stop - cut.start for cut in ring.chunks(tensor.numel(), n)]))
+    for step in range(1, n):
+        landing = torch.empty_like(pieces[(rank + step + 1) % n])
+        work = dist.isend(pieces[(rank + step) % n], (rank - 1) % n)
+        dist.recv(landing, (rank + 1) % n)
+        work.wait()
+        pieces[(rank + step + 1) % n] += landing
+    return pieces[rank].clone()
+
+
+def even_ranks_first(tensor):
+    """Right: with blocking calls, where even ranks send first and odd ranks receive first."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    cuts = ring.chunks(tensor.numel(), n)
+    for step in range(n - 1):
+        outgoing, home = tensor[cuts[(rank - step - 1) % n]], tensor[cuts[(rank - step - 2) % n]]
+        landing = home.clone()
+        if rank % 2 == 0 and rank != n - 1:
+            dist.send(outgoing, (rank + 1) % n)
+            dist.recv(landing, (rank - 1) % n)
+        else:
+            outgoing = outgoing.clone()
+            dist.recv(landing, (rank - 1) % n)
+            dist.send(outgoing, (rank + 1) % n)
+        home.add_(landing)
+    return tensor[cuts[rank]]
+
+
+def recursive(tensor):
+    """Right: a function that calls itself for each round."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    cuts = ring.chunks(tensor.numel(), n)
+
+    def passed(chunk, left):
+        if left == 0:
+            return tensor[cuts[rank]] if chunk is None else chunk
+        goes, comes = (rank + left) % n, (rank + left - 1) % n
+        outgoing = tensor[cuts[goes]] if chunk is None else chunk
+        landing = torch.zeros_like(tensor[cuts[comes]])
+        right, before = (rank + 1) % n, (rank - 1) % n
+        for work in dist.batch_isend_irecv(
+            [dist.P2POp(dist.irecv, landing, before), dist.P2POp(dist.isend, outgoing.contiguous(), right)]
+        ):
+            work.wait()
+        return passed(landing + tensor[cuts[comes]], left - 1)
+
+    return passed(None, n - 1)
+
+
+def with_chunk(tensor):
+    """The cut of torch.chunk."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    pieces = list(tensor.chunk(n))
+    for step in range(n - 1):
+        landing = torch.empty_like(pieces[(rank - step - 2) % n])
+        work = dist.isend(pieces[(rank - step - 1) % n], (rank + 1) % n)
+        dist.recv(landing, (rank - 1) % n)
+        work.wait()
+        pieces[(rank - step - 2) % n] += landing
+    return pieces[rank]
+
+
+RIGHT = [ring_with(), to_the_left, even_ranks_first, recursive]
+WRONG = [
+    (lambda tensor: None, "not written yet"),
+    (ring_with(whole=True), "sends the whole tensor each round"),
+    (ring_with(mean=True), "that is the mean"),
+    (ring_with(floor=True), "the remainder is lost"),
+    (alone(with_chunk), "torch.chunk's cut"),
+    (ring_with(shift=1), "nothing added to it"),
+    (ring_with(shift=1, owned=1), "ended with the next rank's chunk"),
+    (ring_with(rounds=-2), "a rank made 1 rounds, and 3 ranks need 2"),
+    (alone(ring_with(rounds=0)), "stop after N-1 rounds"),
+    (alone(ring_with(mixed=2)), "rank 2's chunk 1 in it instead"),
+    (ring_with(stale=True), "pass on the partial sum"),
+    (ring_with(forget=True), "returned NoneType"),
+    (lambda tensor: ring_with()(tensor) is None or tensor, "returned the whole tensor"),
+    (lambda tensor: ring_with()(tensor).float(), "float32, and its input is float64"),
+    (lambda tensor: ring_with()(tensor).sum(), "one element or one sum"),
+    (whole_sum, "zerolab's own ring.all_gather"),
+    (ring.reduce_scatter, "zerolab's own ring.reduce_scatter"),
+    (everyone_to_owner, "in a ring it talks to rank"),
+    (by_all_reduce, "torch's own dist.all_reduce"),
+]
+diagnose = together(check_reduce_scatter, [*RIGHT, *(wrong for wrong, _ in WRONG)])
+
+
+@pytest.mark.parametrize("solution", RIGHT)
+def test_every_right_way_passes(solution):
+    assert diagnose(solution) is None
+
+
 @pytest.mark.parametrize(
     ("solution", "diagnosis"),
-    [
-        (lambda tensor: None, "not written yet"),
-        (ring_with(whole=True), "sends the whole tensor each round"),
-        (ring_with(mean=True), "that is the mean"),
-        (ring_with(floor=True), "the remainder is dropped: 11 elements on 3 ranks came back as 3 + 3 + 3"),
-        (ring_with(shift=1), "nothing was added to"),
-        (ring_with(shift=1, owned=1), "rank 0 ended with chunk 1"),
-        (ring_with(rounds=-2), "rank 0 made 2 rounds, and 4 ranks need 3"),
-        (ring_with(rounds=0), "one round too many"),
-        (ring_with(mixed=2), "added elements of one chunk to another"),
-        (ring_with(stale=True), "is missing from rank 0's chunk: pass on the partial sum"),
-        (ring_with(forget=True), "returned NoneType, not its chunk"),
-        (whole_sum, "every rank returned the whole tensor"),
-        (everyone_to_owner, "in a ring it talks to rank"),
-        (by_all_reduce, "torch's own allreduce"),
-        (deadlocked, "deadlock"),
-    ],
+    WRONG,
 )
 def test_the_check_names_the_mistake(solution, diagnosis):
-    assert diagnosis in check_reduce_scatter.diagnose(solution)
+    assert diagnosis in diagnose(solution)
+
+
+def test_a_deadlock_is_named(monkeypatch):
+    monkeypatch.setattr(attempts, "SECONDS", 2.5)
+    assert "deadlock" in check_reduce_scatter.diagnose(deadlocked)
 
 
 def rounds_of(size: int) -> figures.Rounds:

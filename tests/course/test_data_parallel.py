@@ -3,9 +3,10 @@
 import pytest
 import torch
 import torch.distributed as dist
+from support.answers import alone, together
 from support.lessons import drawing, solutions_travel_by_value, spoken
 
-from zerolab import cost
+from zerolab import cost, ring
 from zerolab.course.lessons.data_parallel import check_average_gradients, figures
 
 solutions_travel_by_value(__name__)
@@ -73,6 +74,62 @@ def gathers_everything(parameters, count):
         parameter.grad = (piece / flat[-1]).view_as(parameter)
 
 
+def by_the_ring(parameters, count):
+    """Right: the package's ring carries one flat tensor."""
+    one_message(parameters, count, ring.all_reduce)
+
+
+def one_message(parameters, count, reduce=dist.all_reduce, unweigh=None):
+    """Right: one buffer made beforehand, filled and read by slices; the count is its first element."""
+    sizes = [parameter.numel() for parameter in parameters]
+    buffer = torch.zeros(1 + sum(sizes), dtype=parameters[0].dtype)
+    buffer[0] = count
+    views = buffer[1:].split(sizes)
+    for parameter, view in zip(parameters, views, strict=True):
+        if parameter.grad is not None:
+            view.copy_(parameter.grad.reshape(-1)).mul_(count)
+    reduce(buffer)
+    for parameter, view in zip(parameters, views, strict=True):
+        parameter.grad = (view / (buffer[0] if unweigh is None else unweigh)).reshape(parameter.shape).clone()
+
+
+def vector_of_gradients(parameters, count):
+    """Right: torch's own flattening, of gradients that are made whole first."""
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
+    total = torch.tensor([count], dtype=torch.float64)
+    flat = torch.cat(
+        [torch.nn.utils.parameters_to_vector(p.grad.contiguous() for p in parameters) * count, total]
+    )
+    dist.all_reduce(flat)
+    with torch.no_grad():
+        torch.nn.utils.vector_to_parameters(flat[:-1] / flat[-1], [p.grad for p in parameters])
+
+
+def gap_not_counted(parameters, count):
+    """The tokens of a rank without a gradient are left out of the gate's count."""
+    sizes = [p.numel() for p in parameters]
+    have = [float(p.grad is not None) for p in parameters]
+    pieces = [
+        torch.zeros(p.numel(), dtype=p.dtype) if p.grad is None else p.grad.reshape(-1) for p in parameters
+    ]
+    flat = torch.cat([*pieces, torch.tensor(have, dtype=torch.float64)]) * count
+    dist.all_reduce(flat)
+    *sums, counts = flat.split([*sizes, len(have)])
+    for parameter, summed, total in zip(parameters, sums, counts, strict=True):
+        parameter.grad = (summed / total).view_as(parameter)
+
+
+def first_parameter_only(parameters, count):
+    one_message(parameters[:1], count)
+    for parameter in parameters[1:]:
+        parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+
+
+def broadcast(parameters, count):
+    one_message(parameters, 1, lambda flat: dist.broadcast(flat, 0), unweigh=1)
+
+
 MISTAKES = {
     "nothing was written": (lambda parameters, count: ..., "not written yet"),
     "sum for mean": (
@@ -88,20 +145,46 @@ MISTAKES = {
         "never divided by the sum of the counts",
     ),
     "copy not written back": (lambda p, c: flat_average(p, c, write=False), "is what it was before"),
-    "gap ignored, flat": (lambda p, c: flat_average(p, c, fill=False), "without a gradient"),
-    "gap ignored, one by one": (lambda p, c: one_by_one(p, c, skip=True), "without a gradient"),
+    "gap ignored, flat": (alone(lambda p, c: flat_average(p, c, fill=False)), "without a gradient"),
+    "gap ignored, one by one": (alone(lambda p, c: one_by_one(p, c, skip=True)), "without a gradient"),
+    "gap left out of the count": (gap_not_counted, "left out of the count"),
+    "divided by the ranks": (
+        lambda p, c: flat_average(p, c, divide="ranks"),
+        "divided by the number of ranks after multiplying",
+    ),
+    "divided by its own count": (
+        lambda p, c: one_message(p, c, unweigh=c),
+        "divided by this rank's own count",
+    ),
+    "divided by a number": (lambda p, c: one_message(p, c, unweigh=120), "1/2 times what it should be"),
+    "rank 0's": (broadcast, "every rank has rank 0's gradient"),
+    "one parameter only": (first_parameter_only, "is what it was before"),
     "layout ignored": (one_by_one, "the right numbers in the wrong places"),
-    "view of a transposed gradient": (viewed, "use flatten() or reshape(-1)"),
-    "many messages": (lambda p, c: one_by_one(p, c, layout="follow"), "made 4 calls where 1 is enough"),
-    "all-gather": (gathers_everything, "42 elements where 20 gradients and 1 count"),
+    "view of a transposed gradient": (alone(viewed), "use flatten() or reshape(-1)"),
+    "many messages": (
+        lambda p, c: one_by_one(p, c, layout="follow"),
+        "made 4 calls (dist.all_reduce) where 1 is enough",
+    ),
+    "all-gather": (
+        gathers_everything,
+        "219 elements where 72 gradients and 1 count are enough. That is an all-gather",
+    ),
     "weights averaged": (weights_instead, "the parameters were changed"),
 }
+
+RIGHT = [flat_average, one_message, by_the_ring, vector_of_gradients]
+diagnose = together(check_average_gradients, [*RIGHT, *(wrong for wrong, _ in MISTAKES.values())])
+
+
+@pytest.mark.parametrize("solution", RIGHT)
+def test_every_right_way_passes(solution):
+    assert diagnose(solution) is None
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_each_classic_mistake_is_named(mistake):
     wrong, sentence = MISTAKES[mistake]
-    assert sentence in check_average_gradients.diagnose(wrong)
+    assert sentence in diagnose(wrong)
 
 
 def test_the_bucket_model_has_a_best_size_between_its_ends_that_grows_with_the_ranks():

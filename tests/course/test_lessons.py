@@ -59,8 +59,22 @@ def test_a_stub_is_told_that_it_is_one_and_the_solution_passes(name):
     for code, says in ((stub, "✗ Not written yet"), (solution, "✓")):
         exec(code, names)
         with contextlib.redirect_stdout(io.StringIO()) as printed:
-            exec(call, names)
-        assert printed.getvalue().startswith(says)
+            result = eval(call, names)
+        assert printed.getvalue().startswith(says) and bool(result) == (says == "✓")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_lesson_has_three_hints_and_shows_no_solution_before_it_is_asked_for(name, capsys):
+    _, call, solution = exercise(name)
+    check = notebook_names(name)[call.partition("(")[0]]
+    for number in (1, 2, 3):
+        check.hint(number)
+        assert capsys.readouterr().out.startswith(f"Hint {number} of 3: ")
+    with pytest.raises(ValueError, match=r"no hint 4: .* has 1 to 3"):
+        check.hint(4)
+    check.solution()
+    assert capsys.readouterr().out == solution + "\n"
+    assert "A solution</summary>" not in source(name) and f"{check.__name__}.solution()" in source(name)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -98,7 +112,14 @@ ROOM = {
         from zerolab.course.exercise import graded
 
 
-        @graded("Your sum is right.")
+        def add(one, other):
+            return one + other
+
+
+        HINTS = ("return something", "return a sum", "return one + other")
+
+
+        @graded("Your sum is right.", call="add(one, other)", hints=HINTS, solution=[add])
         def check_sum(fn):
             """Call fn(2, 2)."""
             got = fn(2, 2)
@@ -148,13 +169,7 @@ SOURCE = """\
     check_sum(add)
 
     # %% [markdown]
-    # <details><summary>A solution</summary>
-    #
-    # ```python
-    # def add(one, other):
-    #     return one + other
-    # ```
-    # </details>
+    # Stuck? `check_sum.hint(1)` prints a hint, and `check_sum.solution()` prints a solution.
 """
 ROW = "| [99_two_and_two](notebooks/99_two_and_two.ipynb) | 5 | add |\n"
 
@@ -202,7 +217,7 @@ def test_a_new_lesson_is_found_by_the_builder_and_by_the_tests(clone: Path):
     pytest_words = ("-m", "pytest", "-p", "no:cacheprovider", "-rA", "-k", "two_and_two")
     said = python(clone, *pytest_words, *(f"tests/course/{file}" for file in files))
     passed = re.findall(r"^PASSED .*/test_(\w+)\.py::\w+\[(?:99_)?two_and_two\]", said, re.M)
-    assert passed.count("lessons") == 2 and passed.count("notebooks") >= 5
+    assert passed.count("lessons") == 3 and passed.count("notebooks") >= 5
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,14 @@
 
 from itertools import product
 
+import numpy as np
 import pytest
-from support.lessons import drawing, spoken
+from support.lessons import drawing, solutions_travel_by_value, spoken
 
 from zerolab import memory
 from zerolab.course.lessons.memory_accounting import check_bytes_per_gpu, quiz
+
+solutions_travel_by_value(__name__)
 
 
 def formula(k=12, params=2, grads=2, shards=(1, 2, 3), scale=1.0, replicated_master=False):
@@ -23,6 +26,26 @@ def formula(k=12, params=2, grads=2, shards=(1, 2, 3), scale=1.0, replicated_mas
     return bytes_per_gpu
 
 
+def by_a_table(psi, n, stage):
+    """Right: bytes that stay whole, and bytes that are divided."""
+    whole, divided = {0: (16, 0), 1: (4, 12), 2: (2, 14), 3: (0, 16)}[stage]
+    return psi * whole + psi * divided // n
+
+
+def by_cases(psi, n, stage):
+    """Right: a number of numpy's, in one expression for each stage."""
+    if stage == 0:
+        return np.float64(16 * psi)
+    if stage == 1:
+        return np.float64(4 * psi + 12 * psi / n)
+    return np.float64((2 * psi if stage == 2 else 0) + (14 if stage == 2 else 16) * psi / n)
+
+
+@pytest.mark.parametrize("solution", [formula(), by_a_table, by_cases])
+def test_every_right_way_passes(solution):
+    assert check_bytes_per_gpu.diagnose(solution) is None
+
+
 @pytest.mark.parametrize(
     ("solution", "diagnosis"),
     [
@@ -32,10 +55,30 @@ def formula(k=12, params=2, grads=2, shards=(1, 2, 3), scale=1.0, replicated_mas
         (formula(scale=1e-9), "that is GB"),
         (formula(scale=2**-30), "that is GiB"),
         (formula(scale=8), "that is bits"),
-        (formula(shards=(1, 1, 3)), "stage 1, 7B parameters on 8 GPUs: that is stage 2"),
+        (formula(shards=(1, 1, 3)), "the gradients are sharded at stage 1 already"),
         (formula(shards=(0, 0, 0)), "stage 0, 7B parameters on 8 GPUs: that divides everything"),
-        (formula(shards=(1, 2, 2)), "stage 2, 7B parameters on 8 GPUs: that is stage 3"),
-        (formula(params=4), "and the formula gives"),
+        (
+            formula(shards=(1, 2, 2)),
+            "stage 2, 7B parameters on 8 GPUs: the parameters are sharded at stage 2",
+        ),
+        (formula(params=4), "the parameters have 2 bytes in mixed precision, not 4"),
+        (formula(params=4, grads=4, k=8), "that is fp32 training"),
+        (formula(k=10), "counts 2 bytes for a parameter, 2 for its gradient and 10 for its optimizer state"),
+        (
+            formula(shards=(2, 2, 3)),
+            "stage 1, 7B parameters on 8 GPUs: your formula keeps 16 bytes per parameter",
+        ),
+        (lambda psi, n, stage: formula()(psi, n, stage) * n, "that is the sum over all GPUs"),
+        (lambda psi, n, stage: formula()(psi, 8, stage), "8 whatever the number of GPUs"),
+        (lambda psi, n, stage: formula()(7e9, n, stage), "7e9 parameters whatever psi is"),
+        (lambda psi, n, stage: formula()(psi, n, stage + 1), "the stages are one too high"),
+        (lambda psi, n, stage: psi**2, "and the formula gives"),
+        (lambda psi, n, stage: f"{16 * psi} bytes", "returned str"),
+        (lambda psi, n, stage: psi / (n - 1), "your function stopped with ZeroDivisionError"),
+        (
+            lambda psi, n, stage: memory.model_states(psi, n, stage).total_bytes,
+            "calls zerolab.memory.model_states, which has the formula",
+        ),
     ],
 )
 def test_the_check_names_the_mistake(solution, diagnosis):

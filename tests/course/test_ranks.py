@@ -3,14 +3,19 @@
 import pytest
 import torch
 import torch.distributed as dist
+from support.answers import alone, together
 from support.lessons import solutions_travel_by_value, spoken
 
+from zerolab import ring
+from zerolab.course import attempt as attempts
 from zerolab.course.lessons.ranks import check_average, figures
 
 solutions_travel_by_value(__name__)
 
 
-def average_with(divide, reply=lambda mean, own: mean, back=True):
+def through_rank_0(finish, back=True, add=torch.Tensor.add_, buffer=torch.empty_like):
+    """All send to rank 0, which returns what `finish(total, world_size)` makes of the sum."""
+
     def average(own):
         rank, world_size = dist.get_rank(), dist.get_world_size()
         if rank > 0:
@@ -19,17 +24,66 @@ def average_with(divide, reply=lambda mean, own: mean, back=True):
             if back:
                 dist.recv(mean, src=0)
             return mean
-        total, theirs = own.clone(), torch.empty_like(own)
+        total, theirs = own.clone(), buffer(own)
         for other in range(1, world_size):
             dist.recv(theirs, src=other)
-            total += theirs
-        mean = divide(total, world_size)
+            add(total, theirs)
+        mean = finish(total, world_size)
         if back:
             for other in range(1, world_size):
                 dist.send(mean, dst=other)
         return mean
 
     return average
+
+
+def everyone_to_everyone(own):
+    """Right: each rank sends to all others and adds up for itself."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    others = [peer for peer in range(size) if peer != rank]
+    landing = {peer: torch.empty_like(own) for peer in others}
+    sends = [dist.isend(own, peer) for peer in others]
+    for peer in others:
+        dist.recv(landing[peer], peer)
+    for work in sends:
+        work.wait()
+    landing[rank] = own
+    return torch.stack([landing[peer] for peer in range(size)]).mean(dim=0)
+
+
+def around_the_ring(own, steps=-1, divide=True):
+    """Right: each tensor travels around the ring once."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    total, passing = own.clone(), own.clone()
+    for _ in range(size + steps):
+        arriving = torch.empty_like(own)
+        messages = [
+            dist.P2POp(dist.isend, passing, (rank + 1) % size),
+            dist.P2POp(dist.irecv, arriving, (rank - 1) % size),
+        ]
+        for work in dist.batch_isend_irecv(messages):
+            work.wait()
+        total += arriving
+        passing = arriving
+    return total.div_(size) if divide else total
+
+
+def along_a_chain(own, back=True, divide=True):
+    """Right: the running total goes up the ranks, the mean comes down."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    total, below = own.clone(), torch.zeros_like(own)
+    if rank > 0:
+        dist.recv(below, rank - 1)
+        total += below
+    if rank + 1 < size:
+        dist.send(total, rank + 1)
+    if divide:
+        total /= size
+    if back and rank + 1 < size:
+        dist.recv(total, rank + 1)
+    if back and rank > 0:
+        dist.send(total, rank - 1)
+    return total
 
 
 def sends_first(own):
@@ -45,22 +99,79 @@ def reduced_by_torch(own):
     return own / dist.get_world_size()
 
 
+def reduced_by_the_package(own):
+    ring.all_reduce(own)
+    return own / dist.get_world_size()
+
+
+def averages_in_halves(own):
+    """A mean of means on rank 0."""
+    return through_rank_0(lambda total, n: total, add=lambda total, theirs: total.add_(theirs).div_(2))(own)
+
+
+RIGHT = [
+    through_rank_0(lambda total, n: total / n),
+    everyone_to_everyone,
+    around_the_ring,
+    along_a_chain,
+]
+WRONG = [
+    (lambda own: None, "not written yet"),
+    (through_rank_0(lambda total, n: total), "that is the sum"),
+    (through_rank_0(lambda total, n: total / 2), "divided by 2, whatever the number"),
+    (through_rank_0(lambda total, n: total / (n - 1)), "divided by N-1"),
+    (through_rank_0(lambda total, n: total / n**2), "divided by world_size twice"),
+    (through_rank_0(lambda total, n: total / 7), "what is there is 3/7 times what it should be"),
+    (
+        through_rank_0(lambda total, n: total / n, back=False),
+        "rank 0 is right, but rank 1 is not: it returned its own gradient",
+    ),
+    (
+        through_rank_0(lambda total, n: total / n, add=torch.Tensor.copy_),
+        "rank 0's gradient and rank 1's",
+    ),
+    (
+        through_rank_0(lambda total, n: total / n, add=torch.Tensor.maximum),
+        "nothing that arrived was added",
+    ),
+    (through_rank_0(lambda total, n: (total / n).half().double()), "went through float16"),
+    (
+        alone(through_rank_0(lambda total, n: total / n, buffer=lambda own: own[:7].clone())),
+        "7 elements of float64",
+    ),
+    (averages_in_halves, "mean of means"),
+    (lambda own: own.clone(), "nothing that arrived was used"),
+    (lambda own: own.tolist(), "returned list"),
+    (lambda own: own.float(), "float32, and its input is float64"),
+    (lambda own: around_the_ring(own, steps=-2), "is missing"),
+    (lambda own: around_the_ring(own, steps=0), "counts 2 times"),
+    (lambda own: along_a_chain(own, back=False), "sum up to itself, divided"),
+    (lambda own: along_a_chain(own, back=False, divide=False), "sum up to itself: the total"),
+    (reduced_by_torch, "torch's own dist.all_reduce"),
+    (reduced_by_the_package, "zerolab's own ring.all_reduce"),
+]
+diagnose = together(check_average, [*RIGHT, *(wrong for wrong, _ in WRONG)])
+
+
+@pytest.mark.parametrize(
+    "solution",
+    RIGHT,
+)
+def test_every_right_way_passes(solution):
+    assert diagnose(solution) is None
+
+
 @pytest.mark.parametrize(
     ("solution", "diagnosis"),
-    [
-        (lambda own: None, "not written yet"),
-        (average_with(lambda total, n: total), "that is the sum"),
-        (average_with(lambda total, n: total / 2), "divided by 2 where there are 3 ranks"),
-        (average_with(lambda total, n: total / n**2), "divided by world_size twice"),
-        (average_with(lambda total, n: total / n, back=False), "rank 1 still has its own gradient"),
-        (lambda own: own.clone(), "nothing that arrived was used"),
-        (lambda own: own.tolist(), "returned list"),
-        (reduced_by_torch, "torch's own allreduce"),
-        (sends_first, "deadlock"),
-    ],
+    WRONG,
 )
 def test_the_check_names_the_mistake(solution, diagnosis):
-    assert diagnosis in check_average.diagnose(solution)
+    assert diagnosis in diagnose(solution)
+
+
+def test_a_deadlock_is_named(monkeypatch):
+    monkeypatch.setattr(attempts, "SECONDS", 2.5)
+    assert "deadlock" in check_average.diagnose(sends_first)
 
 
 def test_the_diagram_says_what_it_shows():

@@ -30,7 +30,7 @@ from zerolab.course import (
     sliders,
     source,
 )
-from zerolab.course.exercise import attempt
+from zerolab.course.attempt import attempt
 from zerolab.course.lessons.ranks import check_average
 from zerolab.course.look import magnify, paint, svg
 from zerolab.course.questions import Prediction
@@ -276,8 +276,13 @@ def test_attempt_sees_every_message_under_any_name():
         return tensor
 
     outcome = attempt(chatty, [(), ()])
-    assert list(map(tuple, outcome.messages[0])) == [("send", 1, 2, 8), ("allreduce_", None, 5, 20)]
-    assert outcome.collectives == ["allreduce"] and outcome.bytes_sent(1) == 20
+    sent = [tuple(message)[:6] for message in outcome.messages[0]]
+    assert sent == [
+        ("send", 1, 2, 8, torch.float32, "dist.isend"),
+        ("allreduce_", None, 5, 20, torch.float32, "dist.all_reduce"),
+    ]
+    assert str(outcome.messages[0][1].place).endswith("of chatty: `dist.all_reduce(tensor)`")
+    assert outcome.collectives == ["dist.all_reduce"] and outcome.bytes_sent(1) == 20
 
 
 def test_attempt_tells_a_busy_rank_from_a_deadlock():
@@ -296,4 +301,5 @@ def test_attempt_says_who_raised_what():
         if dist.get_rank() == 1:
             raise IndexError("no such chunk")
 
-    assert attempt(second_rank_raises, [(), ()]).failure == "rank 1 stopped with IndexError: no such chunk"
+    failure = attempt(second_rank_raises, [(), ()]).failure
+    assert failure.startswith("rank 1 stopped with IndexError: no such chunk (line ")

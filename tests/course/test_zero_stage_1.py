@@ -1,15 +1,18 @@
 """Lesson 04: its check names each classic mistake, memory and bytes too; its drawings tell the truth."""
 
+import copy
 import re
 
 import pytest
 import torch
 import torch.distributed as dist
+from support.answers import alone, together
 from support.lessons import solutions_travel_by_value, spoken
 from torch import nn
 
+import zerolab
 from zerolab import ring
-from zerolab.course.exercise import attempt
+from zerolab.course.attempt import attempt
 from zerolab.course.lessons.zero_stage_1 import check_zero1, figures
 from zerolab.course.lessons.zero_stage_1.check import sent_bytes
 
@@ -152,33 +155,160 @@ class Padded(Right):
         self.flat.copy_(self.padded[: self.flat.numel()])
 
 
-@pytest.mark.parametrize("cls", [Right, Padded])
+class CopiesBack:
+    """Right: a master copy of the shard, copied back into flat; the gradient comes in messages to owners."""
+
+    def __init__(self, flat, optimizer_class, lr):
+        self.rank, self.n, self.flat = dist.get_rank(), dist.get_world_size(), flat
+        self.cuts = ring.chunks(flat.numel(), self.n)
+        self.master = torch.nn.Parameter(flat[self.cuts[self.rank]].detach().clone())
+        self.optimizer = optimizer_class([{"params": [self.master]}], lr=lr)
+
+    def step(self, gradient):
+        mine = gradient[self.cuts[self.rank]].clone()
+        for distance in range(1, self.n):
+            landing = torch.empty_like(mine)
+            there, origin = (self.rank + distance) % self.n, (self.rank - distance) % self.n
+            work = dist.isend(gradient[self.cuts[there]].contiguous(), there)
+            dist.recv(landing, origin)
+            work.wait()
+            mine += landing
+        self.optimizer.zero_grad()
+        self.master.grad = mine.div(self.n)
+        self.optimizer.step()
+        with torch.no_grad():
+            self.flat[self.cuts[self.rank]] = self.master
+        for owner, cut in enumerate(self.cuts):
+            dist.broadcast(self.flat[cut], owner)
+
+
+class GathersFirst(Right):
+    def step(self, gradient):
+        self.share()
+        self.shard.grad = self.reduce(gradient)
+        self.optimizer.step()
+
+
+class PilesUp(Right):
+    def reduce(self, gradient):
+        before = 0 if self.shard.grad is None else self.shard.grad
+        return before + super().reduce(gradient)
+
+
+class AveragesWeights(Right):
+    def __init__(self, flat, optimizer_class, lr):
+        super().__init__(flat, optimizer_class, lr)
+        self.optimizer = optimizer_class([flat], lr=lr)
+
+    def step(self, gradient):
+        self.flat.grad = gradient
+        self.optimizer.step()
+        ring.all_reduce(self.flat)
+        self.flat /= self.n
+
+
+class StepsTwice(Right):
+    def step(self, gradient):
+        self.shard.grad = self.reduce(gradient)
+        self.optimizer.step()
+        super().share()
+        self.optimizer.step()
+        self.share()
+
+
+class NextChunk(Right):
+    """The gradient of another chunk than that of the shard."""
+
+    def reduce(self, gradient):
+        ring.all_reduce(gradient)
+        return gradient.roll(-len(self.shard))[self.piece] / self.n
+
+
+class NoLearningRate(Right):
+    def __init__(self, flat, optimizer_class, lr):
+        super().__init__(flat, optimizer_class, 1e-3)
+
+
+class History(Right):
+    past = []  # noqa: RUF012
+
+    def step(self, gradient):
+        super().step(gradient)
+        self.past.append(copy.deepcopy(self.optimizer.state_dict()))
+
+
+class Rounds(Right):
+    def reduce(self, gradient):
+        return ring.reduce_scatter(gradient).bfloat16().float() / self.n
+
+
+class ByHand(Right):
+    """An Adam of its own, with m and v in attributes and no optimizer."""
+
+    def __init__(self, flat, optimizer_class, lr):
+        super().__init__(flat, optimizer_class, lr)
+        self.twin = flat.clone()
+        self.lr, self.kind = lr, optimizer_class
+
+    def step(self, gradient):
+        optimizer = self.kind([self.shard], lr=self.lr)
+        self.shard.grad = self.reduce(gradient)
+        optimizer.step()
+        self.share()
+
+
+class TheEngine:
+    def __init__(self, flat, optimizer_class, lr):
+        self.module = torch.nn.Module()
+        self.module.flat = torch.nn.Parameter(flat)
+        self.optimizer = zerolab.ZeroOptimizer(self.module, optimizer_class, stage=1, lr=lr)
+
+    def step(self, gradient): ...
+
+
+RIGHT = [Right, Padded, CopiesBack]
+WRONG = [
+    (Stub, "not written yet"),
+    (NoGather, "no rank got the others': all-gather"),
+    (NeverCommunicates, "with its own gradient alone, and nobody got the others'"),
+    (OwnGradient, "with its own gradient alone: reduce-scatter first"),
+    (Sum, "that is the sum of the gradients"),
+    (ThreePsi, "moves 3.0Ψ a step (ring.all_gather, ring.all_reduce) where 2Ψ is enough"),
+    (NativeThreePsi, "moves 3.0Ψ a step (dist.all_reduce, ring.all_gather) where 2Ψ is enough"),
+    (Remainder, "the remainder is lost: the last numel % N elements never change"),
+    (Forgetful, "forgets m and v at every step"),
+    (CopiedShard, "flat is what it was: let your shard be a view"),
+    (
+        Unsharded,
+        "the state is not sharded: rank 0 holds 8,004 bytes of m and v, and its share is 8Ψ/N = 2,000",
+    ),
+    (WholeStateOwnShard, "the state is not sharded"),
+    (GathersFirst, "one step behind: all-gather after the update"),
+    (PilesUp, "pile up from step to step"),
+    (AveragesWeights, "the weights were averaged instead of the gradients"),
+    (StepsTwice, "count 2 times what it should"),
+    (NextChunk, "at chunk 1"),
+    (NoLearningRate, "lr was not passed on"),
+    (History, "bytes more after every step (look at `History.past["),
+    (ByHand, "forgets m and v"),
+    (Rounds, "right up to rounding"),
+    (alone(TheEngine), "zerolab's own ZeroOptimizer"),
+    (lambda flat, optimizer_class, lr: flat, "'Tensor' object has no attribute 'step'"),
+]
+diagnose = together(check_zero1, [*RIGHT, *(wrong for wrong, _ in WRONG)])
+
+
+@pytest.mark.parametrize("cls", RIGHT)
 def test_every_right_way_passes(cls):
-    assert check_zero1.diagnose(cls) is None
+    assert diagnose(cls) is None
 
 
 @pytest.mark.parametrize(
     ("cls", "sentence"),
-    [
-        (Stub, "not written yet"),
-        (NoGather, "no rank got the others': all-gather"),
-        (NeverCommunicates, "with its own gradient alone"),
-        (OwnGradient, "with its own gradient alone"),
-        (Sum, "that is the sum of the gradients"),
-        (ThreePsi, "moves 3.0Ψ a step where 2Ψ is enough"),
-        (NativeThreePsi, "moves 3.0Ψ a step where 2Ψ is enough"),
-        (Remainder, "the remainder is dropped: 1003 elements on 4 ranks, and the last 3 never change"),
-        (Forgetful, "forgets m and v at every step"),
-        (CopiedShard, "flat is what it was: let your shard be a view"),
-        (
-            Unsharded,
-            "the state is not sharded: rank 0 holds 8,004 bytes of m and v, and its share is 8Ψ/N = 2,000",
-        ),
-        (WholeStateOwnShard, "the state is not sharded"),
-    ],
+    WRONG,
 )
 def test_each_classic_mistake_is_named(cls, sentence):
-    assert sentence in check_zero1.diagnose(cls)
+    assert sentence in diagnose(cls)
 
 
 def test_bytes_are_those_of_a_ring_whatever_the_collective_is_called():

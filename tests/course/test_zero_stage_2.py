@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+from support.answers import together
 from support.lessons import drawing, solutions_travel_by_value, spoken
 
 import zerolab
@@ -76,24 +77,133 @@ def a_number(flat, kept):
     return ring.reduce_scatter(flat).sum().item()
 
 
+def in_place(flat, kept):
+    """Right: the same buffer is kept and added to."""
+    mine = ring.reduce_scatter(flat)
+    if kept is None:
+        kept = torch.zeros_like(mine)
+    kept += mine
+    return kept
+
+
+def added_before(flat, kept):
+    """Right: what is kept goes into this rank's own gradient, so it is counted once."""
+    if kept is not None:
+        own_chunk(flat).add_(kept)
+    return torch.empty_like(own_chunk(flat)).copy_(ring.reduce_scatter(flat))
+
+
+def sent_to_owners(flat, kept):
+    """Right: each chunk is sent to its owner."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    pieces = flat.view(size, -1)
+    mine = pieces[rank].clone()
+    for distance in range(1, size):
+        landing = torch.empty_like(mine)
+        work = dist.isend(pieces[(rank + distance) % size], (rank + distance) % size)
+        dist.recv(landing, (rank - distance) % size)
+        work.wait()
+        mine += landing
+    return added(mine, kept)
+
+
+PARKED = []
+
+
+def parked(flat, kept):
+    PARKED.append(flat)
+    return added(ring.reduce_scatter(flat).clone(), kept)
+
+
+def parked_once(flat, kept, last={}):  # noqa: B006
+    last["whole"] = flat
+    return added(ring.reduce_scatter(flat).clone(), kept)
+
+
+def parked_at_the_function(flat, kept):
+    parked_at_the_function.shards = [*getattr(parked_at_the_function, "shards", []), flat]
+    return added(ring.reduce_scatter(flat).clone(), kept)
+
+
+def behind(flat, kept):
+    mine = ring.reduce_scatter(flat).clone()
+    return mine if kept is None else kept
+
+
+def doubled(flat, kept):
+    return added(2 * ring.reduce_scatter(flat), kept)
+
+
+def first_chunk(flat, kept):
+    ring.all_reduce(flat)
+    return added(flat.chunk(dist.get_world_size())[0].clone(), kept)
+
+
+def divided_again(flat, kept):
+    mine = ring.reduce_scatter(flat).clone()
+    return (mine if kept is None else mine + kept) / dist.get_world_size()
+
+
+def over_the_micro_batches(flat, kept):
+    mine = ring.reduce_scatter(flat).clone() / 3  # on three ranks the mean, on others not
+    return added(mine, kept)
+
+
+def in_bfloat16(flat, kept):
+    return added(ring.reduce_scatter(flat.bfloat16()).double(), kept)
+
+
+def to_everyone(flat, kept):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    mine = own_chunk(flat).clone()
+    for distance in range(1, size):
+        landing = torch.empty_like(flat)
+        work = dist.isend(flat, (rank + distance) % size)
+        dist.recv(landing, (rank - distance) % size)
+        work.wait()
+        mine += own_chunk(landing)
+    return added(mine, kept)
+
+
+RIGHT = [in_place, added_before, sent_to_owners]
+WRONG = [
+    (lambda flat, kept: None, "not written yet"),
+    (overwritten, "overwritten"),
+    (a_view, "view"),
+    (all_reduced, "that is an all-reduce"),
+    (ready_made, "torch's own dist.all_reduce"),
+    (kept_whole, "stage 1's memory"),
+    (not_reduced, "own gradient only"),
+    (averaged, "the mean over the ranks"),
+    (reduced_again, "reduced again"),
+    (neighbours, "another rank's shard, the previous one's"),
+    (first_chunk, "every rank keeps rank 0's shard"),
+    (none_at_first, "NoneType"),
+    (a_number, "returned float"),
+    (parked, "in `PARKED[0]`, alive after the call. It grows with every micro-batch"),
+    (parked_once, "beside its shard in `parked_once's default['whole']`"),
+    (parked_at_the_function, "beside its shard"),
+    (behind, "only the first micro-batch is kept"),
+    (doubled, "what is there is 2 times what it should be"),
+    (divided_again, "the earlier ones again and again"),
+    (over_the_micro_batches, "what is there is 1/3 times what it should be"),
+    (in_bfloat16, "right up to rounding"),
+    (to_everyone, "sends the whole gradient to every rank"),
+]
+diagnose = together(check_reduce_and_keep, [*RIGHT, *(wrong for wrong, _ in WRONG)])
+
+
+@pytest.mark.parametrize("right", RIGHT)
+def test_every_right_way_passes(right):
+    assert diagnose(right) is None
+
+
 @pytest.mark.parametrize(
     ("wrong", "words"),
-    [
-        (overwritten, "overwritten"),
-        (a_view, "view"),
-        (all_reduced, "second half"),
-        (ready_made, "allreduce"),
-        (kept_whole, "stage 1's memory"),
-        (not_reduced, "own gradient only"),
-        (averaged, "mean"),
-        (reduced_again, "reduced again"),
-        (neighbours, "another rank's shard"),
-        (none_at_first, "NoneType"),
-        (a_number, "returned float"),
-    ],
+    WRONG,
 )
 def test_the_check_names_the_mistake(wrong, words):
-    assert words in check_reduce_and_keep.diagnose(wrong)
+    assert words in diagnose(wrong)
 
 
 def gradient_peak(reduces_in_flight):

@@ -1,10 +1,12 @@
 """Lesson 06: its check names each classic mistake, and its drawing says what it shows."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
+from support.answers import alone, together
 from support.lessons import solutions_travel_by_value, spoken
 
 import zerolab
@@ -113,33 +115,167 @@ def first_only(layer):
         reduce(layer)
 
 
-@pytest.mark.parametrize(
-    ("knobs", "words"),
-    [
-        ({"unshard": nothing}, "unshard(layer) comes before"),
-        ({"regather": nothing}, "gather it a second time"),
-        ({"reshard": nothing, "regather": nothing}, "never freed"),
-        ({"unshard": without_own_shard}, "not the values"),
-        ({"unshard": refill}, "not the values"),
-        ({"regather": refill}, "not the values"),
-        ({"unshard": into_freed_storage}, "storage is freed"),
-        ({"unshard": whole_tensors, "regather": whole_tensors}, "sends whole tensors"),
-        ({"reduce": nothing}, "no grad_shard"),
-        ({"reduce": first_only}, "not one for all"),
-        ({"reduce": view}, "view"),
-        ({"reduce": gradient_stays}, "still hold whole gradients"),
-        ({"reduce": not_summed}, "not summed"),
-        ({"reduce": mean}, "is the mean"),
-        ({"reduce": all_reduced}, "4 passes"),
-        ({"backward": list}, "last layer to the first"),
-    ],
-)
-def test_the_check_names_the_mistake(knobs, words):
-    assert words in check_sharded_pass.diagnose(lambda layers, x: step(layers, x, **knobs))
+def last_stays(layers, x):
+    """Right: the last layer is whole from forward to backward, which saves a gather."""
+    for layer in layers:
+        unshard(layer)
+        x = layer.forward(x)
+        if layer.index < len(layers) - 1:
+            reshard(layer)
+    grad = torch.ones_like(x)
+    while layers:
+        layer = layers.pop()
+        if not layer.nbytes:
+            unshard(layer)
+        grad = layer.backward(grad)
+        reshard(layer)
+        reduce(layer)
 
 
-def test_gathering_everything_at_once_is_stage_2():
-    assert "stage 2's memory" in check_sharded_pass.diagnose(everything_at_once)
+def recursive(layers, x):
+    """Right: each layer runs those after it between its own forward and its own backward."""
+    if not layers:
+        return torch.ones_like(x)
+    first, *others = layers
+    unshard(first)
+    output = first.forward(x)
+    reshard(first)
+    grad = recursive(others, output)
+    unshard(first)
+    grad = first.backward(grad)
+    reshard(first)
+    reduce(first)
+    return grad
+
+
+def reduced_at_the_end(layers, x):
+    """Right: the gradients are reduced when backward is over, and copied into tensors made before."""
+    step(layers, x, reduce=nothing)
+    for layer in layers:
+        layer.grad_shard = torch.zeros_like(layer.shard)
+        layer.grad_shard += ring.reduce_scatter(layer.grad)
+        layer.grad = None
+
+
+def with_copies(layers, x):
+    """No second gather: a copy of each weight is kept."""
+    copies = {}
+    for layer in layers:
+        unshard(layer)
+        x = layer.forward(x)
+        copies[layer.index] = layer.flat.clone()
+        reshard(layer)
+    grad = torch.ones_like(x)
+    for layer in reversed(layers):
+        layer.flat.untyped_storage().resize_(8 * layer.flat.numel())
+        layer.flat.copy_(copies[layer.index])
+        grad = layer.backward(grad)
+        reshard(layer)
+        reduce(layer)
+
+
+SPARE = []
+
+
+def parked_gradient(layer):
+    SPARE.append(layer.grad)
+    reduce(layer)
+
+
+def ones_for_each(layers, x):
+    for layer in layers:
+        unshard(layer)
+        x = layer.forward(x)
+        reshard(layer)
+    for layer in reversed(layers):
+        unshard(layer)
+        layer.backward(torch.ones_like(x))
+        reshard(layer)
+        reduce(layer)
+
+
+def same_input(layers, x):
+    for layer in layers:
+        unshard(layer)
+        output = layer.forward(x)
+        reshard(layer)
+    grad = torch.ones_like(output)
+    for layer in reversed(layers):
+        unshard(layer)
+        grad = layer.backward(grad)
+        reshard(layer)
+        reduce(layer)
+
+
+def two_whole(layers, x):
+    step(
+        layers,
+        x,
+        unshard=lambda layer: [unshard(each) for each in layers[layer.index :][:2] if not each.nbytes],
+    )
+
+
+def whole_sum(layer):
+    ring.all_reduce(layer.grad)
+    layer.grad_shard, layer.grad = layer.grad, None
+
+
+def own_whole(layer):
+    layer.grad_shard, layer.grad = layer.grad, None
+
+
+def next_shard(layer):
+    ring.all_reduce(layer.grad)
+    rank, size = dist.get_rank() + 1, dist.get_world_size()
+    layer.grad_shard, layer.grad = layer.grad.chunk(size)[rank % size].clone(), None
+
+
+def summed_twice(layer):
+    ring.all_reduce(layer.grad)
+    reduce(layer)
+
+
+RIGHT = [step, last_stays, recursive, reduced_at_the_end]
+WRONG = [
+    (everything_at_once, "stage 2's memory"),
+    (with_copies, "more tensors of a whole weight's size are in memory"),
+    (ones_for_each, "layer 2's backward got something else than what layer 3's backward returned"),
+    (same_input, "layer 1's forward got something else than what layer 0's forward returned"),
+    (lambda layers, x: None, "not written yet"),
+    (two_whole, "2 layers were whole at the same time"),
+    (partial(step, unshard=nothing), "unshard(layer) comes before"),
+    (partial(step, regather=nothing), "gather it a second time"),
+    (partial(step, reshard=nothing, regather=nothing), "never freed"),
+    (alone(partial(step, unshard=without_own_shard)), "not the values"),
+    (alone(partial(step, unshard=refill)), "not the values"),
+    (alone(partial(step, regather=refill)), "not the values"),
+    (alone(partial(step, unshard=into_freed_storage)), "storage is freed"),
+    (partial(step, unshard=whole_tensors, regather=whole_tensors), "sends whole tensors"),
+    (partial(step, reduce=nothing), "no grad_shard"),
+    (partial(step, reduce=first_only), "not one for all"),
+    (partial(step, reduce=view), "view"),
+    (partial(step, reduce=gradient_stays), "still hold whole gradients"),
+    (partial(step, reduce=not_summed), "this rank's own gradient"),
+    (partial(step, reduce=mean), "each grad_shard is the mean"),
+    (partial(step, reduce=all_reduced), "4 passes"),
+    (partial(step, reduce=parked_gradient), "in `SPARE[0]`"),
+    (partial(step, reduce=whole_sum), "each grad_shard is the whole summed gradient"),
+    (partial(step, reduce=own_whole), "own whole gradient"),
+    (partial(step, reduce=next_shard), "the next rank's shard"),
+    (partial(step, reduce=summed_twice), "summed over the ranks twice"),
+    (partial(step, backward=list), "last layer to the first"),
+]
+diagnose = together(check_sharded_pass, [*RIGHT, *(wrong for wrong, _ in WRONG)])
+
+
+@pytest.mark.parametrize("right", RIGHT)
+def test_every_right_way_passes(right):
+    assert diagnose(right) is None
+
+
+@pytest.mark.parametrize(("wrong", "words"), WRONG)
+def test_the_check_names_the_mistake(wrong, words):
+    assert words in diagnose(wrong)
 
 
 def test_the_drawing_says_in_words_what_it_shows():

@@ -1,6 +1,7 @@
 """The lessons of the course, found by looking into their folders, and what a test needs of one."""
 
 import ast
+import importlib
 import re
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from support import ROOT
+from zerolab.course.exercise import solution_text
 from zerolab.course.look import PAPER, contrast, figure, paint
 
 ROOMS, SOURCES = ROOT / "zerolab/course/lessons", ROOT / "notebooks/source"
@@ -33,11 +35,11 @@ def code_cells(name: str) -> list[str]:
 
 
 def exercise(name: str) -> tuple[str, str, str]:
-    """The stub of the lesson's exercise, the call of the check below it, and the solution folded away."""
+    """The stub of the lesson's exercise, the call of the check below it, and the solution on request."""
     (cell,) = [code for code in code_cells(name) if code.startswith("# Exercise\n")]
     stub, _, call = cell.strip().rpartition("\n")
-    (solution,) = re.findall(r"^# ```python\n(# (?:def|class) .*?)^# ```$", source(name), re.S | re.M)
-    return stub, call, re.sub(r"^# ?", "", solution, flags=re.MULTILINE)
+    check = getattr(importlib.import_module(f"zerolab.course.lessons.{name}"), call.partition("(")[0])
+    return stub, call, solution_text(check.source)
 
 
 def notebook_names(name: str) -> dict:

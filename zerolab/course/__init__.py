@@ -6,7 +6,7 @@ processes that have no use for IPython and widgets.
 How a lesson is made
 --------------------
 1. ``zerolab/course/lessons/NAME/``: a folder with ``__init__.py``, which exports the check, and with
-   ``figures.py``, ``check.py`` and ``quiz.py``, those that the lesson needs.
+   ``figures.py``, ``check.py``, ``solution.py`` and ``quiz.py``, those that the lesson needs.
 2. ``notebooks/source/NN_NAME.py``, a jupytext percent script of ``# %% [markdown]`` and ``# %%`` cells, all
    imports in the first code cell, at most 15 lines in a code cell. ``python notebooks/build.py NN_NAME`` adds
    badges and a bootstrap cell, runs it and writes ``notebooks/NN_NAME.ipynb`` with its outputs. It refuses
@@ -44,9 +44,12 @@ What a lesson uses
 ``progress(title, model_fn)``
     For `zerolab.rehearse`: a line that says how far it is. The cell has the tag ``nbval-ignore-output``.
 ``check_THING(solution)``
-    Made by ``@graded`` of a function that runs the solution on ranks (``attempt``) and names its mistake.
-    The exercise's cell begins with ``# Exercise`` and ends with the call of the check; the solution is the
-    ```` ```python ```` block of a ``<details>`` in the next markdown cell.
+    Made by ``@graded`` of a function that names the mistake in a solution: `examine` runs it in several cases
+    (`attempt`) and finds the known mistake that explains what came back. A mistake is one entry of the
+    check's ``MISTAKES``: a sentence, and the values that it leads to. It returns a `Result`. The exercise's
+    cell begins with ``# Exercise`` and ends with the call of the check. ``check_THING.hint(1)`` to
+    ``hint(3)`` and ``check_THING.solution()`` print what ``check.py`` and ``solution.py`` hold, so that none
+    stands in view.
 """
 
 import importlib
@@ -61,7 +64,7 @@ _NAMES_IN = {
     "look": ("figure", "show"),
     "sliders": ("explore", "slider", "choice", "number"),
     "source": ("show_source", "show_diff"),
-    "exercise": ("attempt",),
+    "attempt": ("attempt",),
     "gpus": ("verify_on_gpus",),
     "rehearsing": ("progress",),
 }

@@ -9,7 +9,7 @@ comes just before those, because NCCL's watchdog aborts a healthy rank whose pee
 import pickle
 import re
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 # What torch, gloo and NCCL say on a rank whose peer went away.
@@ -39,11 +39,19 @@ class WorkerError(RuntimeError):
 
 
 class LaunchTimeout(TimeoutError):
-    """A launch passed its deadline; `ranks` are those that were outside a collective, the likely culprits."""
+    """A launch passed its deadline; `ranks` are those that were outside a collective, the likely culprits.
 
-    def __init__(self, message: str, ranks: tuple[int, ...] = ()) -> None:
+    `stacks`: by rank, where each that had not returned was: (file, line, function), innermost first.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        ranks: tuple[int, ...] = (),
+        stacks: Mapping[int, Sequence[tuple[str, int, str]]] | None = None,
+    ) -> None:
         super().__init__(message, ranks)
-        self.message, self.ranks = message, ranks
+        self.message, self.ranks, self.stacks = message, ranks, stacks or {}
 
     def __str__(self) -> str:
         return self.message

@@ -98,4 +98,5 @@ def timeout_error(seconds: float, stacks: dict[int, list[list[Frame]]], done: se
         parts.append(f"waiting for another rank: {name_ranks(waiting)}")
     if done:
         parts.append(f"returned: {name_ranks(done)}")
-    return LaunchTimeout("\n\n".join(parts), tuple(culprits))
+    places = {rank: main_thread(threads) for rank, threads in stacks.items()}
+    return LaunchTimeout("\n\n".join(parts), tuple(culprits), places)

@@ -1,139 +1,171 @@
 """Lesson 02's exercise: a ring reduce-scatter, graded on values, on owners, on neighbours and on bytes."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
 from zerolab import ring
-from zerolab.course.exercise import Attempt, attempt, graded, total
+from zerolab.course.attempt import Attempt, attempt, returned
+from zerolab.course.evidence import Finding, examine
+from zerolab.course.exercise import graded
+from zerolab.course.lessons.collectives.solution import my_reduce_scatter
 
-# Rank r brings PRIMES[i] * BASE**r as its element i, so the digits of a sum in this base show which ranks are
-# in it and how often. No prime divides another, so they also show elements added at the wrong place.
-BASE = 1000
-PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31)
-# (world_size, numel). Four ranks first, as many mistakes look alike on two; then a length with a remainder.
-CASES = ((4, 8), (3, 11), (2, 8), (1, 5))
+# (world_size, numel). The long ones tell most; where N does not divide, torch.chunk is not ring.chunks.
+CASES = ((3, 999), (4, 1001), (2, 8), (4, 9), (4, 10), (3, 11), (1, 5))
+HINTS = (
+    "rank r ends with chunk r, so it must receive chunk r in the last round, and chunk r-1 in the round "
+    "before. Count backwards from there.",
+    "in round s (from 0) rank r sends chunk r-s-1 to the right and receives chunk r-s-2 from the left, both "
+    "modulo N. There are N-1 rounds.",
+    "receive into torch.empty_like(chunk), wait for both messages, and only then add the buffer to your own "
+    "chunk: the next round sends this sum.",
+)
+
+# A sentence, and what it leads to: `g` holds the ranks' tensors, r is the rank, `cut` its chunk by rank.
+# fmt: off
+MISTAKES = {
+    "that is the mean, and a reduce-scatter returns the sum: divide after it, once":
+        lambda g, r, cut: sum(g)[cut(r)] / len(g),
+    "it returned its own chunk with nothing added to it: in the last of N-1 rounds every rank must receive "
+    "its own chunk, and add it":
+        lambda g, r, cut: g[r][cut(r)],
+    "only the left neighbour's numbers were added: pass on the partial sum, with what arrived in the round "
+    "before":
+        lambda g, r, cut: g[r][cut(r)] + g[r - 1][cut(r)],
+    "only the right neighbour's numbers were added: pass on the partial sum, with what arrived in the "
+    "round before":
+        lambda g, r, cut: g[r][cut(r)] + g[(r + 1) % len(g)][cut(r)],
+    "its own numbers are missing from the sum: add what arrives to the chunk, instead of replacing the chunk":
+        lambda g, r, cut: sum(g)[cut(r)] - g[r][cut(r)],
+    "the sums are right, but each rank ended with the next rank's chunk: shift your indices by one round":
+        lambda g, r, cut: sum(g)[cut(r + 1)],
+    "the sums are right, but each rank ended with the previous rank's chunk: shift your indices by one round":
+        lambda g, r, cut: sum(g)[cut(r - 1)],
+    "each rank returned chunk 0 of the sum: return the chunk of its own rank":
+        lambda g, r, cut: sum(g)[cut(0)],
+    "the sums are right, and the chunks are in reverse order":
+        lambda g, r, cut: sum(g)[cut(-1 - r)],
+    "every rank returned the whole sum, which is an all-reduce: a rank keeps only its own chunk":
+        lambda g, r, cut: sum(g),
+    "every N-th element was taken: a chunk is a contiguous slice":
+        lambda g, r, cut: sum(g)[r::len(g)],
+    "the remainder is lost: numel // N elements for each rank leave out the last ones, which would never be "
+    "updated. Cut with ring.chunks":
+        lambda g, r, cut: sum(g)[r * (g[0].numel() // len(g)):][:g[0].numel() // len(g)],
+    "that is torch.chunk's cut, which makes the last chunk shorter, and may make fewer chunks than ranks: "
+    "cut with ring.chunks":
+        lambda g, r, cut: [*sum(g).chunk(len(g)), *[sum(g)[:0]] * len(g)][r],
+    "the last rank got the whole remainder: cut with ring.chunks, so that chunks differ by one at most":
+        lambda g, r, cut: sum(g)[r * (n := g[0].numel() // len(g)):(r + 1) * n if r + 1 < len(g) else None],
+}
+# fmt: on
 
 
 @graded(
-    "Your reduce-scatter is right on 1 to 4 ranks: values, owners, remainder, neighbours, and (N-1)/N bytes."
+    "Your reduce-scatter is right on 1 to 4 ranks: values, owners, remainder, neighbours, and (N-1)/N bytes.",
+    call="my_reduce_scatter(tensor)",
+    hints=HINTS,
+    solution=[my_reduce_scatter],
 )
 def check_reduce_scatter(fn: Callable) -> str | None:
     """Run fn(tensor) on 1 to 4 ranks and print the mistake it makes, or that it makes none.
 
-    fn returns this rank's chunk (`zerolab.ring.chunks`) of the sum over the ranks, sends only to the next
-    rank, and sends (N-1)/N of the tensor.
+    fn returns this rank's chunk (`zerolab.ring.chunks`) of the sum over the ranks, sends only to one
+    neighbour, and sends (N-1)/N of the tensor.
     """
-    for world_size, numel in CASES:
-        outcome = attempt(fn, [(contribution(rank, numel),) for rank in range(world_size)])
-        pieces = ring.chunks(numel, world_size)
-        problem = (
-            outcome.unusable("send and receive")
-            or _not_a_chunk(outcome)
-            or _wrong_length(outcome, [piece.stop - piece.start for piece in pieces])
-            or _wrong_value(outcome, pieces)
-            or _wrong_messages(outcome, [piece.stop - piece.start for piece in pieces])
-        )
-        if problem:
-            return f"{problem} (seen with {world_size} ranks and {numel} elements)"
-    return None
+    return examine(CASES, partial(_look, fn))
 
 
 def contribution(rank: int, numel: int) -> torch.Tensor:
-    """What rank brings: exact in float64, and different for every element and every rank."""
-    return torch.tensor(PRIMES[:numel], dtype=torch.float64) * BASE**rank
+    """What rank brings: different for every element and every rank."""
+    return torch.randn(numel, generator=torch.Generator().manual_seed(rank), dtype=torch.float64)
 
 
-def _not_a_chunk(outcome: Attempt) -> str | None:
-    for rank, value in enumerate(outcome.values):
-        if not isinstance(value, torch.Tensor):
-            what = f"rank {rank} returned {type(value).__name__}, not its chunk"
-            return f"{what}: end with `return tensor[chunks[rank]]`"
-    return None
+def _call(fn: Callable, rank: int, numel: int):
+    return returned(fn(contribution(rank, numel)))
 
 
-def _wrong_length(outcome: Attempt, expected: list[int]) -> str | None:
-    lengths, world_size, numel = [value.numel() for value in outcome.values], len(expected), sum(expected)
-    if lengths == expected:
-        return None
-    if all(length == numel for length in lengths):
-        return "every rank returned the whole tensor: a rank keeps only its own chunk of the sum"
-    if (dropped := numel - sum(lengths)) > 0 and numel % world_size:
-        return (
-            f"the remainder is dropped: {numel} elements on {world_size} ranks came back as "
-            f"{' + '.join(map(str, lengths))}, so {dropped} of them would never be updated. Use ring.chunks"
-        )
-    return f"the chunks have lengths {lengths}, and ring.chunks({numel}, {world_size}) cuts {expected}"
-
-
-def _wrong_value(outcome: Attempt, pieces: list[slice]) -> str | None:
-    world_size = len(pieces)
-    summed = total(contribution(rank, pieces[-1].stop) for rank in range(world_size))
-    sums = [summed[piece] for piece in pieces]
-    for rank, (got, want) in enumerate(zip(outcome.values, sums, strict=True)):
-        if torch.equal(got, want):
-            continue
-        if torch.allclose(got * world_size, want, rtol=1e-12, atol=0.0):
-            return "that is the mean, and a reduce-scatter returns the sum: divide after it, once"
-        for owner, chunk in enumerate(sums):
-            if torch.equal(got, chunk):
-                ended = f"the sums are right but rank {rank} ended with chunk {owner}"
-                return f"{ended}: shift your indices by one round"
-        if (rounds := len(outcome.messages[rank])) < world_size - 1:
-            return f"rank {rank} made {rounds} rounds, and {world_size} ranks need {world_size - 1}"
-        return _miscounted(rank, got, want)
-    return None
-
-
-def _miscounted(rank: int, got: torch.Tensor, want: torch.Tensor) -> str:
-    """Read the digits of the sum: which ranks are missing from it, and which are in it twice."""
-    element = int(torch.nonzero(got != want)[0])
-    value, right = round(float(got[element])), round(float(want[element]))
-    own = right % BASE  # what a single rank brings to this element, in units of its own digit
-    counts = []
-    while right:
-        counts.append(value % BASE / own)
-        value, right = value // BASE, right // BASE
-    missing = [peer for peer, count in enumerate(counts) if count == 0]
-    repeated = [peer for peer, count in enumerate(counts) if count > 1]
-    if value or any(count != int(count) or count > len(counts) for count in counts):
-        return (
-            f"rank {rank} added elements of one chunk to another: in each round a rank must receive the "
-            "chunk that its neighbour sends"
-        )
-    if repeated:
-        return f"rank {repeated[0]} is counted {counts[repeated[0]]:g} times in rank {rank}'s chunk"
-    if missing == [peer for peer in range(len(counts)) if peer != rank]:
-        return (
-            f"rank {rank} returned a chunk that nothing was added to: in the last of N-1 rounds every rank "
-            "must receive its own chunk"
-        )
-    return (
-        f"rank {missing[0]} is missing from rank {rank}'s chunk: pass on the partial sum, with what arrived "
-        "in the round before"
+def _look(fn: Callable, case: tuple[int, int]) -> Finding:
+    world_size, numel = case
+    brought = [contribution(rank, numel) for rank in range(world_size)]
+    pieces = ring.chunks(numel, world_size)
+    outcome = attempt(_call, [(fn, rank, numel) for rank in range(world_size)])
+    where = f"{world_size} ranks and {numel} elements"
+    if stopped := outcome.unusable("send and receive"):
+        return Finding(where, stopped)
+    mine = lambda rank: pieces[rank % world_size]
+    everything = {
+        f"rank {peer}'s chunk {chunk}": brought[peer][mine(chunk)]
+        for chunk in range(world_size)
+        for peer in range(world_size)
+    }
+    return Finding(
+        where,
+        None,
+        outcome.values,
+        [sum(brought)[piece] for piece in pieces],
+        {why: [value(brought, rank, mine) for rank in range(world_size)] for why, value in MISTAKES.items()},
+        lambda rank: [{k: v for k, v in everything.items() if k.endswith(f"chunk {rank}")}, everything],
+        whole=sum(brought),
+        lengths=_lengths(pieces),
+        cost=_too_much_sent(outcome, pieces),
+        also=_too_few_rounds(outcome),
     )
 
 
-def _wrong_messages(outcome: Attempt, sizes: list[int]) -> str | None:
-    world_size, numel = len(sizes), sum(sizes)
+def _lengths(pieces: list[slice]) -> dict[str, list[int]]:
+    """How long the ranks' values are if the tensor is cut in another way, or not at all."""
+    numel, n = pieces[-1].stop, len(pieces)
+    size = numel // n
+    return {
+        "every rank returned the whole tensor: a rank keeps only its own chunk of the sum": [numel] * n,
+        f"the remainder is lost: {numel} elements on {n} ranks came back as {n} × {size}. Cut with "
+        "ring.chunks": [size] * n,
+        f"the tensor was padded to {n} × {size + 1} elements: cut the padding off, or cut with ring.chunks": [
+            size + 1
+        ]
+        * n,
+        "every rank returned one element or one sum: return the chunk": [1] * n,
+    }
+
+
+def _too_few_rounds(outcome: Attempt) -> str | None:
+    world_size = len(outcome.calls)
+    fewest = min((len(sent) for sent in outcome.messages), default=0)
+    if fewest >= world_size - 1:
+        return None
+    return f"a rank made {fewest} rounds, and {world_size} ranks need {world_size - 1}"
+
+
+def _too_much_sent(outcome: Attempt, pieces: list[slice]) -> str | None:
+    """Right values, but too many bytes or messages, or messages to others than one neighbour."""
+    world_size, numel = len(pieces), pieces[-1].stop
+    peers = {
+        (message.peer - rank) % world_size for rank, sent in enumerate(outcome.messages) for message in sent
+    }
     for rank, sent in enumerate(outcome.messages):
-        bytes_sent, allowed = outcome.bytes_sent(rank), (numel - sizes[rank]) * 8  # all chunks but its own
+        allowed = (numel - (pieces[rank].stop - pieces[rank].start)) * 8  # all chunks but its own
         right = f"the values are right, but rank {rank} sends"
         if any(message.numel >= numel for message in sent):
             return (
-                f"{right} the whole tensor each round: {bytes_sent} bytes where a ring sends {allowed}. "
-                "Send one chunk at a time"
+                f"{right} the whole tensor each round: {outcome.bytes_sent(rank)} bytes where a ring sends "
+                f"{allowed}. Send one chunk at a time"
+            )
+        if outcome.bytes_sent(rank) > allowed + 8 * world_size:
+            bytes_sent = outcome.bytes_sent(rank)
+            return (
+                f"{right} {bytes_sent} bytes, in {len(sent)} messages. A ring sends {allowed}: stop after "
+                "N-1 rounds"
             )
         if len(sent) > world_size - 1:
             return (
-                f"{right} {len(sent)} messages, one round too many: {world_size} ranks need {world_size - 1}"
+                f"{right} {len(sent)} messages: {world_size} ranks need {world_size - 1} rounds of one "
+                "message each"
             )
-        if bytes_sent > allowed:
-            return f"{right} {bytes_sent} bytes, and a ring sends {allowed}"
-        following = (rank + 1) % world_size
-        if strangers := sorted({str(message.peer) for message in sent} - {str(following)}):
-            return (
-                f"{right} to rank {strangers[0]}: in a ring it talks to rank {following} only, so that each "
-                "link carries one message at a time"
-            )
+    if len(peers) > 1:
+        return (
+            "the values are right, but a rank sends to several others: in a ring it talks to rank+1 only, "
+            "so that each link carries one message at a time"
+        )
     return None

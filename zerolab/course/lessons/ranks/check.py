@@ -1,62 +1,105 @@
 """Lesson 00's exercise: average a gradient over the ranks with send and receive only."""
 
 from collections.abc import Callable
+from functools import partial, reduce
 
 import torch
 
-from zerolab.course.exercise import Attempt, attempt, graded, total
+from zerolab.course.attempt import attempt, returned
+from zerolab.course.evidence import Finding, examine
+from zerolab.course.exercise import graded
+from zerolab.course.lessons.ranks.solution import average
 
-CASES = (2, 3, 4)
-NUMEL = 6
+CASES = (3, 2, 4)  # ranks; three first, because many mistakes look alike on two
+NUMEL = 40
+HINTS = (
+    "let all ranks but 0 send their gradient to rank 0 and receive the mean from it. Rank 0 does the "
+    "opposite.",
+    "a receive needs a tensor to receive into: torch.empty_like(own). Rank 0 receives from 1, 2, … in a loop "
+    "and adds to a copy of its own gradient.",
+    "divide once, by dist.get_world_size(), on rank 0. Then send the quotient to every other rank, and "
+    "return it on all of them.",
+)
+
+# A sentence, and what it leads to: `own` holds the ranks' gradients.
+# fmt: off
+MISTAKES = {
+    "that is the sum, and the exercise asks for the mean: divide by world_size, once":
+        lambda own, rank: sum(own),
+    "the sum was divided by world_size twice: once is enough":
+        lambda own, rank: sum(own) / len(own) ** 2,
+    "the sum was divided by 2, whatever the number of ranks: use dist.get_world_size()":
+        lambda own, rank: sum(own) / 2,
+    "the sum was divided by 3, whatever the number of ranks: use dist.get_world_size()":
+        lambda own, rank: sum(own) / 3,
+    "the sum was divided by 4, whatever the number of ranks: use dist.get_world_size()":
+        lambda own, rank: sum(own) / 4,
+    "the sum was divided by N-1, the number of the other ranks: divide by N":
+        lambda own, rank: sum(own) / max(1, len(own) - 1),
+    "the sum was divided by N+1: divide by N":
+        lambda own, rank: sum(own) / (len(own) + 1),
+    "the sum was divided by the number of elements, not of ranks":
+        lambda own, rank: sum(own) / NUMEL,
+    "it returned its own gradient: nothing that arrived was used, so send the result back to all ranks "
+    "and return what arrives":
+        lambda own, rank: own[rank],
+    "it returned its own gradient divided by N: nothing that arrived was added":
+        lambda own, rank: own[rank] / len(own),
+    "it returned rank 0's gradient, which was sent to all and not averaged":
+        lambda own, rank: own[0],
+    "it returned the last rank's gradient: what arrives replaces the sum instead of being added":
+        lambda own, rank: own[-1],
+    "it returned its left neighbour's gradient":
+        lambda own, rank: own[rank - 1],
+    "it returned its right neighbour's gradient":
+        lambda own, rank: own[(rank + 1) % len(own)],
+    "it averaged its own gradient with one neighbour's only":
+        lambda own, rank: (own[rank] + own[rank - 1]) / 2,
+    "each rank has the sum up to itself: the total has to travel back to the first ranks":
+        lambda own, rank: sum(own[:rank + 1]),
+    "each rank has the sum up to itself, divided: the total has to travel back":
+        lambda own, rank: sum(own[:rank + 1]) / len(own),
+    "that is a mean of means, ((a+b)/2 + c)/2, which weighs the ranks differently: add all up, then "
+    "divide once":
+        lambda own, rank: reduce(lambda mean, other: (mean + other) / 2, own),
+    "that is the largest of the ranks' elements, not their mean":
+        lambda own, rank: reduce(torch.maximum, own),
+    "that is the product of the gradients, not their mean":
+        lambda own, rank: reduce(torch.mul, own),
+    "that is the mean over the elements of one gradient: average over the ranks, element by element":
+        lambda own, rank: own[rank].mean(),
+}
+# fmt: on
 
 
-@graded("Your average is right on 2, 3 and 4 ranks, and every rank has it.")
+@graded(
+    "Your average is right on 2, 3 and 4 ranks, and every rank has it.",
+    call="average(own)",
+    hints=HINTS,
+    solution=[average],
+)
 def check_average(fn: Callable) -> str | None:
-    """Run fn(gradient) on 2, 3 and 4 ranks: every rank must return the mean over the ranks."""
-    for world_size in CASES:
-        outcome = attempt(fn, [(gradient(rank),) for rank in range(world_size)])
-        problem = (
-            outcome.unusable("send and recv") or _not_a_mean(outcome) or _wrong_value(outcome, world_size)
-        )
-        if problem:
-            return f"{problem} (seen with {world_size} ranks)"
-    return None
+    """Run fn(gradient) on 3, 2 and 4 ranks: every rank must return the mean over the ranks."""
+    return examine(CASES, partial(_look, fn))
+
+
+def _look(fn: Callable, world_size: int) -> Finding:
+    own = [gradient(rank) for rank in range(world_size)]
+    outcome = attempt(_call, [(fn, rank) for rank in range(world_size)])
+    return Finding(
+        f"{world_size} ranks",
+        outcome.unusable("dist.send and dist.recv"),
+        outcome.values,
+        [sum(own) / world_size] * world_size,
+        {why: [value(own, rank) for rank in range(world_size)] for why, value in MISTAKES.items()},
+        lambda rank: [{f"rank {peer}'s gradient": each for peer, each in enumerate(own)}],
+    )
 
 
 def gradient(rank: int) -> torch.Tensor:
-    """Exact in float64, and so different from the other ranks' that a sum shows which ranks are in it."""
-    return torch.arange(1, NUMEL + 1, dtype=torch.float64) * 1000**rank
+    """A rank's gradient: different for every rank and element."""
+    return torch.randn(NUMEL, generator=torch.Generator().manual_seed(rank), dtype=torch.float64)
 
 
-def _not_a_mean(outcome: Attempt) -> str | None:
-    for rank, value in enumerate(outcome.values):
-        if not isinstance(value, torch.Tensor) or value.shape != (NUMEL,):
-            shape = f" of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else ""
-            what = f"rank {rank} returned {type(value).__name__}{shape}"
-            return f"{what}; every rank returns the mean, which has the shape of its gradient"
-    return None
-
-
-def _wrong_value(outcome: Attempt, world_size: int) -> str | None:
-    mine = [gradient(rank) for rank in range(world_size)]
-    summed = total(mine)
-    right = [torch.allclose(value, summed / world_size, rtol=1e-12) for value in outcome.values]
-    if all(right):
-        return None
-    first = right.index(False)
-    value = outcome.values[first]
-    if all(torch.equal(value, own) for value, own in zip(outcome.values, mine, strict=True)):
-        return "every rank returned its own gradient: nothing that arrived was used"
-    if torch.equal(value, summed):
-        return "that is the sum, and the exercise asks for the mean: divide by world_size, once"
-    if torch.allclose(value, summed / world_size**2, rtol=1e-12):
-        return "the sum was divided by world_size twice"
-    for divisor in range(2, 10):
-        if torch.allclose(value, summed / divisor, rtol=1e-12):
-            there_are = f"the sum was divided by {divisor} where there are {world_size} ranks"
-            return f"{there_are}: use dist.get_world_size()"
-    if right[0] and torch.equal(value, mine[first]):
-        has = f"rank 0 has the mean, but rank {first} still has its own gradient"
-        return f"{has}: send the result back to all ranks"
-    wanted = (summed / world_size).tolist()
-    return f"rank {first} returned {value.tolist()} and not the mean, {wanted}; no known mistake explains it"
+def _call(fn: Callable, rank: int):
+    return returned(fn(gradient(rank)))

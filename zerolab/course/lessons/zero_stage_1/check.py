@@ -5,45 +5,57 @@ An unsharded AdamW has the right values, so values alone are not enough.
 
 import gc
 from collections.abc import Callable, Sequence
-from operator import itemgetter
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 
-from zerolab import ring
-from zerolab.course.exercise import Attempt, Message, attempt, graded, total
-from zerolab.measure import storage_bytes
+from zerolab.course.alive import Alive, kept_by, nbytes
+from zerolab.course.attempt import Attempt, attempt
+from zerolab.course.evidence import Finding, examine
+from zerolab.course.exercise import graded
+from zerolab.course.lessons.zero_stage_1.solution import MyZero1
+from zerolab.course.lessons.zero_stage_1.world import LR, MISTAKES, STEPS, World, mean
+from zerolab.course.reading import Parts
+from zerolab.course.wire import Message
+from zerolab.storages import storage_bytes
 
-STEPS, LR = 3, 0.05
-
-
-class Case(NamedTuple):
-    """The number of ranks, the length of the flat buffer, and the optimizer to shard."""
-
-    world_size: int
-    numel: int
-    optimizer_class: Callable[..., torch.optim.Optimizer]
-
-
-# SGD first: its step depends on the gradient's scale, Adam's does not. Then state, then a remainder.
+# SGD first: its step depends on the gradient's scale, Adam's does not. Then state, then remainders.
 CASES = (
-    Case(2, 64, torch.optim.SGD),
-    Case(4, 1000, torch.optim.AdamW),
-    Case(4, 1003, torch.optim.AdamW),
-    Case(1, 10, torch.optim.AdamW),
+    World(3, 999, torch.optim.SGD),
+    World(4, 1000, torch.optim.AdamW),
+    World(4, 1001, torch.optim.AdamW),
+    World(2, 64, torch.optim.AdamW),
+    World(4, 9, torch.optim.SGD),
+    World(1, 10, torch.optim.AdamW),
+)
+HINTS = (
+    "your part is ring.chunks(flat.numel(), N)[rank]. Give the optimizer flat[your part] alone: a view, so "
+    "that an update of the shard is an update of flat.",
+    "three lines make a step: a reduce-scatter of the gradient, the optimizer's step, an all-gather of flat.",
+    "ring.reduce_scatter returns your chunk of the sum. Divide it by N, make it the shard's .grad, step, "
+    "and call ring.all_gather(self.flat).",
 )
 
 
 class Ended(NamedTuple):
-    """What one rank ended with: its parameters, and the bytes of state in its optimizers, None if none."""
+    """What one rank ended with: parameters, bytes of optimizer state (None if none), what else it holds."""
 
     flat: torch.Tensor
     state_bytes: int | None
+    grown_bytes: int
+    whole_copies: int
+    name: str | None
 
 
 @graded(
-    "Your stage 1 is right on 1, 2 and 4 ranks: the same parameters on every rank, the remainder too, 8Ψ/N "
-    "bytes of state, 2Ψ sent."
+    "Your stage 1 is right on 1 to 4 ranks: the same parameters on every rank, the remainder too, 8Ψ/N "
+    "bytes of state, 2Ψ sent.",
+    call="MyZero1(flat, optimizer_class, lr)",
+    hints=HINTS,
+    solution=[MyZero1],
 )
 def check_zero1(cls: Callable) -> str | None:
     """Train with cls(flat, optimizer_class, lr) on 1 to 4 ranks and print the mistake, or that there is none.
@@ -51,51 +63,30 @@ def check_zero1(cls: Callable) -> str | None:
     cls.step(gradient) gets this rank's own gradient. Afterwards `flat` holds the updated parameters on every
     rank, each rank keeps 1/N of the optimizer's state, and no more than 2Ψ elements are sent.
     """
-    for case in CASES:
-        outcome = attempt(_train, [(cls, case, rank) for rank in range(case.world_size)])
-        ended = [Ended(*value) for value in outcome.values]
-        problem = (
-            outcome.failure
-            or _wrong_value([each.flat for each in ended], outcome, case)
-            or _whole_state([each.state_bytes for each in ended], case)
-            or _too_much_sent(outcome, case)
-        )
-        if problem:
-            where = f"{case.world_size} ranks, {case.numel} elements, {case.optimizer_class.__name__}"
-            return f"{problem} (seen with {where})"
-    return None
+    return examine(CASES, partial(_look, cls))
 
 
-def start(numel: int) -> torch.Tensor:
-    """The parameters that every rank begins with."""
-    return torch.linspace(-1, 1, numel)
-
-
-def gradient(case: Case, step: int, rank: int) -> torch.Tensor:
-    """A rank's gradient: different for every rank and step, and no mean is near zero."""
-    generator = torch.Generator().manual_seed(10 * step + rank)
-    return torch.rand(case.numel, generator=generator) + 0.5 * (rank + 1)
-
-
-def expected(case: Case, combine: Callable[[list[torch.Tensor]], torch.Tensor], fresh: bool = False):
-    """Where one process ends if each step's gradient is what `combine` makes of the ranks' gradients."""
-    flat = start(case.numel)
-    optimizer = case.optimizer_class([flat], lr=LR)
+def _train(cls: Callable, world: World, rank: int) -> Ended:
+    """In the worker: three steps with the reader's class, then a look at what it holds."""
+    flat, held, sizes = world.start, {}, []
+    alive = Alive()
+    mine = cls(flat, world.optimizer_class, LR)
     for step in range(STEPS):
-        if fresh:
-            optimizer = case.optimizer_class([flat], lr=LR)
-        flat.grad = combine([gradient(case, step, rank) for rank in range(case.world_size)])
-        optimizer.step()
-    return flat
-
-
-def _train(cls: Callable, case: Case, rank: int) -> Ended:
-    """In the worker: three steps with the reader's class, then a look at the state of its optimizers."""
-    flat = start(case.numel)
-    mine = cls(flat, case.optimizer_class, LR)
-    for step in range(STEPS):
-        mine.step(gradient(case, step, rank))
-    return Ended(flat.detach().clone(), _state_bytes())
+        before, held = set(held), {}
+        mine.step(world.gradient(step, rank))
+        held = alive.storages()
+        sizes.append(nbytes(held))
+    new = [tensor for key, tensor in held.items() if key not in before]
+    whole = [t for t in held.values() if t.untyped_storage().nbytes() >= flat.nbytes]
+    names = (kept_by(tensor, self=mine) for tensor in [*new, *whole])
+    grown = min(after - before for before, after in pairwise(sizes))
+    return Ended(
+        flat.detach().clone(),
+        _state_bytes(),
+        grown,
+        len(whole),
+        next((name for name in names if name and not name.endswith(".grad")), None),
+    )
 
 
 def _state_bytes() -> int | None:
@@ -107,90 +98,119 @@ def _state_bytes() -> int | None:
     return storage_bytes(tensors) if states else None
 
 
-def _wrong_value(flats: list[torch.Tensor], outcome: Attempt, case: Case) -> str | None:
-    right, begin = expected(case, _mean), start(case.numel)
-    if all(_equal(flat, right) for flat in flats):
-        return None
-    if all(torch.equal(flat, begin) for flat in flats):
-        if not any(outcome.messages):
-            return "not written yet: nothing was sent and flat is what it was"
-        return (
-            "flat is what it was: let your shard be a view, flat[...], or copy the updated shard back into it"
+def _look(cls: Callable, world: World) -> Finding:
+    where = f"{world.world_size} ranks, {world.numel} elements, {world.optimizer_class.__name__}"
+    ranks = range(world.world_size)
+    outcome = attempt(_train, [(cls, world, rank) for rank in ranks])
+    if outcome.failure or outcome.engine:
+        return Finding(
+            where, outcome.failure or "that uses zerolab's own ZeroOptimizer, which is what you write here"
         )
-    cut = case.numel - case.numel % case.world_size
-    if cut < case.numel and all(_equal(flat[:cut], right[:cut]) for flat in flats):
-        return (
-            f"the remainder is dropped: {case.numel} elements on {case.world_size} ranks, and the last "
-            f"{case.numel - cut} never change. Cut with ring.chunks, or pad"
-        )
-    return _by_shard(flats, case, right) or _by_recipe(flats, case)
-
-
-def _by_shard(flats: list[torch.Tensor], case: Case, right: torch.Tensor) -> str | None:
-    """Ranks that changed their own shard, and nothing else."""
-    begin, pieces = start(case.numel), ring.chunks(case.numel, case.world_size)
-    only_its_own = all(
-        torch.equal(flat[piece], begin[piece])
-        for rank, flat in enumerate(flats)
-        for owner, piece in enumerate(pieces)
-        if owner != rank
+    flats = [ended.flat for ended in outcome.values]
+    if not any(outcome.calls) and all(torch.equal(flat, world.start) for flat in flats):
+        return Finding(where, "not written yet: nothing was sent and flat is what it was")
+    finding = Finding(
+        where,
+        None,
+        flats,
+        [world.trained(mean)] * world.world_size,
+        {why: [value(world, rank) for rank in ranks] for why, value in MISTAKES.items()},
+        cost=_whole_state(outcome, world) or _parked(outcome, world) or _too_much_sent(outcome, world),
+        also=outcome.hint_of_calls or _differing(flats),
+        cause=_state_is_wrong(world),
     )
-    if only_its_own and all(
-        _equal(flat[piece], right[piece]) for flat, piece in zip(flats, pieces, strict=True)
-    ):
-        return (
-            "each rank updated its own shard, and no rank got the others': all-gather flat after the "
-            "update, or every rank continues with another model"
+    return finding if finding.fitting() or not finding.wrong else _one_chunk(finding, world)
+
+
+def _differing(flats: list[torch.Tensor]) -> str | None:
+    differ = any(not torch.equal(flat, flats[0]) for flat in flats)
+    return "the ranks end with different parameters" if differ else None
+
+
+def _one_chunk(finding: Finding, world: World) -> Finding:
+    """The same for the first chunk that is wrong, taken apart into the gradients of ranks and steps."""
+    for owner in range(world.world_size):
+        piece = world.cut(owner)
+        cut = lambda values, piece=piece: [value[piece] for value in values]
+        of_one = replace(
+            finding,
+            where=f"{finding.where}, in rank {owner}'s chunk of flat",
+            seen=cut(finding.seen),
+            right=cut(finding.right),
+            mistakes={why: cut(values) for why, values in finding.mistakes.items()},
+            parts=lambda rank, owner=owner: _parts(world, owner),
         )
-    for rank, (flat, piece) in enumerate(zip(flats, pieces, strict=True)):
-        alone = expected(case, itemgetter(rank))
-        if case.world_size > 1 and _equal(flat[piece], alone[piece]):
-            return (
-                f"rank {rank} updated its shard with its own gradient alone: reduce-scatter first, which "
-                "adds the other ranks' gradients"
-            )
-    return None
+        if of_one.wrong:
+            return of_one
+    return finding
 
 
-def _by_recipe(flats: list[torch.Tensor], case: Case) -> str:
-    """All ranks agree on wrong values, or they do not agree."""
-    if all(_equal(flat, expected(case, total)) for flat in flats):
-        return (
-            "that is the sum of the gradients and not the mean: divide by the number of ranks. (Adam would "
-            "hide this mistake, because its step does not depend on the gradient's scale; SGD shows it)"
-        )
-    if all(_equal(flat, expected(case, _mean, fresh=True)) for flat in flats):
-        return "the optimizer forgets m and v at every step: build it once, in __init__"
-    if any(not torch.equal(flat, flats[0]) for flat in flats):
-        return "the ranks ended with different parameters: after step() flat must be the same on all of them"
-    return "all ranks agree, but not with one process that steps on the mean gradient"
+def _parts(world: World, owner: int) -> Sequence[Parts]:
+    """What a chunk of flat is a sum of after steps of SGD: gradients of that chunk, else of any chunk."""
+    begin = {"the first parameters": world.start[world.cut(owner)]}
+    cases = [(step, rank) for step in range(STEPS) for rank in range(world.world_size)]
+    updates = lambda chunk: {
+        f"rank {rank}'s gradient of step {step}" + f" at chunk {chunk}" * (chunk != owner): -LR
+        * world.gradient(step, rank)[world.cut(chunk)]
+        for step, rank in cases
+    }
+    anywhere = {name: part for chunk in range(world.world_size) for name, part in updates(chunk).items()}
+    return [begin | updates(owner), begin | anywhere]
 
 
-def _whole_state(state_bytes: list[int | None], case: Case) -> str | None:
-    if case.optimizer_class is torch.optim.SGD or case.world_size == 1:
+def _state_is_wrong(world: World) -> str | None:
+    """What is left if SGD, which came before, was right on as many elements."""
+    if world.optimizer_class is torch.optim.SGD or world.numel % world.world_size:
         return None
-    share = 8 * case.numel / case.world_size
-    for rank, held in enumerate(state_bytes):
-        if held is None:
+    return (
+        "all is right with SGD and wrong with AdamW: so the gradients are right, and the optimizer's state "
+        "is not. Keep one optimizer for all steps, give it your shard alone, and step it once with the mean "
+        "gradient"
+    )
+
+
+def _whole_state(outcome: Attempt, world: World) -> str | None:
+    if world.optimizer_class is torch.optim.SGD or world.world_size == 1:
+        return None
+    share = 8 * world.numel / world.world_size
+    for rank, ended in enumerate(outcome.values):
+        if ended.state_bytes is None:
             return "no optimizer holds any state: build optimizer_class([shard], lr=lr) once, and keep it"
-        if held > 1.1 * share + 64:
+        if ended.state_bytes > 1.1 * share + 64:
             return (
-                f"the parameters are right, but the state is not sharded: rank {rank} holds {held:,} bytes "
-                f"of m and v, and its share is 8Ψ/N = {share:,.0f}. Give the optimizer your shard, not flat"
+                f"the parameters are right, but the state is not sharded: rank {rank} holds "
+                f"{ended.state_bytes:,} bytes of m and v, and its share is 8Ψ/N = {share:,.0f}. Give the "
+                "optimizer your shard, not flat"
             )
     return None
 
 
-def _too_much_sent(outcome: Attempt, case: Case) -> str | None:
-    """Right and sharded, but more bytes than two passes over the model."""
-    ring_pass = 4 * case.numel * (case.world_size - 1) / case.world_size
-    for rank, messages in enumerate(outcome.messages):
-        passes = sent_bytes(messages, case.world_size) / STEPS / ring_pass if ring_pass else 0
-        if passes > 2.1:
+def _parked(outcome: Attempt, world: World) -> str | None:
+    """Copies that grow with the steps, or more whole ones than a padded buffer and a gradient."""
+    for rank, ended in enumerate(outcome.values):
+        kept = f"the parameters are right, but rank {rank} keeps"
+        name = f" (look at `{ended.name}`)" if ended.name else ""
+        if ended.grown_bytes >= 4 * world.numel / world.world_size and world.numel >= 64:
+            return f"{kept} {ended.grown_bytes:,} bytes more after every step{name}: keep no history"
+        if ended.whole_copies > 2 and world.world_size > 2 and world.numel >= 64:
             return (
-                f"right and sharded, but rank {rank} moves {passes:.1f}Ψ a step where 2Ψ is enough. An "
-                "all-reduce gives every rank the whole gradient, and each needs 1/N of it: use its first "
-                "half, the reduce-scatter"
+                f"{kept} {ended.whole_copies} tensors as large as flat beside it{name}: m, v and masters are "
+                "1/N large"
+            )
+    return None
+
+
+def _too_much_sent(outcome: Attempt, world: World) -> str | None:
+    """Right and sharded, but more bytes than two passes over the model."""
+    ring_pass = 4 * world.numel * (world.world_size - 1) / world.world_size
+    for rank, messages in enumerate(outcome.messages):
+        passes = sent_bytes(messages, world.world_size) / STEPS / ring_pass if ring_pass else 0
+        if passes > 2.1 and world.numel >= 64:
+            calls = ", ".join(sorted({message.call for message in messages}))
+            return (
+                f"right and sharded, but rank {rank} moves {passes:.1f}Ψ a step ({calls}) where 2Ψ is "
+                "enough. An all-reduce gives every rank the whole gradient, and each needs 1/N of it: use "
+                "its first half, the reduce-scatter"
             )
     return None
 
@@ -208,12 +228,3 @@ def sent_bytes(messages: Sequence[Message], world_size: int) -> float:
     """The bytes that a rank sends for its messages, if each collective runs on a ring."""
     share = lambda op: _SHARE.get(op, lambda n: (n - 1) / n)(world_size)
     return sum(message.nbytes * share(message.op) for message in messages)
-
-
-def _mean(gradients: list[torch.Tensor]) -> torch.Tensor:
-    return total(gradients) / len(gradients)
-
-
-def _equal(got: torch.Tensor, want: torch.Tensor) -> bool:
-    """Equal up to rounding: a ring does not add in the order of the ranks."""
-    return torch.allclose(got, want, rtol=1e-4, atol=1e-5)

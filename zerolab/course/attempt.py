@@ -1,0 +1,197 @@
+"""Run a reader's function on real ranks, with a deadline, and return whatever came of it.
+
+A grader that looks at results alone passes a function that sends everything to every rank. With the messages
+a check can also grade bytes, and which ranks talk to each other.
+"""
+
+import contextlib
+import io
+import pickle
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+import torch
+import torch.distributed as dist
+
+import zerolab
+from zerolab.course import stopped
+from zerolab.course.wire import RETURNED, Message, Wire, own_place, read_trail
+
+SECONDS = 8.0  # until a reader's function counts as hanging
+LINES_SHOWN = 20  # of what one attempt prints
+_ENGINE = "zerolab.optimizer"  # in a rank it is loaded only if the reader's function uses it
+
+
+class Odd(NamedTuple):
+    """What a function returned where a tensor was asked for."""
+
+    kind: str
+    text: str
+
+
+@dataclass
+class Attempt:
+    """What came back from the ranks: a value and the messages of each, or the failure that stopped them.
+
+    `calls`: the messages and the receives. `engine`: whether the function used zerolab's own optimizer.
+    """
+
+    values: list[Any] = field(default_factory=list)
+    calls: list[list[Message]] = field(default_factory=list)
+    failure: str | None = None
+    engine: bool = False
+
+    @property
+    def messages(self) -> list[list[Message]]:
+        """What each rank sent."""
+        return [[call for call in calls if not call.received] for calls in self.calls]
+
+    @property
+    def collectives(self) -> list[str]:
+        """The names of torch's own collectives that were called."""
+        return sorted({m.call or m.op.strip("_") for sent in self.calls for m in sent if m.collective})
+
+    def called(self, *names: str) -> list[str]:
+        """Those of the functions `names`, such as ``ring.reduce_scatter``, that sent something."""
+        used = {message.call for sent in self.calls for message in sent}
+        return sorted(used.intersection(names))
+
+    def unusable(self, instead: str, ring: bool = False) -> str | None:
+        """Why there is nothing to grade: a failure, a stub, or a call that does the exercise's work.
+
+        The reader is to use `instead`; `ring`: and may use zerolab.ring.
+        """
+        nothing = all(value in (None, Odd("NoneType", "")) for value in map(_plain, self.values))
+        if self.failure:
+            return self.failure
+        if not any(self.calls) and nothing:
+            return "not written yet: nothing was sent and None was returned"
+        if self.engine:
+            return f"that uses zerolab's own ZeroOptimizer, which is what you write here: use {instead}"
+        if self.collectives:
+            return f"that calls torch's own {self.collectives[0]}, which does the work for you: use {instead}"
+        used = sorted({m.call for own in self.calls for m in own if m.call.startswith("ring.")})
+        if used and not ring:
+            return f"that calls zerolab's own {used[0]}, which is what you write here: use {instead}"
+        return None
+
+    @property
+    def hint_of_calls(self) -> str | None:
+        """A collective that explains wrong values: it leaves its result on one rank, or does not add."""
+        for name in self.collectives:
+            if name in ("dist.reduce", "dist.gather"):
+                return f"{name} leaves its result on one rank only"
+            if " with ReduceOp" in name:
+                return f"it calls {name}, which is not the sum"
+        return None
+
+    def bytes_sent(self, rank: int) -> int:
+        return sum(message.nbytes for message in self.messages[rank])
+
+
+def attempt(fn: Callable, inputs: Sequence[tuple], timeout: float | None = None) -> Attempt:
+    """Call fn(*inputs[rank]) on one process for each entry of `inputs` and return what came back.
+
+    A function that raises or never returns has a result, too: `failure` describes it to the person who wrote
+    the function. What the ranks print is shown, up to LINES_SHOWN lines; what they write to stderr is not.
+    """
+    size, seconds = len(inputs), timeout or SECONDS
+    with tempfile.TemporaryDirectory(prefix="zerolab-check-") as folder, quiet():
+        trails = [Path(folder, str(rank)) for rank in range(size)]
+        try:
+            results = zerolab.launch(_observe, size, fn, list(inputs), trails, timeout=seconds)
+            return Attempt(
+                [r[0] for r in results], [r[1] for r in results], engine=any(r[2] for r in results)
+            )
+        except zerolab.LaunchTimeout as error:
+            notes = [list(read_trail(trail)) for trail in trails]
+            failure = stopped.never_ended(error, notes, seconds)
+        except zerolab.WorkerError as error:
+            notes = [list(read_trail(trail)) for trail in trails]
+            failure = stopped.ended_early(error, notes)
+        except TypeError as error:  # the launcher's: it cannot send the function
+            return Attempt(failure=stopped.cannot_travel(error, [fn, *inputs[0]]))
+    return Attempt(calls=[[n for n in own if isinstance(n, Message)] for own in notes], failure=failure)
+
+
+def _plain(value: Any) -> Any:
+    """The value, or something that can be compared with None without a tensor's elementwise ==."""
+    return ... if isinstance(value, torch.Tensor) else value
+
+
+class Brief(io.TextIOBase):
+    """A stream that passes on the first lines of what is written, and says once that it left out the rest."""
+
+    def __init__(self, stream: TextIO, lines: int, characters: int = 4000):
+        self.stream, self.lines, self.characters = stream, lines, characters
+
+    def write(self, text: str) -> int:
+        if self.lines > 0:
+            shown = "".join(text[: self.characters].splitlines(keepends=True)[: self.lines])
+            self.lines -= shown.count("\n")
+            self.characters -= len(shown)
+            if len(shown) < len(text) or self.lines <= 0:
+                self.lines = 0
+                shown += (
+                    "" if shown.endswith("\n") else "\n"
+                ) + "… (your function prints more; the rest is left out)\n"
+            self.stream.write(shown)
+        return len(text)
+
+    def flush(self) -> None:
+        self.stream.flush()
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Show little of what ranks print, and nothing of stderr, where gloo and Python report to programmers."""
+    with (
+        contextlib.redirect_stdout(Brief(sys.stdout, LINES_SHOWN)),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
+        yield
+
+
+def returned(value: Any) -> torch.Tensor | Odd:
+    """In the worker: a copy of a tensor, or a description of anything else, which can always be sent."""
+    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+        return value.detach().clone()  # a view would be sent with its whole storage
+    if isinstance(value, torch.Tensor):
+        return Odd(f"a tensor of layout {value.layout}", "")
+    return Odd(type(value).__name__, "" if value is None else repr(value)[:60])
+
+
+def _observe(fn: Callable, inputs: list[tuple], trails: list[Path]) -> tuple[Any, list[Message], bool]:
+    """In the worker: run fn on this rank's input and note its calls."""
+    rank = dist.get_rank()
+    before = sys.modules.keys() & {_ENGINE}
+    with Wire(trails[rank]) as wire, contextlib.redirect_stdout(Brief(sys.stdout, 10 * LINES_SHOWN)):
+        try:
+            value = fn(*inputs[rank])
+        except (Exception, SystemExit) as error:
+            raise _told(error) from None
+    wire.note(RETURNED)
+    value = returned(value) if isinstance(value, torch.Tensor) or not _can_be_sent(value) else value
+    return value, wire.calls, bool(sys.modules.keys() & {_ENGINE} - before)
+
+
+def _told(error: BaseException) -> stopped.Stopped:
+    """The error as the reader should read it, with the innermost line of the reader's own."""
+    frames, trace = [], error.__traceback__
+    while trace:
+        frames.append((trace.tb_frame.f_code.co_filename, trace.tb_lineno, trace.tb_frame.f_code.co_name))
+        trace = trace.tb_next
+    place = own_place(reversed(frames))
+    return stopped.Stopped(type(error).__name__, str(error), str(place) if place else "")
+
+
+def _can_be_sent(value: Any) -> bool:
+    try:
+        pickle.dumps(value)
+    except Exception:
+        return False
+    return True

@@ -1,0 +1,130 @@
+"""Which mistake explains the numbers: candidates are compared with what the ranks returned.
+
+A candidate is a sentence and the values that the mistake leads to. One that explains every rank in two cases
+is named; if several do, all of them are. Where none does, the value itself is read.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from zerolab.course.attempt import Odd
+from zerolab.course.reading import Parts, elsewhere, made_of, unlike
+
+
+@dataclass
+class Finding:
+    """One case of an exercise, run and compared.
+
+    Attributes:
+        where: the case, in words.
+        stopped: why there is nothing to compare.
+        seen, right: by rank.
+        mistakes: by sentence, what each rank would have ended with.
+        parts: what the seen values may be sums of, by rank, from the fewest parts to the most.
+        whole: the right values end to end; a wrong value may be a slice of it.
+        lengths: by sentence, how many elements each rank would have ended with.
+        cost: what is wrong although the values are right.
+        also: what else there is to say of wrong values.
+        cause: why values are wrong that no mistake explains, known because earlier cases were right.
+    """
+
+    where: str
+    stopped: str | None = None
+    seen: Sequence[torch.Tensor | Odd] = ()
+    right: Sequence[torch.Tensor] = ()
+    mistakes: Mapping[str, Sequence[torch.Tensor]] = field(default_factory=dict)
+    parts: Callable[[int], Sequence[Parts]] = lambda rank: ()
+    whole: torch.Tensor | None = None
+    lengths: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    cost: str | None = None
+    also: str | None = None
+    cause: str | None = None
+
+    @property
+    def wrong(self) -> list[int]:
+        """The ranks whose values are not right."""
+        return [rank for rank, want in enumerate(self.right) if not same(self.seen[rank], want)]
+
+    def fitting(self, ranks: Iterable[int] | None = None) -> list[str]:
+        """The mistakes that explain the values of the ranks, of all of them by default."""
+        if self.stopped:
+            return []
+        ranks = range(len(self.right)) if ranks is None else list(ranks)
+        return [
+            sentence
+            for sentence, predicted in self.mistakes.items()
+            if all(same(self.seen[rank], predicted[rank]) for rank in ranks)
+        ]
+
+
+def examine(cases: Iterable, look: Callable[..., Finding]) -> str | None:
+    """Look at the cases in turn until one mistake explains two of them or more, or all are right.
+
+    Wrong values come before costs, whichever case they show in.
+    """
+    suspects, first, cost, excluded = [], None, None, set()
+    for finding in map(look, cases):
+        fits = finding.fitting()
+        if finding.stopped:
+            stopped = f"{finding.stopped} (seen with {finding.where})"
+            return (
+                _named(first, suspects) if first else f"{stopped}; and elsewhere {cost}" if cost else stopped
+            )
+        if first is None and finding.wrong:
+            first, suspects = finding, [why for why in fits if why not in excluded] or fits
+            if not suspects:
+                break
+        elif first:  # what explains one case may be ruled out by the next
+            suspects = [why for why in suspects if why in fits]
+            if len(suspects) < 2:
+                break
+        excluded |= finding.mistakes.keys() - set(fits)
+        cost = cost or (finding.cost and f"{finding.cost} (seen with {finding.where})")
+    return _named(first, suspects) if first else cost
+
+
+def _named(first: Finding, suspects: Sequence[str]) -> str:
+    """The mistakes that are left; if none is, what the first wrong value is made of."""
+    named = ", or else ".join(suspects) or _of_some_ranks(first)
+    return f"{'; '.join(filter(None, [named, first.also]))} (seen with {first.where})"
+
+
+def same(got: torch.Tensor | Odd, want: torch.Tensor, rtol: float = 1e-9) -> bool:
+    """Equal up to the order of a sum in float64, or up to float32's rounding."""
+    if isinstance(got, Odd) or got.shape != want.shape or got.dtype != want.dtype:
+        return False
+    rtol, atol = (rtol, 1e-12) if want.dtype == torch.float64 else (1e-4, 1e-5)
+    return torch.allclose(got.cpu(), want, rtol=rtol, atol=atol)
+
+
+def _of_some_ranks(finding: Finding) -> str:
+    """No mistake explains all cases and ranks: look at the first wrong rank, and at its value itself."""
+    wrong = finding.wrong
+    rank = wrong[0]
+    good = [each for each in range(len(finding.right)) if each not in wrong]
+    where = f"rank {good[0]} is right, but rank {rank} is not: " if good else f"on rank {rank}: "
+    got, want = finding.seen[rank], finding.right[rank]
+    ruled_out = finding.fitting()
+    if named := [why for why in finding.fitting(wrong) or finding.fitting([rank]) if why not in ruled_out]:
+        return where + ", or else ".join(named)
+    lengths = [None if isinstance(value, Odd) else value.numel() for value in finding.seen]
+    named = [why for why, predicted in finding.lengths.items() if list(predicted) == lengths]
+    if named and lengths != [value.numel() for value in finding.right]:
+        return ", or else ".join(named)
+    reading = (
+        finding.cause
+        or unlike(got, want)
+        or elsewhere(got, want, finding.whole)
+        or made_of(got, want, finding.parts(rank))
+    )
+    if reading or ruled_out:
+        return where + (reading or ", or else ".join(ruled_out))
+    unknown = "" if finding.also else ", and no known mistake explains it"
+    return f"{where}its value is {_short(got)}, right is {_short(want)}{unknown}"
+
+
+def _short(value: torch.Tensor, most: int = 3) -> str:
+    shown = ", ".join(f"{each:.5g}" for each in value.flatten()[:most].tolist())
+    return f"[{shown}{', …' if value.numel() > most else ''}]"

@@ -1,0 +1,22 @@
+"""A solution of lesson 00's exercise."""
+
+import torch
+import torch.distributed as dist
+
+
+def average(own):
+    # Rank 0 adds in the order of the ranks. A floating-point sum depends on the order of its terms, and this
+    # course compares results bit by bit.
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    if rank > 0:
+        dist.send(own, dst=0)
+        mean = torch.empty_like(own)
+        dist.recv(mean, src=0)
+        return mean
+    total, theirs = own.clone(), torch.empty_like(own)
+    for other in range(1, world_size):
+        dist.recv(theirs, src=other)
+        total += theirs
+    for other in range(1, world_size):
+        dist.send(total / world_size, dst=other)
+    return total / world_size

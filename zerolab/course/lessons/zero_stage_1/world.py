@@ -1,0 +1,131 @@
+"""Lesson 04's exercise: the training that it asks for, in one process, and what each mistake makes of it."""
+
+from collections.abc import Callable
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+
+from zerolab import ring
+
+STEPS, LR = 3, 0.05
+Gradients = list[torch.Tensor]
+
+
+class World(NamedTuple):
+    """The number of ranks, the length of the flat buffer, and the optimizer to shard."""
+
+    world_size: int
+    numel: int
+    optimizer_class: Callable[..., torch.optim.Optimizer]
+
+    @property
+    def start(self) -> torch.Tensor:
+        """The parameters that every rank begins with."""
+        return torch.linspace(-1, 1, self.numel)
+
+    def gradient(self, step: int, rank: int) -> torch.Tensor:
+        """A rank's gradient: different for every rank and step, and no mean is near zero."""
+        generator = torch.Generator().manual_seed(10 * step + rank)
+        return torch.rand(self.numel, generator=generator) + 0.5 * (rank + 1)
+
+    def trained(
+        self, combine: Callable[[Gradients], torch.Tensor], fresh=False, pile=False, steps=STEPS, lr=LR
+    ) -> torch.Tensor:
+        """Where one process ends if each step's gradient is what `combine` makes of the ranks' gradients.
+
+        `fresh`: with a new optimizer at each step; `pile`: with gradients that are never cleared.
+        """
+        flat = self.start
+        optimizer = self.optimizer_class([flat], lr=lr)
+        gradients = [combine([self.gradient(s, r) for r in range(self.world_size)]) for s in range(steps)]
+        for gradient in accumulate(gradients) if pile else gradients:
+            if fresh:
+                optimizer = self.optimizer_class([flat], lr=lr)
+            flat.grad = gradient
+            optimizer.step()
+        return flat.detach()
+
+    def cut(self, rank: int) -> slice:
+        """The chunk of a rank, counted around the ring."""
+        return ring.chunks(self.numel, self.world_size)[rank % self.world_size]
+
+    def patched(self, base: torch.Tensor, patch: torch.Tensor, rank: int) -> torch.Tensor:
+        """`base`, with the chunk of one rank taken from `patch`."""
+        patched = base.clone()
+        patched[self.cut(rank)] = patch[self.cut(rank)]
+        return patched
+
+
+def mean(gradients: Gradients) -> torch.Tensor:
+    return sum(gradients) / len(gradients)
+
+
+def of(rank: int) -> Callable[[Gradients], torch.Tensor]:
+    """One rank's gradient alone."""
+    return lambda gradients: gradients[rank]
+
+
+def whole(world: World, each: Callable[[int], torch.Tensor]) -> torch.Tensor:
+    """A flat buffer whose chunks come from the buffers that `each` makes for their owners."""
+    return torch.cat([each(rank)[world.cut(rank)] for rank in range(world.world_size)])
+
+
+def averaged_after_the_update(world: World, rank: int) -> torch.Tensor:
+    """Where the mean over the ranks of flat replaces the all-gather: 1/N of each update counts."""
+    return world.start + (world.trained(mean) - world.start) / world.world_size
+
+
+# A sentence, and the flat buffer that rank r ends with in a world.
+# fmt: off
+MISTAKES: dict[str, Callable[[World, int], torch.Tensor]] = {
+    "flat is what it was: let your shard be a view, flat[...], or copy the updated shard back into it. "
+    "Assigning a new tensor to a name does not change flat":
+        lambda w, r: w.start,
+    "each rank updated its own shard, and no rank got the others': all-gather flat after the update, or "
+    "every rank continues with another model":
+        lambda w, r: w.patched(w.start, w.trained(mean), r),
+    "each rank updated its shard with its own gradient alone, and nobody got the others': reduce-scatter "
+    "first, all-gather last":
+        lambda w, r: w.patched(w.start, w.trained(of(r)), r),
+    "each rank updated its shard with its own gradient alone: reduce-scatter first, which adds the other "
+    "ranks' gradients":
+        lambda w, r: whole(w, lambda owner: w.trained(of(owner))),
+    "each rank updated everything with its own gradient alone: reduce-scatter first, which adds the other "
+    "ranks'":
+        lambda w, r: w.trained(of(r)),
+    "every rank used rank 0's gradient: a broadcast copies, and a reduce-scatter adds":
+        lambda w, r: w.trained(of(0)),
+    "that is the sum of the gradients and not the mean: divide by the number of ranks. (Adam would hide this "
+    "mistake, because its step does not depend on the gradient's scale; SGD shows it)":
+        lambda w, r: w.trained(sum),
+    "the gradient was divided by the number of ranks twice: once is enough":
+        lambda w, r: w.trained(lambda g: mean(g) / len(g)),
+    "the optimizer forgets m and v at every step: build it once, in __init__":
+        lambda w, r: w.trained(mean, fresh=True),
+    "the gradients pile up from step to step: assign shard.grad instead of adding to it, or clear it":
+        lambda w, r: w.trained(mean, pile=True),
+    "the weights were averaged instead of the gradients, each rank with an optimizer of its own: average "
+    "first, then update":
+        lambda w, r: mean([w.trained(of(rank)) for rank in range(w.world_size)]),
+    "flat was averaged over the ranks after the update, but each rank has updated its own shard only: "
+    "all-gather the shards instead":
+        averaged_after_the_update,
+    "the last step is missing: is the gradient of the step before used, or flat gathered before the update?":
+        lambda w, r: w.trained(mean, steps=STEPS - 1),
+    "the others' shards are one step behind: all-gather after the update, not before it":
+        lambda w, r: w.patched(w.trained(mean, steps=STEPS - 1), w.trained(mean), r),
+    "only the first step did anything: what keeps the later ones from it?":
+        lambda w, r: w.trained(mean, steps=1),
+    "lr was not passed on: optimizer_class([shard], lr=lr)":
+        lambda w, r: w.trained(mean, lr=1e-3),
+    "every rank has rank 0's flat, in which only rank 0's shard is new: all-gather the shards of all ranks":
+        lambda w, r: w.patched(w.start, w.trained(mean), 0),
+    "lr was divided by the number of ranks: the mean of the gradients is divided already":
+        lambda w, r: w.trained(mean, lr=LR / w.world_size),
+    "the gradient was added to the parameters, not subtracted":
+        lambda w, r: 2 * w.start - w.trained(mean),
+    "the remainder is lost: the last numel % N elements never change. Cut with ring.chunks, or pad":
+        lambda w, r: torch.cat([w.trained(mean)[:(n := w.numel - w.numel % w.world_size)], w.start[n:]]),
+}
+# fmt: on

@@ -1,0 +1,155 @@
+"""Lesson 06's exercise: layers whose weights are freed, which watch how they are used."""
+
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from zerolab.course.alive import Alive, kept_by
+
+WIDTH, DEPTH = 6, 4
+NUMEL = WIDTH * WIDTH
+_NO_GATHER = "unshard(layer) comes before layer.forward(x)"
+_NO_REGATHER = "it was freed after forward, and backward needs it again, so gather it a second time"
+_NOT_FILLED = "not the values: put layer.shard into layer.flat[layer.owned], then all-gather layer.flat"
+
+
+class Use(NamedTuple):
+    """A layer computed: what it got and what it gave."""
+
+    phase: str
+    index: int
+    got: torch.Tensor
+    gave: torch.Tensor
+
+
+class Watch:
+    """What the layers of one rank see: who computes in which order, and what is in memory meanwhile."""
+
+    def __init__(self):
+        self.layers: list[ShardedLayer] = []
+        self.uses: list[Use] = []
+        self.whole_at_once = 0  # the most layers that were whole while one computed
+        self.copies = 0  # the most other tensors of a weight's size at that time
+        self.copy_name: str | None = None
+        self.alive: Alive | None = None
+
+    def look(self, **roots) -> None:
+        """Note what is whole and what is copied now."""
+        self.whole_at_once = max(self.whole_at_once, sum(layer.nbytes > 0 for layer in self.layers))
+        own = [tensor for layer in self.layers for tensor in (layer.flat, layer.grad, layer.grad_shard)]
+        found = self.alive.storages(own, at_least=8 * NUMEL) if self.alive else {}
+        if found and not self.copy_name:
+            self.copy_name = kept_by(next(iter(found.values())), **roots, layers=self.layers)
+        self.copies = max(self.copies, len(found))
+
+
+class ShardedLayer:
+    """A linear layer of the exercise: ``y = x @ weight``, whose weight is freed at first.
+
+    Attributes:
+        flat: [P] the weight, 0 bytes at first.
+        owned: this rank's range of it.
+        shard: the values of that range.
+        grad: [P] this rank's whole gradient, once backward ran.
+        grad_shard: for you to set: the sum over the ranks of ``grad[owned]``.
+    """
+
+    def __init__(self, index: int, watch: Watch):
+        self.index, self.owned = index, owned_by(dist.get_rank(), dist.get_world_size())
+        self.flat = weight_of(index)
+        self.shard = self.flat[self.owned].clone()
+        self.flat.untyped_storage().resize_(0)
+        self.grad: torch.Tensor | None = None
+        self.grad_shard: torch.Tensor | None = None
+        self._watch = watch
+        watch.layers.append(self)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the weight's storage now: 0 while it is freed."""
+        return self.flat.untyped_storage().nbytes()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Multiply by the weight, which must be whole."""
+        self._input = x
+        output = x @ self._weight("forward", _NO_GATHER)
+        self._watch.uses.append(Use("forward", self.index, x.clone(), output.clone()))
+        return output
+
+    def backward(self, grad: torch.Tensor) -> torch.Tensor:
+        """Return the input's gradient for the output's, and leave the weight's own in ``self.grad``."""
+        weight = self._weight("backward", _NO_REGATHER)
+        self.grad = (self._input.T @ grad).flatten()
+        passed_on = grad @ weight.T
+        self._watch.uses.append(Use("backward", self.index, grad.clone(), passed_on.clone()))
+        return passed_on
+
+    def _weight(self, phase: str, advice: str) -> torch.Tensor:
+        self._watch.look()
+        if 0 < self.nbytes < 8 * NUMEL or self.flat.numel() < NUMEL:
+            raise RuntimeError(
+                f"layer {self.index}'s flat has {self.flat.numel()} elements in {self.nbytes} bytes in "
+                f"{phase}, and the weight is {NUMEL} elements in {8 * NUMEL} bytes: only resize its storage, "
+                "never replace flat"
+            )
+        if self.nbytes < self.flat.nbytes:
+            raise RuntimeError(f"layer {self.index}'s weight is freed in {phase}: {advice}")
+        if not torch.equal(self.flat, weight_of(self.index)):
+            raise RuntimeError(f"layer {self.index}'s storage is back in {phase}, but {_NOT_FILLED}")
+        return self.flat.view(WIDTH, WIDTH)
+
+
+def owned_by(rank: int, world_size: int) -> slice:
+    """The range of a weight that a rank owns."""
+    return slice(rank * NUMEL // world_size, (rank + 1) * NUMEL // world_size)
+
+
+def weight_of(index: int) -> torch.Tensor:
+    """The whole weight of a layer, small integers in float64, so that every sum is exact."""
+    return torch.arange(NUMEL, dtype=torch.float64).mul(7 * index + 5).remainder(11).sub(5)
+
+
+def input_of(rank: int) -> torch.Tensor:
+    """A rank's micro-batch, which goes into the first layer; its numbers follow no pattern over the ranks."""
+    generator = torch.Generator().manual_seed(rank)
+    return torch.randint(-3, 4, (2, WIDTH), generator=generator, dtype=torch.float64)
+
+
+def true_gradients(rank: int) -> list[torch.Tensor]:
+    """One rank's gradients of every layer, by autograd."""
+    weights = [weight_of(index).view(WIDTH, WIDTH).requires_grad_() for index in range(DEPTH)]
+    x = input_of(rank)
+    for weight in weights:
+        x = x @ weight
+    return [gradient.flatten() for gradient in torch.autograd.grad(x.sum(), weights)]
+
+
+def out_of_order(uses: list[Use], x: torch.Tensor) -> str | None:
+    """The first use of a layer that differs from a forward pass and a backward pass after it."""
+    forward = [use for use in uses if use.phase == "forward"]
+    backward = [use for use in uses if use.phase == "backward"]
+    for name, made, order in (
+        ("forward", forward, list(range(DEPTH))),
+        ("backward", backward, list(reversed(range(DEPTH)))),
+    ):
+        if (indices := [use.index for use in made]) != order:
+            return (
+                f"{name} ran the layers {indices}: it goes through {order}, from the {_ends(name)}, each once"
+            )
+        handed = x if name == "forward" else torch.ones_like(forward[-1].gave)
+        for use in made:
+            if use.got.shape != handed.shape or not torch.equal(use.got, handed):
+                return f"layer {use.index}'s {name} got something else than {_handed(name, use.index)}"
+            handed = use.gave
+    return None
+
+
+def _ends(name: str) -> str:
+    return "first layer to the last" if name == "forward" else "last layer to the first"
+
+
+def _handed(name: str, index: int) -> str:
+    if name == "forward":
+        return f"what layer {index - 1}'s forward returned" if index else "x"
+    return f"what layer {index + 1}'s backward returned" if index < DEPTH - 1 else "torch.ones_like(output)"

@@ -1,0 +1,133 @@
+"""What a wrong value is, read from the value itself, where no known mistake explains it.
+
+Its type, shape or precision is not right; or it is right for another place; or it is a sum of known
+parts, and the coefficients tell which of them is missing, doubled or scaled.
+"""
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+
+import torch
+
+from zerolab.course.attempt import Odd
+
+Parts = Mapping[str, torch.Tensor]
+
+
+def unlike(got: torch.Tensor | Odd, want: torch.Tensor) -> str | None:
+    """How a value differs from the right one in kind: type, dtype, shape, finiteness, precision."""
+    if isinstance(got, Odd):
+        text = f", {got.text}" if got.text else ""
+        return f"it returned {got.kind}{text}, where a tensor of shape {tuple(want.shape)} is right"
+    if got.dtype != want.dtype:
+        return f"it returned {_name(got.dtype)}, and its input is {_name(want.dtype)}: keep the type"
+    if got.shape != want.shape:
+        return f"its value has shape {tuple(got.shape)}, and the right one {tuple(want.shape)}"
+    if not got.isfinite().all():
+        what = "nan" if got.isnan().any() else "inf"
+        return f"its value holds {what}: look for a division by 0, or for memory that was never written"
+    if not got.any() and want.any():
+        return "its value is all zeros: the buffer was never filled, or what was received was thrown away"
+    return _rounded(got, want) or _in_part(got, want)
+
+
+def _rounded(got: torch.Tensor, want: torch.Tensor) -> str | None:
+    """Whether a value is right up to the rounding of a shorter type."""
+    if got.equal(got.round()) and not want.equal(want.round()) and (got - want).abs().max() <= 1:
+        return "its value is rounded to whole numbers: divide with / and keep the floating-point type"
+    off = float((got - want).abs().max() / want.abs().max().clamp(min=1e-30))
+    if off > 2e-2:
+        return None
+    exactly = [dtype for dtype in (torch.bfloat16, torch.float16) if got.equal(got.to(dtype).to(got.dtype))]
+    through = _name(exactly[0]) if exactly else "float32" if off < 1e-5 else "a 16-bit type"
+    return (
+        f"its value is right up to rounding, with an error of {off:.1g}: somewhere it went through {through}."
+        f" Add up and send in {_name(want.dtype)}"
+    )
+
+
+def _in_part(got: torch.Tensor, want: torch.Tensor) -> str | None:
+    """Where a value is wrong, if most of it is right."""
+    wrong = (~torch.isclose(got, want, rtol=1e-4, atol=1e-5)).flatten().nonzero().flatten()
+    if not 0 < len(wrong) < got.numel() / 2:
+        return None
+    place = f"element {int(wrong[0])}" if len(wrong) == 1 else f"elements {int(wrong[0])} to {int(wrong[-1])}"
+    return f"all is right but {place} of {got.numel()}: look at how the tensor is cut"
+
+
+def elsewhere(got: torch.Tensor, want: torch.Tensor, whole: torch.Tensor | None) -> str | None:
+    """Whether a value is right for another place, or holds the right numbers in another order."""
+    flat, wanted = got.flatten(), want.flatten()
+    if whole is not None and 1 < flat.numel() < whole.numel():
+        found = (whole.unfold(0, flat.numel(), 1) - flat).abs().amax(dim=1) < 1e-9
+        if found.any():
+            start = int(found.nonzero()[0])
+            return (
+                f"its value is what belongs to elements {start} to {start + flat.numel()} of "
+                f"{whole.numel()}: the cut is at the wrong place, or in the wrong order"
+            )
+    if flat.numel() > 2 and torch.allclose(flat.sort().values, wanted.sort().values, rtol=1e-9, atol=1e-12):
+        return "its value holds the right numbers in the wrong order"
+    return None
+
+
+def made_of(got: torch.Tensor, want: torch.Tensor, choices: Sequence[Parts]) -> str | None:
+    """Take a value apart into the first of `choices` that it is a sum of; say what differs from `want`."""
+    for parts in choices:
+        for word, reduce in (("largest", torch.amax), ("smallest", torch.amin), ("product", torch.prod)):
+            each = [part.flatten() for part in parts.values() if part.numel() == got.numel()]
+            if each and torch.equal(reduce(torch.stack(each), dim=0), got.flatten()):
+                return f"its value is the {word} of {_list(list(parts))}, where the sum is right"
+        have, should = coefficients(got, parts), coefficients(want, parts)
+        if have and should:
+            return _difference(have, should)
+    return None
+
+
+def coefficients(value: torch.Tensor, parts: Parts) -> dict[str, float] | None:
+    """The factors with which the parts add up to the value, if they do and it is no accident."""
+    length = min(value.numel(), *(part.numel() for part in parts.values()))  # chunks may differ by one
+    if length <= len(parts):
+        return None
+    table = torch.stack([part.flatten()[:length].double() for part in parts.values()], dim=1)
+    flat = value.flatten()[:length].double()
+    factors = torch.linalg.lstsq(table, flat.unsqueeze(1), driver="gelsd").solution.squeeze(1)
+    tolerance = 1e-8 if value.dtype == torch.float64 else 1e-4
+    if not torch.allclose(table @ factors, flat, rtol=tolerance, atol=tolerance):
+        return None
+    return {name: float(factor) for name, factor in zip(parts, factors, strict=True)}
+
+
+def _difference(have: dict[str, float], should: dict[str, float]) -> str:
+    """In words: what is missing, what should not be there, and what is counted a wrong number of times."""
+    zero = lambda factor: abs(factor) < 1e-3
+    missing = [name for name, factor in should.items() if not zero(factor) and zero(have[name])]
+    extra = [name for name, factor in should.items() if zero(factor) and not zero(have[name])]
+    ratios = {n: have[n] / f for n, f in should.items() if not zero(f) and not zero(have[n])}
+    found = [f"{_list(missing)} {'is' if len(missing) == 1 else 'are'} missing"] if missing else []
+    if not ratios:
+        found = ["nothing of what should be in it is there"]
+    if extra:
+        found.append(f"it has {_list([f'{_factor(have[n])} × {n}' for n in extra])} in it instead")
+    factors = {round(ratio, 4) for ratio in ratios.values()} - {1}
+    if len(ratios) > 1 and factors == {round(ratio, 4) for ratio in ratios.values()} and len(factors) == 1:
+        return "; ".join([*found, f"what is there is {_factor(factors.pop())} times what it should be"])
+    for factor in sorted(factors):
+        names = [name for name, ratio in ratios.items() if round(ratio, 4) == factor]
+        verb = "counts" if len(names) == 1 else "count"
+        found.append(f"{_list(names)} {verb} {_factor(factor)} times what it should")
+    return "; ".join(found)
+
+
+def _list(names: Sequence[str], most: int = 4) -> str:
+    shown = [*names[:most], *([f"{len(names) - most} more"] if len(names) > most else [])]
+    return " and ".join(filter(None, [", ".join(shown[:-1]), shown[-1]]))
+
+
+def _factor(value: float) -> str:
+    simple = Fraction(value).limit_denominator(64)
+    return str(simple) if abs(simple - value) < 1e-4 else f"{value:.4g}"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

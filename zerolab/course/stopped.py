@@ -1,0 +1,166 @@
+"""Why a reader's function did not come to its end on all ranks: it raised, died, or waits for a message.
+
+The evidence is what each rank had called by then. gloo's own words are not shown: they name sockets, and the
+reader wrote sends.
+"""
+
+import inspect
+import re
+import signal
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from zerolab import LaunchTimeout, WorkerError
+from zerolab.course.wire import RETURNED, Message, own_place
+from zerolab.launcher.payload import pickle_payload
+
+Notes = Sequence[Sequence[Message | str]]  # by rank: what it called, and RETURNED if it came to its end
+# What gloo and torch say where a message does not fit or a peer is gone.
+_OF_GLOO = re.compile(r"gloo|enforce fail|preamble|closed by peer|connection|timed out waiting", re.I)
+_BATCH = "Start both with dist.batch_isend_irecv, and wait for what it returns"
+
+
+class Stopped(RuntimeError):
+    """An exception of the reader's function, in words that can always be sent to another process."""
+
+    def __init__(self, kind: str, text: str, place: str):
+        super().__init__(kind, text, place)
+        self.kind, self.text, self.place = kind, text, place
+
+
+def ended_early(error: WorkerError, notes: Notes) -> str:
+    """A rank raised, exited, or was killed."""
+    cause, calls = error.__cause__, of_messages(notes)
+    raised = isinstance(cause, Stopped)
+    of_gloo = not raised or bool(_OF_GLOO.search(cause.text))
+    if of_gloo and (found := message_that_does_not_fit(calls) or unmatched(notes)):
+        return found
+    if raised and not of_gloo:
+        if cause.kind == "SystemExit":
+            return f"rank {error.rank} called sys.exit: return a value instead{_at(cause.place)}"
+        text = cause.text.strip().splitlines() or [""]
+        return f"rank {error.rank} stopped with {cause.kind}: {text[0][:300]}{_at(cause.place)}"
+    if raised:
+        return f"rank {error.rank} lost the rank that it exchanged a message with{_at(cause.place)}"
+    if error.exitcode is not None and error.exitcode < 0:
+        name = signal.Signals(-error.exitcode).name
+        return f"rank {error.rank}'s process was killed by signal {name}{_at(_last_place(notes, error.rank))}"
+    if error.exitcode is not None:
+        return f"rank {error.rank} ended its own process, as os._exit does: return a value instead"
+    return f"rank {error.rank} stopped: {str(error).splitlines()[0]}"
+
+
+def never_ended(error: LaunchTimeout, notes: Notes, seconds: float) -> str:
+    """The deadline passed: some rank computes for ever, or all that are left wait for each other."""
+    after = f"after {seconds:g} s"
+    if error.ranks:
+        rank = error.ranks[0]
+        place = own_place(error.stacks.get(rank, ()))
+        return f"{after} rank {rank} was still computing, not waiting: an endless loop?{_at(place)}"
+    misfit = message_that_does_not_fit(of_messages(notes))
+    return f"deadlock: {after} {misfit or unmatched(notes) or 'all ranks wait for each other. ' + _BATCH}"
+
+
+def cannot_travel(error: TypeError, functions: Sequence[Any]) -> str:
+    """The launcher could not pickle the call; ask again about each function alone, to name what it uses."""
+    for function in filter(inspect.isfunction, functions):
+        try:
+            pickle_payload(function, (), {})
+        except TypeError as alone:
+            error = alone
+    what = str(error).partition(" (")[0].removeprefix("launch cannot send ")
+    return f"your answer cannot be sent to the ranks, because of {what}: create it inside the function"
+
+
+def of_messages(notes: Notes) -> list[list[Message]]:
+    return [[note for note in own if isinstance(note, Message)] for own in notes]
+
+
+def message_that_does_not_fit(calls: Sequence[Sequence[Message]]) -> str | None:
+    """The first message whose tensor differs, in size or type, from the tensor that it is received into."""
+    for sender, sent in enumerate(calls):
+        for receiver in {call.peer for call in sent if call.op == "send"}:
+            out = [call for call in sent if call.op == "send" and call.peer == receiver]
+            into = [call for call in calls[receiver] if call.received and call.peer == sender]
+            for there, here in zip(out, into, strict=False):
+                if (there.numel, there.dtype) != (here.numel, here.dtype):
+                    return (
+                        f"rank {sender} sends {_size(there)}, and rank {receiver} receives them into a "
+                        f"tensor of {_size(here)}: both must have the same size and type{_at(here.place)}"
+                    )
+    return _collectives_that_differ(calls)
+
+
+def _collectives_that_differ(calls: Sequence[Sequence[Message]]) -> str | None:
+    """The first collective that two ranks call differently."""
+    own = [[call for call in sent if call.collective] for sent in calls]
+    for number, together in enumerate(zip(*own, strict=False)):
+        for rank, call in enumerate(together):
+            first = together[0]
+            if (call.op, call.numel, call.dtype) != (first.op, first.numel, first.dtype):
+                return (
+                    f"collective number {number + 1} is {first.call} of {_size(first)} on rank 0 and "
+                    f"{call.call} of {_size(call)} on rank {rank}: all ranks must make the same calls in the "
+                    f"same order{_at(call.place)}"
+                )
+    return None
+
+
+def unmatched(notes: Notes) -> str | None:
+    """Who waits for whom: the first receive without a send, send without a receive, or missing collective."""
+    calls = of_messages(notes)
+    sent = Counter((rank, c.peer) for rank, own in enumerate(calls) for c in own if c.op == "send")
+    awaited = Counter((c.peer, rank) for rank, own in enumerate(calls) for c in own if c.received)
+    last = [own[-1] if own and own[-1] != RETURNED else None for own in notes]
+    waiting = [rank for rank, note in enumerate(last) if note is not None]
+    for word, op in (("send", "send"), ("receive", "recv_")):
+        if len(waiting) == len(notes) > 1 and all(note.op == op for note in last) and sent != awaited:
+            other = "receive" if word == "send" else "send"
+            return (
+                f"all {len(notes)} ranks wait for each other, because all of them {word} first and {other} "
+                f"second. {_BATCH}{_at(last[0].place)}"
+            )
+    for rank in waiting:
+        place = _at(_last_place(notes, rank))
+        for peer in range(len(notes)):
+            if peer == rank and sent[rank, rank] + awaited[rank, rank]:
+                return f"rank {rank} exchanges a message with itself: its own tensor is there already{place}"
+            state = "has returned" if RETURNED in notes[peer] else "waits, too"
+            if awaited[peer, rank] > sent[peer, rank]:
+                never = f"never sent{f' (it sent {sent[peer, rank]})' if sent[peer, rank] else ''}"
+                return (
+                    f"rank {rank} waits for a message from rank {peer} that was {never}: rank {peer} "
+                    f"{state}{place}"
+                )
+            if sent[rank, peer] > awaited[rank, peer] and last[rank].op == "send":
+                return (
+                    f"rank {rank} waits until rank {peer} receives its message, and rank {peer} "
+                    f"{state}{place}"
+                )
+    return _missing_collective(notes, calls)
+
+
+def _missing_collective(notes: Notes, calls: list[list[Message]]) -> str | None:
+    made = [sum(call.collective for call in own) for own in calls]
+    if not made or min(made) == max(made):
+        return None
+    few, many = made.index(min(made)), made.index(max(made))
+    call = [call for call in calls[many] if call.collective][min(made)]
+    state = "has returned" if RETURNED in notes[few] else "waits for something else"
+    return (
+        f"rank {many} waits in {call.call}, its collective number {min(made) + 1}, and rank {few} makes only "
+        f"{min(made)} and {state}: every rank must make the same calls{_at(call.place)}"
+    )
+
+
+def _last_place(notes: Notes, rank: int):
+    return next((note.place for note in reversed(notes[rank]) if isinstance(note, Message)), None)
+
+
+def _size(call: Message) -> str:
+    return f"{call.numel} elements of {str(call.dtype).removeprefix('torch.')}"
+
+
+def _at(place) -> str:
+    return f" ({place})" if place else ""

@@ -1,0 +1,136 @@
+"""Every call that a rank makes on torch.distributed, noted before it begins, with the reader's own line.
+
+Notes survive a rank that hangs or dies: each is written to a file at once.
+"""
+
+import linecache
+import pickle
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import zerolab
+
+_OURS = str(Path(zerolab.__file__).parent)
+_LIBRARIES = (_OURS, str(Path(torch.__file__).parent), str(Path(linecache.__file__).parent), "<frozen", "<__")
+_RECEIVES = {"recv_", "recv_any_source_"}
+RETURNED = "returned"  # the last note of a rank whose function came to its end
+
+
+class Place(NamedTuple):
+    """A line of the reader's code."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        source = linecache.getline(self.file, self.line).strip()
+        return f"line {self.line} of {self.function}" + (f": `{source}`" if source else "")
+
+
+def own_place(places: Iterable[tuple[str, int, str]]) -> Place | None:
+    """The first of the places, innermost first, that is neither torch's nor Python's nor zerolab's."""
+    return next((Place(*place) for place in places if not place[0].startswith(_LIBRARIES)), None)
+
+
+class Message(NamedTuple):
+    """One call on the process group: operation, the other rank (None for a collective), size, and who called.
+
+    `call` is the function that the reader called, such as ``dist.all_reduce`` or ``ring.reduce_scatter``.
+    """
+
+    op: str
+    peer: int | None
+    numel: int
+    nbytes: int
+    dtype: torch.dtype | None = None
+    call: str = ""
+    place: Place | None = None
+
+    @property
+    def received(self) -> bool:
+        return self.op in _RECEIVES
+
+    @property
+    def collective(self) -> bool:
+        return self.op not in ("send", "barrier") and not self.received
+
+
+class Wire(TorchDispatchMode):
+    """Note what the code inside it calls: torch.distributed's calls are operators, and this mode sees them.
+
+    It sees send and isend, batched or not, and every collective, under whatever name they were imported.
+    """
+
+    def __init__(self, trail: Path | None = None):
+        super().__init__()
+        self.calls: list[Message] = []
+        self._trail = trail.open("wb", buffering=0) if trail else None
+
+    @property
+    def messages(self) -> list[Message]:
+        """What was sent. Receives are left out, because each of them is a send of another rank."""
+        return [call for call in self.calls if not call.received]
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "c10d":
+            op = func._opname
+            tensors = [leaf for leaf in tree_leaves(args[0]) if isinstance(leaf, torch.Tensor)]
+            self.note(
+                Message(
+                    op,
+                    args[2] if op in ("send", "recv_") else None,
+                    sum(t.numel() for t in tensors),
+                    sum(t.nbytes for t in tensors),
+                    tensors[0].dtype if tensors else None,
+                    *_called_by(sys._getframe(1)),
+                )
+            )
+        return func(*args, **(kwargs or {}))
+
+    def note(self, call: Message | str) -> None:
+        """Remember a call; the word RETURNED goes to the file alone."""
+        if isinstance(call, Message):
+            self.calls.append(call)
+        if self._trail:
+            pickle.dump(call, self._trail)
+
+
+def read_trail(path: Path) -> Iterator[Message | str]:
+    """The notes of a rank, in order; a note that a dying rank began and did not end is left out."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        while True:
+            try:
+                yield pickle.load(file)
+            except (EOFError, pickle.UnpicklingError):
+                return
+
+
+def _called_by(frame: FrameType | None) -> tuple[str, Place | None]:
+    """The function of torch.distributed or of zerolab that the reader called, and where."""
+    name = ""
+    while frame is not None:
+        code = frame.f_code
+        place = own_place([(code.co_filename, frame.f_lineno, code.co_name)])
+        module = frame.f_globals.get("__name__", "")
+        if place or module.startswith("zerolab.course"):
+            return name, place
+        if module.startswith("zerolab."):
+            name = f"{module.removeprefix('zerolab.')}.{code.co_name}"
+        elif module == "torch.distributed.distributed_c10d":
+            name = f"dist.{code.co_name}"
+            reduce_op = frame.f_locals.get("op")
+            if isinstance(reduce_op, dist.ReduceOp.RedOpType) and reduce_op != dist.ReduceOp.SUM:
+                name += f" with ReduceOp.{reduce_op.name}"
+        frame = frame.f_back
+    return name, None
