@@ -36,6 +36,7 @@ class Contestant:
     Attributes:
         loss, backward, update, clear: the four parts of its training step.
         read: a copy of its parameters, whole, by name; every rank calls it.
+        model, optimizer: what holds its parameters with their gradients, and its optimizer state.
         zero, stage: zerolab's own optimizer, which can tell more, and the stage it was built for.
     """
 
@@ -43,6 +44,8 @@ class Contestant:
     update: Callable[[], object]
     clear: Callable[[], None]
     read: Callable[[], dict[str, Tensor]]
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
     backward: Callable[[Tensor], object] = Tensor.backward
     zero: ZeroOptimizer | None = None
     stage: int | None = None
@@ -70,14 +73,14 @@ def absent(name: str) -> str | None:
 def alone(model: nn.Module, flags: dict) -> Contestant:
     """Every rank trains for itself: the floor, which nothing that computes as much can be below."""
     optimizer = Adam(model.parameters(), lr=LEARNING_RATE, **flags)
-    return Contestant(model, optimizer.step, optimizer.zero_grad, partial(_copy, model))
+    return Contestant(model, optimizer.step, optimizer.zero_grad, partial(_copy, model), model, optimizer)
 
 
 def ddp(model: nn.Module, flags: dict) -> Contestant:
     """torch's DistributedDataParallel, and the stock optimizer on every rank."""
     wrapped = nn.parallel.DistributedDataParallel(model)
     optimizer = Adam(model.parameters(), lr=LEARNING_RATE, **flags)
-    return Contestant(wrapped, optimizer.step, optimizer.zero_grad, partial(_copy, model))
+    return Contestant(wrapped, optimizer.step, optimizer.zero_grad, partial(_copy, model), model, optimizer)
 
 
 def ddp_with_zero(model: nn.Module, flags: dict) -> Contestant:
@@ -86,24 +89,32 @@ def ddp_with_zero(model: nn.Module, flags: dict) -> Contestant:
 
     wrapped = nn.parallel.DistributedDataParallel(model)
     optimizer = ZeroRedundancyOptimizer(model.parameters(), Adam, lr=LEARNING_RATE, **flags)
-    return Contestant(wrapped, optimizer.step, optimizer.zero_grad, partial(_copy, model))
+    return Contestant(wrapped, optimizer.step, optimizer.zero_grad, partial(_copy, model), model, optimizer)
 
 
-def fully_sharded(model: nn.Module, flags: dict) -> Contestant:
-    """torch's fully_shard (FSDP2): each block a unit and the rest the root, which is how zerolab cuts too."""
+def fully_sharded(model: nn.Module, flags: dict, nodes: int = 1, **options) -> Contestant:
+    """torch's fully_shard (FSDP2): each block a unit and the rest the root, which is how zerolab cuts too.
+
+    ``nodes``: with two or more, shards stay within a node and each node has a copy of them (hybrid sharding).
+    ``options`` are those of fully_shard, for the blocks.
+    """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor
 
-    mesh = init_device_mesh(device().type, (dist.get_world_size(),))
-    for module in (*model.get_submodule("blocks").children(), model):
-        fully_shard(module, mesh=mesh)
+    world_size = dist.get_world_size()
+    shape = (world_size,) if nodes == 1 else (nodes, world_size // nodes)
+    names = ("replicate", "shard")[-len(shape) :]
+    mesh = init_device_mesh(device().type, shape, mesh_dim_names=names)
+    for block in model.get_submodule("blocks").children():
+        fully_shard(block, mesh=mesh, **options)
+    fully_shard(model, mesh=mesh)
     optimizer = Adam(model.parameters(), lr=LEARNING_RATE, **flags)
 
     def read() -> dict[str, Tensor]:
         return {name: cast(DTensor, p).full_tensor().detach().clone() for name, p in model.named_parameters()}
 
-    return Contestant(model, optimizer.step, optimizer.zero_grad, read)
+    return Contestant(model, optimizer.step, optimizer.zero_grad, read, model, optimizer)
 
 
 def deepspeed(model: nn.Module, flags: dict, stage: int) -> Contestant:
@@ -128,7 +139,8 @@ def deepspeed(model: nn.Module, flags: dict, stage: int) -> Contestant:
         with library.zero.GatheredParameters(list(model.parameters())):
             return _copy(model)
 
-    return Contestant(engine, engine.step, _cleared_by_step, read, engine.backward)
+    inner = engine.optimizer
+    return Contestant(engine, engine.step, _cleared_by_step, read, model, inner, engine.backward)
 
 
 def zero_optimizer(model: nn.Module, flags: dict, stage: int) -> Contestant:
@@ -139,7 +151,8 @@ def zero_optimizer(model: nn.Module, flags: dict, stage: int) -> Contestant:
         with optimizer.full_params():
             return _copy(model)
 
-    return Contestant(model, optimizer.step, optimizer.zero_grad, read, zero=optimizer, stage=stage)
+    parts = (model, optimizer.step, optimizer.zero_grad, read, model, optimizer)
+    return Contestant(*parts, zero=optimizer, stage=stage)
 
 
 def _cleared_by_step() -> None:
