@@ -1,13 +1,15 @@
 """Six clusters and who judges a choice for them: the plan, a short rehearsal, and the α–β model.
 
 A choice is a stage, a precision and whether activations are recomputed. It fits if model states, activations
-and what the engine holds for a moment fit. Of the choices that fit, the one whose step takes fewest seconds is
-best. The seconds are a model's, with nothing hidden behind computation; they compare choices, and are no
+and what the engine holds for a moment fit. Of the choices that fit, the one whose step takes fewest seconds
+is best. The seconds are a model's, with nothing hidden behind computation; they compare choices, and are no
 forecast.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import product
 
 from zerolab import cost, memory, presets, rehearsal
 from zerolab.models import GPT
@@ -20,7 +22,7 @@ PEAK_FLOPS = {"T4": 65e12, "V100-32GB": 125e12, "A10": 125e12, "A100-40GB": 312e
 PEAK_FLOPS |= {"H100-80GB": 989e12}  # 16-bit matrix products without sparsity, NVIDIA's data sheets
 WITHOUT_BF16 = ("T4", "V100-32GB")  # Turing and Volta; bf16 came with Ampere
 FP32_FACTOR = 8  # a T4 and a V100 compute fp32 8 times slower than 16-bit matrix products
-PRECISIONS = ("mixed", "mixed_fp16", "fp32")
+PRECISIONS = ("mixed", "mixed_fp16", "fp32")  # bf16, fp16 with a loss scale, fp32
 
 
 @dataclass(frozen=True)
@@ -69,12 +71,13 @@ CLUSTERS = {
 
 def question(cluster: Cluster, precision: str, checkpointing: bool) -> Question:
     """What `python -m zerolab plan` would be asked."""
+    convention = "fp32" if precision == "fp32" else "mixed"  # fp16 takes as many bytes as bf16
     return Question(
         model=cluster.shape,
         gpus=cluster.gpus,
-        gpu_memory_bytes=presets.machine(cluster.gpu).memory_bytes,
-        precision="fp32" if precision == "fp32" else "mixed",
-        k=memory.optimizer_bytes_per_parameter("adam", "fp32" if precision == "fp32" else "mixed"),
+        gpu_memory_bytes=memory_bytes(cluster),
+        precision=convention,
+        k=memory.optimizer_bytes_per_parameter("adam", convention),
         micro_batches=1,
         batch=cluster.batch,
         seq=cluster.shape.seq,
@@ -96,13 +99,27 @@ def passing_bytes(model: str, world_size: int, stage: int, precision: str) -> fl
 
 def needed_bytes(cluster: Cluster, stage: int, precision: str, checkpointing: bool) -> float:
     """Of each GPU: states and activations by the plan, and what passes by, as rehearsed."""
-    planned = question(cluster, precision, checkpointing).total_bytes(stage)
-    return planned + passing_bytes(cluster.model, cluster.gpus, stage, precision)
+    asked = question(cluster, precision, checkpointing)
+    return asked.total_bytes(stage) + passing_bytes(cluster.model, cluster.gpus, stage, asked.precision)
+
+
+def memory_bytes(cluster: Cluster) -> int:
+    return presets.machine(cluster.gpu).memory_bytes
 
 
 def fits(cluster: Cluster, stage: int, precision: str, checkpointing: bool) -> bool:
-    room = ROOM * presets.machine(cluster.gpu).memory_bytes
+    room = ROOM * memory_bytes(cluster)
+    if question(cluster, precision, checkpointing).total_bytes(stage) > room:
+        return False  # and no rehearsal is needed
     return needed_bytes(cluster, stage, precision, checkpointing) <= room
+
+
+def choices(cluster: Cluster) -> Iterator[tuple[int, str, bool]]:
+    """All that run: they fit, and the GPU has the precision."""
+    for stage, precision, checkpointing in product(range(4), PRECISIONS, (False, True)):
+        known = precision != "mixed" or cluster.gpu not in WITHOUT_BF16
+        if known and fits(cluster, stage, precision, checkpointing):
+            yield stage, precision, checkpointing
 
 
 def compute_seconds(cluster: Cluster, precision: str, checkpointing: bool) -> float:
