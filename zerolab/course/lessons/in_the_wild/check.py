@@ -221,8 +221,8 @@ def _does_not_run(cluster: clusters.Cluster, stage: int, precision: str, checkpo
         return None
     needed = clusters.needed_bytes(cluster, stage, precision, checkpointing)
     planned = clusters.question(cluster, precision, checkpointing).total_bytes(stage)
-    sizes = f"{needed / 1e9:.1f} GB of {clusters.memory_bytes(cluster) / 1e9:.0f}"
-    if planned <= clusters.ROOM * clusters.memory_bytes(cluster):
+    sizes = f"{needed / 1e9:.1f} GB of {cluster.memory_bytes / 1e9:.0f}"
+    if planned <= clusters.ROOM * cluster.memory_bytes:
         return (
             f"does not fit: {sizes}. The plan says {planned / 1e9:.1f} GB, but the rehearsal adds "
             f"{(needed - planned) / 1e9:.1f} GB of whole units and gradients on their way"

@@ -49,10 +49,13 @@ class Cluster:
         return presets.model(self.model)
 
     @property
-    def bandwidth(self) -> float:
-        """Of a ring through all GPUs: its slowest link decides."""
-        link = presets.machine(self.gpu).link_bytes_per_second
-        return link if self.nodes == 1 else min(link, self.network_bytes_per_second)
+    def link_bytes_per_second(self) -> float:
+        """From a GPU to its neighbour in the node."""
+        return presets.machine(self.gpu).link_bytes_per_second
+
+    @property
+    def memory_bytes(self) -> int:
+        return presets.machine(self.gpu).memory_bytes
 
 
 GBIT = 1e9 / 8
@@ -75,7 +78,7 @@ def question(cluster: Cluster, precision: str, checkpointing: bool) -> Question:
     return Question(
         model=cluster.shape,
         gpus=cluster.gpus,
-        gpu_memory_bytes=memory_bytes(cluster),
+        gpu_memory_bytes=cluster.memory_bytes,
         precision=convention,
         k=memory.optimizer_bytes_per_parameter("adam", convention),
         micro_batches=1,
@@ -103,12 +106,8 @@ def needed_bytes(cluster: Cluster, stage: int, precision: str, checkpointing: bo
     return asked.total_bytes(stage) + passing_bytes(cluster.model, cluster.gpus, stage, asked.precision)
 
 
-def memory_bytes(cluster: Cluster) -> int:
-    return presets.machine(cluster.gpu).memory_bytes
-
-
 def fits(cluster: Cluster, stage: int, precision: str, checkpointing: bool) -> bool:
-    room = ROOM * memory_bytes(cluster)
+    room = ROOM * cluster.memory_bytes
     if question(cluster, precision, checkpointing).total_bytes(stage) > room:
         return False  # and no rehearsal is needed
     return needed_bytes(cluster, stage, precision, checkpointing) <= room
@@ -129,12 +128,14 @@ def compute_seconds(cluster: Cluster, precision: str, checkpointing: bool) -> fl
     return operations * slower / (PEAK_FLOPS[cluster.gpu] * USE)
 
 
-def message_seconds(cluster: Cluster, stage: int, precision: str) -> float:
-    """The α–β model: one ring through all GPUs, a message for each layer."""
-    link = (LATENCY_SECONDS, cluster.bandwidth)
-    wide = 4 if precision == "fp32" else 2
+def message_seconds(cluster: Cluster, stage: int, precision: str = "mixed", micro_batches: int = 1) -> float:
+    """The α–β model of one ring through all GPUs, a message for each layer: its slowest link decides."""
+    link = cluster.link_bytes_per_second
+    bandwidth = link if cluster.nodes == 1 else min(link, cluster.network_bytes_per_second)
+    wide, layers = 4 if precision == "fp32" else 2, cluster.shape.layers
+    sizes = {"bytes_per_element": wide, "micro_batches": micro_batches, "units": layers}
     return cost.communication_seconds(
-        cluster.shape.psi, stage, cluster.gpus, *link, bytes_per_element=wide, units=cluster.shape.layers
+        cluster.shape.psi, stage, cluster.gpus, LATENCY_SECONDS, bandwidth, **sizes
     )
 
 

@@ -60,11 +60,11 @@ def speed_up(linear: float) -> Prediction:
 SWITCHED_TO_STAGE_3 = Quiz(
     "c",
     {
-        "a": "stage 3 moves 3Ψ in place of 2Ψ, which is 1.5 times as much at M = 1. Here it is 4.8 times.",
-        "b": "memory is not the matter: stage 3 holds less.",
+        "a": "3Ψ in place of 2Ψ is 1.5 times as much with one micro-batch. Here there are 16.",
+        "b": "stage 3 holds less, and that is what it pays for with messages.",
         "c": "stage 1 under no_sync() reduces once and moves 2Ψ for any M. Stage 3 gathers and reduces in "
-        "every micro-batch: 3MΨ.",
-        "d": "each rank has more messages and they are smaller, but the bytes alone explain it: 3MΨ and 2Ψ.",
+        "every micro-batch: 3MΨ = 48Ψ.",
+        "d": "there are more messages, and more bytes too: 3MΨ = 48Ψ in place of 2Ψ.",
     },
 )
 NOT_SHARDED = Quiz(
