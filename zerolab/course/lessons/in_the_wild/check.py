@@ -28,7 +28,7 @@ RANKS, GPUS, MICRO_BATCHES, GLOBAL_BATCH = 2, 4, 2, 64
     "On two ranks your model moves 2Ψ a step: one all-gather, one reduce-scatter, one block at a time. At "
     "rest each rank holds half of everything, and the gradients are the mean."
 )
-def check_stage_2(shard: Callable) -> str | None:
+def check_shard(shard: Callable) -> str | None:
     """Call shard(model, mesh) on two ranks, take a step, and name what its messages and its gradients say."""
     outcome = attempt(partial(_step, shard), [()] * RANKS, timeout=60.0)
     return outcome.failure or _not_sharded(outcome.values[0]) or _not_stage_2(outcome.values[0])
@@ -137,7 +137,7 @@ def _not_stage_2(seen: dict[str, Any]) -> str | None:
     f"DeepSpeed would shard optimizer state and gradients, compute in bf16, and take {MICRO_BATCHES} "
     f"micro-batches on each of {GPUS} GPUs for a batch of {GLOBAL_BATCH}, in 2Ψ + Ψ of messages at most."
 )
-def check_deepspeed(config: dict) -> str | None:
+def check_json(config: dict) -> str | None:
     """Read a DeepSpeed configuration for stage 2 in bf16, with two micro-batches, and name what it means."""
     if not config:
         return "not written yet: the configuration is empty"
