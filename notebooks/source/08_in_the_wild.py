@@ -133,22 +133,23 @@ predict(my_guess, 16 / RANKS, quiz.KEPT_AFTER_FORWARD)
 # ## Run it
 #
 # Here are the predictions for all eight, in bytes per parameter, and in Ψ for the messages. The root unit
-# stays whole from forward to backward, so stage 3 moves 3Ψ − Ψ_root (lesson 06).
+# stays whole from forward to backward, so stage 3 moves 3Ψ − Ψ_root (lesson 06). "ZeroRedundancy" stands for
+# ZeroRedundancyOptimizer with DDP, and "kept" for `reshard_after_forward=False`.
 
 # %%
 with torch.device("meta"):
     blocks = sum(p.numel() for p in fresh_model().blocks.parameters())
     psi = sum(p.numel() for p in fresh_model().parameters())
-THREE = 3 - (psi - blocks) / psi  # 3Ψ − Ψ_root, in Ψ
-EXPECTED = {  # engine: (its name in figures, parameters, gradients, optimizer state, Ψ moved)
+three = 3 - (psi - blocks) / psi  # 3Ψ − Ψ_root, in Ψ
+predicted = {  # engine: (its name in figures, parameters, gradients, optimizer state, Ψ moved)
     "ddp": ("DDP", 4, 4, 8, 2),
-    "ddp+zero": ("DDP + ZeroRedundancy", 4, 4, 2, 3),
+    "ddp+zero": ("ZeroRedundancy", 4, 4, 2, 3),
     "kept": ("fully_shard, kept", 1, 1, 2, 2),
-    "fully_shard": ("fully_shard", 1, 1, 2, THREE),
+    "fully_shard": ("fully_shard", 1, 1, 2, three),
     "zerolab-0": ("zerolab stage 0", 4, 4, 8, 2),
     "zerolab-1": ("zerolab stage 1", 4, 4, 2, 2),
     "zerolab-2": ("zerolab stage 2", 4, 1, 2, 2),
-    "zerolab-3": ("zerolab stage 3", 1, 1, 2, THREE),
+    "zerolab-3": ("zerolab stage 3", 1, 1, 2, three),
 }
 
 
@@ -165,12 +166,12 @@ def train_all(names):
     return found
 
 
-ranks = zerolab.launch(train_all, RANKS, list(EXPECTED))
+ranks = zerolab.launch(train_all, RANKS, list(predicted))
 
 # %%
 print(f"{'':22}{'bytes per parameter: p, g, o':>30}{'Ψ moved':>10}{'as predicted':>14}")
 measured = {}
-for name, (label, *expected) in EXPECTED.items():
+for name, (label, *expected) in predicted.items():
     measured[name] = [sum(each) / RANKS for each in zip(*(rank[name][:4] for rank in ranks), strict=True)]
     sizes = " + ".join(f"{size:.2f}" for size in measured[name][:3])
     right = np.allclose(measured[name], expected, rtol=1e-9)
@@ -181,27 +182,19 @@ for name, (label, *expected) in EXPECTED.items():
 
 
 # %%
-def side_by_side(fig, found, expected):
-    left, right = fig.subplots(1, 2, sharey=True, width_ratios=[3, 2])
-    names, start = [name for name, *_ in expected], np.zeros(len(expected))
-    for place, category in enumerate(("parameters", "gradients", "optimizer state")):
-        sizes = np.array([each[place] for each in found])
-        left.barh(names, sizes, left=start, color=COLOURS[category], label=category)
-        start += sizes
-    right.barh(names, [each[3] for each in found], color=QUIET)
-    for ax, sizes in ((left, [sum(each[1:4]) for each in expected]), (right, [each[4] for each in expected])):
-        ax.plot(sizes, names, "|", color=INK, markersize=14)  # the predictions
-        ax.set_xlim(0, 1.1 * max(sizes))
-    left.set(xlabel="bytes per parameter", ylim=(len(names) - 0.5, -0.5))
-    right.set(xlabel="Ψ moved in a step")
-    return names, start
-
-
-# %%
-fig = figure(height=3.2)
-names, totals = side_by_side(fig, list(measured.values()), list(EXPECTED.values()))
-said = [f"{n} {t:.3g} and {m[3]:.3g}" for n, t, m in zip(names, totals, measured.values(), strict=True)]
-show(fig, f"Bytes per parameter that a rank holds, and Ψ moved in a step: {'; '.join(said)}.")
+fig = figure(height=3.3)
+ax, start = fig.subplots(), np.zeros(len(measured))
+names = [name for name, *_ in predicted.values()]
+for place, category in enumerate(("parameters", "gradients", "optimizer state")):
+    sizes = np.array([found[place] for found in measured.values()])
+    bars = ax.barh(names, sizes, left=start, color=COLOURS[category], label=category)
+    start += sizes
+said = [f"{b:.3g}, moves {each[3]:.3g} Ψ" for b, each in zip(start, measured.values(), strict=True)]
+ax.bar_label(bars, said, padding=7, size=9)
+ax.plot([sum(sizes) for _, *sizes, _ in predicted.values()], names, "|", color=INK, markersize=16)
+ax.set(xlabel="bytes per parameter on a rank", xlim=(0, 24), ylim=(len(names) - 0.5, -0.5))
+rows = "; ".join(map(": ".join, zip(names, said, strict=True)))
+show(fig, f"Bytes per parameter that a rank holds, and Ψ that it moves in a step. {rows}.")
 
 # %% [markdown]
 # Read the first two rows: ZeroRedundancyOptimizer saves memory and pays in messages. Read rows 2 and 6:
@@ -223,7 +216,7 @@ print(f"most and least differ by {max(shares) / min(shares) - 1:.1%}")
 # apart are the parameters? Each step of Adam moves a parameter by about the learning rate, 10⁻⁴.
 
 # %%
-for name, (label, *_) in EXPECTED.items():
+for name, (label, *_) in predicted.items():
     same, far = all(rank[name][4] for rank in ranks), max(rank[name][5] for rank in ranks)
     print(f"{label:22} same bits: {same!s:6} less than 10⁻⁵ apart: {far < 1e-5}")
 
@@ -553,16 +546,12 @@ def verdict_on(cluster, stage, recompute, GB):
 def on_a_cluster(fig, cluster, stage, checkpointing):
     chosen, ax, left = clusters.CLUSTERS[cluster], fig.subplots(), 0
     for name, size in sizes_on(chosen, stage, checkpointing == "on").items():
-        looks = (
-            {"color": COLOURS[name]}
-            if name in COLOURS
-            else {"color": PALE, "edgecolor": QUIET, "hatch": "//"}
-        )
-        ax.barh(0, size, left=left, label=name, **looks)
+        looks = {} if name in COLOURS else {"edgecolor": QUIET, "hatch": "//"}
+        ax.barh(0, size, left=left, label=name, color=COLOURS.get(name, PALE), **looks)
         left += size
-    room = chosen.memory_bytes / 1e9
-    ax.axvline(clusters.ROOM * room, color=INK, linestyle="--")
-    ax.set(yticks=[], xlabel="GB on each GPU (dashed: 95 % of its memory)", xlim=(0, 1.05 * max(left, room)))
+    room = clusters.ROOM * chosen.memory_bytes / 1e9
+    ax.axvline(room, color=INK, linestyle="--")
+    ax.set(yticks=[], xlabel="GB on each GPU (dashed: 95 % of its memory)", xlim=(0, 1.1 * max(left, room)))
     title = verdict_on(chosen, stage, checkpointing == "on", left)
     ax.set_title(title)
     return f"{title}. Stage {stage}, checkpointing {checkpointing}."
@@ -639,7 +628,7 @@ check_choices(choose)
 # The speed-up from N₁ to N₂ GPUs is N₂/N₁ · (τ + c₁/b₁)/(τ + c₂/b₂).
 #
 # Take 13B parameters at stage 2 with checkpointing, on V100s of 32 GB, 16 in a node, 100 Gbit/s between
-# nodes. By the model τ = 2.13 s. On 64 GPUs b = 4 and c = 4.2 s, on 400 GPUs b = 7 and c = 4.7 s. **How many
+# nodes. By the model τ = 2.13 s. On 64 GPUs b = 4 and c = 4.2 s, on 400 GPUs b = 7 and c = 4.6 s. **How many
 # times as fast are 400 GPUs as 64?** (Linear would be 6.25 times.)
 
 # %%
@@ -697,9 +686,9 @@ def bill(fig, price_per_GPU_hour, Gbit):
     gpus, ax = [64, 96, 128, 192, 256, 320, 400], fig.subplots()
     hours = [1e9 / 1024 * gpu_seconds(n, Gbit) / 3600 for n in gpus]  # of one GPU, for a billion tokens
     ax.plot(gpus, [price_per_GPU_hour * each for each in hours])
-    ax.set(xlabel="GPUs", xticks=gpus, ylabel="price of 10⁹ tokens", ylim=(0, None))
     first, last = (price_per_GPU_hour * each for each in (hours[0], hours[-1]))
-    title = f"10⁹ tokens: {first:,.0f} on 64 GPUs, {last:,.0f} on 400, in your currency"
+    ax.set(xlabel="GPUs", xticks=gpus, ylabel="price, your currency", ylim=(0, 1.15 * first))
+    title = f"10⁹ tokens: {first:,.0f} on 64 GPUs, {last:,.0f} on 400"
     ax.set_title(f"{title}\n{hours[0] / 64:.1f} hours on 64 GPUs, {hours[-1] / 400:.1f} on 400")
     return f"{title}, at {price_per_GPU_hour:g} for an hour of a GPU and {Gbit} Gbit/s."
 
@@ -797,10 +786,10 @@ def learn_pieces(text):
 
 
 # %% tags=["nbval-ignore-output"]
-SOURCE = data.text()[240_000:300_000]
-PIECES, IDS = learn_pieces(SOURCE)
-CODE = data.NextByte(bytes(IDS), context=64, batch_size=12)
-print(f"{len(SOURCE):,} bytes are {len(IDS):,} pieces, such as", *PIECES[-4:])
+source = data.text()[240_000:300_000]
+pieces, ids = learn_pieces(source)
+code = data.NextByte(bytes(ids), context=64, batch_size=12)
+print(f"{len(source):,} bytes are {len(ids):,} pieces, such as", *pieces[-4:])
 
 
 # %%
@@ -811,7 +800,7 @@ def train_a_writer(steps=200):
     warm_up = lambda step: min(1, (step + 1) / 20) * (1 - step / steps)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, warm_up)
     for step in range(steps):
-        loss = model(*(part.to(zerolab.device()) for part in CODE.batch(step, get_rank())))
+        loss = model(*(part.to(zerolab.device()) for part in code.batch(step, get_rank())))
         loss.backward()
         optimizer.clip_grad_norm_(1.0)
         optimizer.step()
@@ -823,11 +812,12 @@ def train_a_writer(steps=200):
 
 # %%
 def encode(text):
-    ids = []
+    found = []
     while text:  # the longest piece that the text begins with
-        ids.append(max((i for i, p in enumerate(PIECES) if text.startswith(p)), key=lambda i: len(PIECES[i])))
-        text = text[len(PIECES[ids[-1]]) :]
-    return ids
+        piece = max((each for each in pieces if text.startswith(each)), key=len)
+        found.append(pieces.index(piece))
+        text = text[len(piece) :]
+    return found
 
 
 def write(model, optimizer, prompt=b"\n\n    def ", length=160):
@@ -835,7 +825,7 @@ def write(model, optimizer, prompt=b"\n\n    def ", length=160):
     start = torch.tensor([encode(prompt)], device=zerolab.device())
     with optimizer.full_params(), torch.no_grad():
         written = model.generate(start, length, temperature=0.5, generator=generator)
-    return b"".join(PIECES[piece] for piece in written[0].tolist()).decode(errors="replace")
+    return b"".join(pieces[piece] for piece in written[0].tolist()).decode(errors="replace")
 
 
 # %% tags=["nbval-ignore-output"]
@@ -851,7 +841,7 @@ print(text)
 fig = figure(height=2.4)
 ax = fig.subplots()
 ax.plot(losses, label="stage 3 on two ranks", color=INK, marker="", linewidth=1.2)
-ax.axhline(CODE.entropy(), color=QUIET, linestyle="--", label="the best guess without context")
+ax.axhline(code.entropy(), color=QUIET, linestyle="--", label="the best guess without context")
 ax.set(xlabel="step", ylabel="loss (nats per piece)", ylim=(0, None))
 show(fig, f"Loss on this machine, from {losses[0]:.2f} to {losses[-1]:.2f} nats per piece.")
 

@@ -139,6 +139,8 @@ def _not_stage_2(seen: dict[str, Any]) -> str | None:
 )
 def check_json(config: dict) -> str | None:
     """Read a DeepSpeed configuration for stage 2 in bf16, with two micro-batches, and name what it means."""
+    if not isinstance(config, dict):
+        return f"the configuration is a {type(config).__name__}: write a dictionary"
     if not config:
         return "not written yet: the configuration is empty"
     return _wrong_stage(config) or _wrong_precision(config) or _wrong_batch(config)
@@ -160,7 +162,8 @@ def _wrong_stage(config: dict) -> str | None:
 
 
 def _wrong_precision(config: dict) -> str | None:
-    half = {name for name in ("bf16", "fp16") if (config.get(name) or {}).get("enabled") is True}
+    given = {name: config.get(name) for name in ("bf16", "fp16")}
+    half = {name for name, value in given.items() if isinstance(value, dict) and value.get("enabled") is True}
     if half == {"bf16"}:
         return None
     if half == {"fp16"}:
@@ -173,7 +176,10 @@ def _wrong_precision(config: dict) -> str | None:
 def _wrong_batch(config: dict) -> str | None:
     names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
     whole, micro, steps = (config.get(name) for name in names)
-    given = [value for value in (whole, micro, steps) if value is not None]
+    given = {name: config[name] for name in names if config.get(name) is not None}
+    for name, value in given.items():
+        if not isinstance(value, int) or value < 1:
+            return f"{name} is {value!r}: it must be a whole number of 1 or more"
     if len(given) < 2:
         return f"DeepSpeed has to know two of {', '.join(names)}; it computes the third"
     if steps is None:

@@ -13,12 +13,12 @@ def topology(fig: Figure) -> str:
     gpus = NODES * GPUS_PER_NODE
     kinds = {"stage 3: an eighth each": gpus, "hybrid: a quarter each, twice": GPUS_PER_NODE}
     for ax, (title, parts) in zip(fig.subplots(2), kinds.items(), strict=True):
-        ax.set(xlim=(-0.7, 9.3), ylim=(-0.62, 0.98), xticks=[], yticks=[])
+        ax.set(xlim=(-0.7, 8.7), ylim=(-0.62, 0.98), xticks=[], yticks=[])
         ax.spines[:].set_visible(False)
         ax.set_title(title)
         for node in range(NODES):
             _node(ax, node, parts)
-        ax.plot([4.05, 4.55], [0, 0], color=INK, linestyle=":", linewidth=2, marker="")
+        ax.plot([3.65, 4.35], [0, 0], color=INK, linestyle=":", linewidth=2, marker="")
     fig.text(0.5, 0.015, "thick line: NVLink, in a node · dots: Ethernet, between nodes", ha="center", size=9)
     return (
         f"Two nodes of {GPUS_PER_NODE} GPUs. At stage 3 the {gpus} GPUs hold shards 0 to {gpus - 1}, so "
@@ -29,7 +29,7 @@ def topology(fig: Figure) -> str:
 
 def _node(ax, node: int, parts: int) -> None:
     start = 5 * node
-    ax.add_patch(Rectangle((start - 0.6, -0.58), 4.8, 1.16, facecolor=PAPER, edgecolor=QUIET, linewidth=1))
+    ax.add_patch(Rectangle((start - 0.6, -0.58), 4.2, 1.16, facecolor=PAPER, edgecolor=QUIET, linewidth=1))
     ax.text(start - 0.55, 0.64, f"node {node}", size=9, color=QUIET)
     ax.plot([start, start + 3], [0, 0], color=INK, linewidth=4, marker="")
     for place in range(GPUS_PER_NODE):

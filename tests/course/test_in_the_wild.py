@@ -1,0 +1,373 @@
+"""Lesson 08: its checks name the mistakes, its numbers are the code's, and its names exist in torch."""
+
+import contextlib
+import io
+import re
+
+import pytest
+import torch
+from support.lessons import code_cells, drawing, notebook_names, solutions_travel_by_value, source, spoken
+from torch.distributed.fsdp import FSDPModule, ShardingStrategy, fully_shard
+
+import zerolab
+from zerolab import cost, memory, presets
+from zerolab.course.lessons.in_the_wild import check_choices, check_json, check_shard, clusters, quiz
+from zerolab.course.lessons.in_the_wild.figures import topology
+
+solutions_travel_by_value(__name__)
+
+
+# ---- the first exercise: fully_shard
+
+
+def blocks_then_root(model, mesh, **options):
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, **options)
+    fully_shard(model, mesh=mesh)
+
+
+def right(model, mesh):
+    blocks_then_root(model, mesh, reshard_after_forward=False)
+
+
+def set_afterwards(model, mesh):
+    blocks_then_root(model, mesh)
+    model.set_reshard_after_forward(False)
+
+
+def every_call_says_so(model, mesh):
+    for module in (*model.blocks, model):
+        fully_shard(module, mesh=mesh, reshard_after_forward=False)
+
+
+@pytest.mark.parametrize("shard", [right, set_afterwards, every_call_says_so])
+def test_stage_2_passes_however_it_is_written(shard):
+    assert check_shard.diagnose(shard) is None
+
+
+def nothing(model, mesh): ...
+
+
+def gathered_twice(model, mesh):
+    blocks_then_root(model, mesh, reshard_after_forward=True)
+
+
+def root_twice_too(model, mesh):
+    for module in (*model.blocks, model):
+        fully_shard(module, mesh=mesh, reshard_after_forward=True)
+
+
+def without_root(model, mesh):
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, reshard_after_forward=False)
+
+
+def root_alone(model, mesh):
+    fully_shard(model, mesh=mesh, reshard_after_forward=False)
+
+
+def root_first(model, mesh):
+    fully_shard(model, mesh=mesh, reshard_after_forward=False)
+    without_root(model, mesh)
+
+
+def first_block_left_out(model, mesh):
+    for block in model.blocks[1:]:
+        fully_shard(block, mesh=mesh, reshard_after_forward=False)
+    fully_shard(model, mesh=mesh)
+
+
+def never_reduced(model, mesh):
+    right(model, mesh)
+    model.set_requires_gradient_sync(False)
+
+
+def whole_at_rest(model, mesh):
+    right(model, mesh)
+    model.set_reshard_after_backward(False)
+
+
+def summed(model, mesh):
+    right(model, mesh)
+    for module in (*model.blocks, model):
+        module.set_force_sum_reduction_for_comms(True)
+        module.set_gradient_divide_factor(1.0)
+
+
+def raises(model, mesh):
+    raise ValueError("no such block")
+
+
+@pytest.mark.parametrize(
+    ("shard", "diagnosis"),
+    [
+        (nothing, "not written yet"),
+        (gathered_twice, "that is stage 3: after forward each block is freed"),
+        (root_twice_too, "that is stage 3, and the root is gathered twice too"),
+        (without_root, "5 parameters are not sharded, embedding.weight first"),
+        (root_alone, "the whole model is one unit"),
+        (root_first, "the model was sharded before its blocks"),
+        (first_block_left_out, "block 0 is no unit of its own"),
+        (never_reduced, "no gradient was reduced"),
+        (whole_at_rest, "parameters stay whole after backward"),
+        (summed, "the gradients are 2 times the mean"),
+        (raises, "stopped with ValueError: no such block"),
+    ],
+)
+def test_the_first_check_names_the_mistake(shard, diagnosis):
+    assert diagnosis in check_shard.diagnose(shard)
+
+
+# ---- the second: DeepSpeed's JSON
+
+RIGHT = {
+    "train_batch_size": 64,
+    "gradient_accumulation_steps": 2,
+    "bf16": {"enabled": True},
+    "zero_optimization": {"stage": 2},
+}
+STEPS, MICRO = "gradient_accumulation_steps", "train_micro_batch_size_per_gpu"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {MICRO: 8},
+        {"train_batch_size": None, MICRO: 8},
+        {STEPS: None, MICRO: 8},
+        {"zero_optimization": {"stage": 2, "overlap_comm": True}, "gradient_clipping": 1.0},
+    ],
+)
+def test_right_settings_pass_however_they_are_written(change):
+    assert check_json.diagnose(RIGHT | change) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "diagnosis"),
+    [
+        ({"stage": 2}, "inside"),
+        ({"zero_optimization": {}}, "ZeRO is off"),
+        ({"zero_optimization": True}, "ZeRO is off"),
+        ({"zero_optimization": {"stage": 1}}, "stage 1 shards the optimizer state alone"),
+        ({"zero_optimization": {"stage": 3}}, "stage 3 shards the parameters too"),
+        ({"zero_optimization": {"stage": "2"}}, "stage '2' shards nothing that DeepSpeed knows"),
+        ({"zero_optimization": {"stage": 2, "reduce_scatter": False}}, "3Ψ"),
+        ({"bf16": {}}, "fp32"),
+        ({"bf16": True}, '"bf16" needs'),
+        ({"bf16": None, "fp16": {"enabled": True}}, "loss scale"),
+        ({"fp16": {"enabled": True}}, "both enabled"),
+        ({MICRO: 16}, "16 × 2 × 4 GPUs is 128, and train_batch_size is 64"),
+        ({"train_batch_size": 8, MICRO: 8}, "8 × 2 × 4 GPUs is 64, and train_batch_size is 8"),
+        ({STEPS: 1}, "accumulates 1 micro-batches"),
+        ({STEPS: None, MICRO: 16}, "accumulates 1 micro-batches"),
+        ({"train_batch_size": 128}, "a batch of 128"),
+        ({STEPS: None}, "two of train_batch_size"),
+        ({"train_batch_size": "64"}, "train_batch_size is '64'"),
+    ],
+)
+def test_the_second_check_names_the_mistake(change, diagnosis):
+    assert diagnosis in check_json.diagnose(RIGHT | change)
+
+
+def test_empty_settings_are_a_stub():
+    assert check_json.diagnose({}).startswith("not written yet")
+
+
+# ---- the third: a choice for each cluster
+
+CHOICES = {
+    "Colab": (0, "mixed_fp16", False),
+    "Kaggle": (1, "mixed_fp16", False),
+    "PCIe box": (3, "mixed", True),
+    "NVLink box": (2, "mixed", False),
+    "Ethernet": (2, "mixed", True),
+    "1,024 GPUs": (3, "mixed", True),
+}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"Colab": (3, "mixed_fp16", False)},
+        {"Kaggle": (2, "mixed_fp16", False)},
+        {"Ethernet": (1, "mixed", True)},
+    ],
+)
+def test_equally_good_choices_pass(change):
+    assert check_choices.diagnose((CHOICES | change).get) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "choice", "diagnosis"),
+    [
+        ("Colab", None, "not written yet"),
+        ("Colab", 2, "2 is no choice"),
+        ("Colab", (4, "mixed_fp16", False), "is no choice: a stage from 0 to 3"),
+        ("Colab", (0, "bf16", False), "one of mixed, mixed_fp16, fp32"),
+        ("Colab", (0, "mixed", False), "a T4 has no bf16 units"),
+        ("Colab", (0, "mixed_fp16", True), "it fits without checkpointing"),
+        ("Colab", (0, "fp32", False), "fp32 leaves the 16-bit matrix units idle"),
+        ("Kaggle", (0, "mixed_fp16", False), "17.0 GB of 16, of which 95% can be used. Checkpointing would"),
+        ("Kaggle", (0, "mixed_fp16", True), "a higher stage makes room for training without checkpointing"),
+        ("Kaggle", (3, "mixed_fp16", False), "stage 3 moves 3Ψ, and a lower stage fits"),
+        ("PCIe box", (2, "mixed", True), "does not fit: 29.1 GB of 24"),
+        ("NVLink box", (1, "mixed", False), "Checkpointing would make it fit"),
+        ("NVLink box", (3, "mixed", False), "stage 3 moves 3Ψ, and a lower stage fits"),
+        ("Ethernet", (3, "mixed", False), "16% slower than the best choice that fits: stage 3 moves 3Ψ"),
+        ("1,024 GPUs", (2, "mixed", True), "A higher stage shards more"),
+        ("1,024 GPUs", (3, "mixed", False), "The plan says 60.7 GB, but the rehearsal adds 20.7 GB"),
+    ],
+)
+def test_the_third_check_names_the_mistake(name, choice, diagnosis):
+    assert diagnosis in check_choices.diagnose((CHOICES | {name: choice}).get)
+
+
+def test_what_passes_by_does_not_depend_on_the_depth():
+    """The rehearsal of four layers stands for all: a deeper model has the same peak above its states."""
+    shape = {"vocab": 50_257, "width": 1280, "heads": 20, "context": 1024}
+    deep = zerolab.rehearse(lambda: zerolab.models.GPT(depth=12, **shape), world_size=16, stage=3)
+    above = max(deep.peak_by_phase.values()) - deep.memory.total_bytes
+    assert above == pytest.approx(clusters.passing_bytes("gpt2-large", 16, 3, "mixed"), rel=0.01)
+
+
+# ---- the exercises of the lesson's cells
+
+
+@pytest.mark.parametrize("which", ["Second", "Third"])
+def test_the_other_stubs_and_their_solutions(which):
+    names = notebook_names("in_the_wild")
+    (cell,) = [code for code in code_cells("in_the_wild") if code.startswith(f"# {which} exercise\n")]
+    call = cell.strip().splitlines()[-1]
+    after = source("in_the_wild").split(f"# {which} exercise\n")[1]
+    solution = re.search(r"^# ```(?:json|python)\n(.*?)^# ```$", after, re.S | re.M)[1]
+    solution = re.sub(r"^# ?", "", solution, flags=re.M)
+    if which == "Second":
+        solution = "DEEPSPEED = " + solution.replace("true", "True")
+    for code, says in ((cell.strip().removesuffix(call), "✗ Not written yet"), (solution, "✓")):
+        exec(code, names)
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(call, names)
+        assert printed.getvalue().startswith(says)
+
+
+# ---- what the text says
+
+TEXT = re.sub(r"\s+", " ", source("in_the_wild").replace("\n# ", " "))
+
+
+def said(*words: str) -> bool:
+    return all(word in TEXT for word in words)
+
+
+def test_the_names_in_the_table_are_torchs():
+    for name in ("set_modules_to_forward_prefetch", "set_requires_gradient_sync", "set_requires_all_reduce"):
+        assert said(name) and hasattr(FSDPModule, name)
+    for name in ("SHARD_GRAD_OP", "FULL_SHARD", "NO_SHARD"):
+        assert said(name) and hasattr(ShardingStrategy, name)
+    assert said("ZeroRedundancyOptimizer", "gradient_as_bucket_view", "MixedPrecisionPolicy")
+
+
+def test_every_table_has_its_pages():
+    text = source("in_the_wild")
+    used, defined = set(re.findall(r"\]\[([a-z]\w*)\]", text)), set(re.findall(r"^# \[(\w+)\]: http", text, re.M))
+    assert used == defined != set()
+
+
+def test_the_numbers_of_the_largest_cluster():
+    cluster = clusters.CLUSTERS["1,024 GPUs"]
+    planned = clusters.question(cluster, "mixed", False).total_bytes(3)
+    passing = clusters.passing_bytes(cluster.model, cluster.gpus, 3, "mixed")
+    states = memory.model_states(cluster.shape.psi, 1024, 3).total_bytes
+    block = 12 * cluster.shape.hidden**2
+    assert said(
+        f"are {states / 1e9:.1f} GB", f"{planned / 1e9:.1f} of 80 GB", f"are {passing / 1e9:.1f} GB more"
+    )
+    assert said(f"a unit has {block / 1e9:.1f} billion parameters")
+    assert said("450 GB/s over NVLink") and presets.machine("H100-80GB").link_bytes_per_second == 450e9
+    ethernet = clusters.CLUSTERS["Ethernet"]
+    assert said(f"Ψ more bytes at {ethernet.network_bytes_per_second / 1e9:.2f} GB/s")
+
+
+def test_the_numbers_of_the_speed_up():
+    one_gpu = drawing("in_the_wild", "one_gpu")
+    (few, tau, first), (many, _, last) = one_gpu(64), one_gpu(400)
+    assert said(f"τ = {tau:.2f} s", f"b = {few} and c = {first:.1f} s", f"b = {many} and c = {last:.1f} s")
+    faster = 400 / 64 * (tau + first / few) / (tau + last / many)
+    assert faster > 400 / 64 and quiz.speed_up(6.25).mistakes != {}
+    alt = spoken(drawing("in_the_wild", "super_linear"), 3, Gbit=100)
+    assert f"{faster:.2f} times as fast" in alt
+
+
+def test_hybrid_sharding_moves_what_the_text_says():
+    assert said("stage 2 has 9Ψ, and stage 3 has 24Ψ")
+    assert [cost.communication_volume(1, stage, micro_batches=8) for stage in (1, 2, 3)] == [2, 9, 24]
+    assert [cost.communication_volume(1, stage, micro_batches=16) for stage in (1, 3)] == [2, 48]
+    seconds_on, on = drawing("in_the_wild", "seconds_on"), clusters.CLUSTERS["Ethernet"]
+    three, hybrid = seconds_on(on, "stage 3", 8), seconds_on(on, "hybrid", 8)
+    assert hybrid < three / 8 and seconds_on(on, "stage 1", 8) == seconds_on(on, "stage 1", 1)
+
+
+def test_the_log_is_of_a_block_of_this_lessons_model():
+    with torch.device("meta"):
+        block = drawing("in_the_wild", "fresh_model")().blocks[0]
+    numel = sum(parameter.numel() for parameter in block.parameters())
+    assert said(f"NumelIn={numel // 4}, NumelOut={numel},", f"{numel // 4:,} numbers become {numel:,}")
+
+
+def test_the_accidents_are_told_apart():
+    accident = drawing("in_the_wild", "accident")
+    for kind, says in (
+        ("one step less", "it waited for a message of rank 1, which had returned"),
+        ("another path", "ranks took different paths"),
+    ):
+        with pytest.raises(zerolab.WorkerError, match=says):
+            zerolab.launch(accident, 2, kind, timeout=60)
+    with pytest.raises(zerolab.LaunchTimeout, match="rank 1 still ran outside a collective"):
+        zerolab.launch(accident, 2, "busy elsewhere", timeout=12)
+
+
+# ---- the drawings
+
+
+@pytest.mark.parametrize("micro_batches", [1, 16])
+@pytest.mark.parametrize("nodes", [2, 32])
+def test_the_networks_lines_are_within_the_axes(micro_batches: int, nodes: int):
+    alt = spoken(drawing("in_the_wild", "network_matters"), 3, micro_batches=micro_batches, nodes=nodes)
+    assert f"{nodes} nodes" in alt and "stage 3 " in alt
+
+
+@pytest.mark.parametrize("name", clusters.CLUSTERS)
+@pytest.mark.parametrize("checkpointing", ["on", "off"])
+def test_the_bar_of_a_cluster_says_what_the_check_judges(name: str, checkpointing: str):
+    cluster = clusters.CLUSTERS[name]
+    for stage in range(4):
+        choice = {"cluster": name, "stage": stage, "checkpointing": checkpointing}
+        alt = spoken(drawing("in_the_wild", "on_a_cluster"), 2.4, **choice)
+        needed = clusters.needed_bytes(cluster, stage, "mixed", checkpointing == "on")
+        fits = clusters.fits(cluster, stage, "mixed", checkpointing == "on")
+        assert f"{needed / 1e9:.1f} GB, {'fits' if fits else 'does not fit'} into" in alt
+
+
+def test_the_other_drawings():
+    assert "shards 0 to 7" in spoken(topology, 3)
+    for Gbit in (25, 800):
+        assert "linear is 6.25" in spoken(drawing("in_the_wild", "super_linear"), 3, Gbit=Gbit)
+        for price in (0.1, 20):
+            alt = spoken(drawing("in_the_wild", "bill"), 2.8, price_per_GPU_hour=price, Gbit=Gbit)
+            assert f"at {price:g} for an hour" in alt
+
+
+# ---- on GPUs
+
+
+def test_models_and_batches_are_on_the_ranks_device(monkeypatch):
+    monkeypatch.setattr(zerolab, "device", lambda: torch.device("meta"), raising=False)
+    batch = drawing("in_the_wild", "batch")
+    assert all(part.is_meta for part in batch(0, rank=0))
+    for cell in code_cells("in_the_wild"):
+        models = re.findall(r"^    .*(?:fresh_model\(\)|= GPT\().*$", cell, re.M)
+        assert [line for line in models if ".to(zerolab.device())" not in line and "sum(" not in line] == []
+        made = re.findall(r"\btorch\.(?:ones|zeros|empty|arange|tensor)\(.*$", cell, re.M)
+        assert [line for line in made if "device=" not in line] == []
