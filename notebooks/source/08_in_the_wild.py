@@ -111,13 +111,14 @@ my_guess = ...
 predict(my_guess, 2 + 1, quiz.MOVED_BY_REDUNDANCY_OPTIMIZER)
 
 # %% [markdown]
-# An all-reduce is 2Ψ already, and the broadcasts of all updated parameters are Ψ more. Lesson 04 called this
-# a trap: the all-reduce gives every rank *all* sums, and a rank needs only its own. FairScale, where this
-# optimizer comes from, [says so itself](https://fairscale.readthedocs.io/en/latest/deep_dive/oss_sdp_fsdp.html).
+# An all-reduce is 2Ψ already, and the broadcasts of all updated parameters are Ψ more. Lesson 04 said that 3Ψ
+# is wrong for stage 1: the all-reduce gives every rank *all* sums, and a rank needs only its own. This
+# optimizer comes from FairScale, whose page on it names the
+# [additional communication](https://fairscale.readthedocs.io/en/latest/deep_dive/oss_sdp_fsdp.html).
 #
-# One more. `fully_shard` frees parameters after forward, which is stage 3. With `reshard_after_forward=False`
-# they stay until backward is done, and its documentation calls the rest of the step the same. That saves the
-# second gather. **How many bytes per parameter does a rank hold at rest, after the step?**
+# One more. `fully_shard` frees the parameters of a unit after its forward, and gathers them again for
+# backward: stage 3. With `reshard_after_forward=False` they stay until backward has used them, which saves
+# the second gather. **How many bytes per parameter does a rank hold at rest, after the step?**
 
 # %%
 my_guess = ...
@@ -126,9 +127,9 @@ my_guess = ...
 predict(my_guess, 16 / RANKS, quiz.KEPT_AFTER_FORWARD)
 
 # %% [markdown]
-# It moves what stage 2 moves, 2Ψ, and at the worst moment it holds what stage 2 holds. But zerolab's stage 2
-# gathers at the end of a step, and `fully_shard` at the beginning of the next one. Between steps only shards
-# are left.
+# It moves what stage 2 moves, 2Ψ. And between forward and backward it holds whole parameters, as stage 2
+# does (and its shard of them besides). But zerolab's stage 2 gathers at the end of a step, and
+# `fully_shard` at the beginning of the next one. So between steps only shards are left.
 #
 # ## Run it
 #
@@ -211,16 +212,22 @@ print(f"most and least differ by {max(shares) / min(shares) - 1:.1%}")
 # %% [markdown]
 # ## Do they train the same model?
 #
-# The reference is one process with plain Adam, which adds up the gradients in rank order. zerolab adds in the
-# same order, so over gloo its bits must be the same. The others add in the order of their algorithm. How far
-# apart are the parameters? Each step of Adam moves a parameter by about the learning rate, 10⁻⁴.
+# The reference is one process with plain Adam, which adds up the ranks' gradients in rank order. zerolab adds
+# in the same order. The others add in the order of their own algorithm, and a floating-point sum depends on
+# its order. **How many of the eight end with exactly the bits of the single process?**
 
 # %%
+my_guess = ...
+
+# %%
+same = {name: all(rank[name][4] for rank in ranks) for name in predicted}
+predict(my_guess, sum(same.values()), quiz.SAME_BITS)
 for name, (label, *_) in predicted.items():
-    same, far = all(rank[name][4] for rank in ranks), max(rank[name][5] for rank in ranks)
-    print(f"{label:22} same bits: {same!s:6} less than 10⁻⁵ apart: {far < 1e-5}")
+    far = max(rank[name][5] for rank in ranks)
+    print(f"{label:18} same bits: {same[name]!s:6} less than 10⁻⁵ apart: {far < 1e-5}")
 
 # %% [markdown]
+# Each step of Adam moves a parameter by about the learning rate, 10⁻⁴.
 # All train the same model, up to rounding. If you compare two engines and find that they are *not* this
 # close, look for a lost remainder, a sum where a mean was meant, or another default. The differences in bits
 # are no error. They matter when you search for one: equal bits tell you at once that nothing changed.
@@ -456,9 +463,10 @@ for name, (moved, held) in found.items():
     print(f"{name:12} {split}; {held:.1f} bytes per parameter")
 
 # %% [markdown]
-# The two GPUs of a node share its network, so 2 · 1Ψ = 2Ψ leave each node, in place of stage 3's 3Ψ. That is
-# all, with one micro-batch. With M micro-batches it is much more. FSDP2 can all-reduce between nodes after
-# the last one only (`set_requires_all_reduce(False)` before). Then 2Ψ stay 2Ψ, and stage 3 has 3MΨ.
+# The two GPUs of a node share its network, so 2 · 1Ψ = 2Ψ leave each node, in place of stage 3's 3Ψ. With
+# one micro-batch that is all it saves. With M micro-batches it is much more. FSDP2 can all-reduce between
+# nodes after the last one only (`set_requires_all_reduce(False)` before). Then 2Ψ stay 2Ψ, and stage 3 has
+# 3MΨ.
 #
 # Move the sliders: eight nodes of eight A100 train 7B parameters. Where do the lines cross, and what does
 # accumulation do?
@@ -502,9 +510,9 @@ explore(network_matters, height=3, micro_batches=slider(1, 16, 1), nodes=choice(
 
 # %% [markdown]
 # With one micro-batch stages 1 and 2 and hybrid sharding lie almost on one line, and stage 3 is half as much
-# above. With eight micro-batches stage 1 and hybrid stay at 2Ψ, stage 2 has 9Ψ, and stage 3 has 24Ψ. To the
-# right, where the network is as fast as NVLink, the lines for one micro-batch come together: there, hybrid
-# sharding only costs memory.
+# above. With eight micro-batches stage 1 and hybrid sharding still move 2Ψ between nodes, stage 2 has 9Ψ, and
+# stage 3 has 24Ψ. At the right, where a node's network is as fast as NVLink, hybrid sharding meets stage 3:
+# there it only costs memory.
 #
 # DeepSpeed's `zero_hpz_partition_size` goes a part of this way: it keeps a second shard of the parameters in
 # each node, so that the gather for backward stays inside.
@@ -848,11 +856,11 @@ show(fig, f"Loss on this machine, from {losses[0]:.2f} to {losses[-1]:.2f} nats 
 # %% [markdown]
 # ## Quiz
 #
-# **1.** A team moves from stage 1 with `no_sync()` to stage 3, at 16 micro-batches. "It is at most 1.5 times
-# the traffic." They measure how much more?
+# **1.** A team trains with 16 micro-batches and moves from stage 1 with `no_sync()` to stage 3. "At most 1.5
+# times the traffic", says the paper. How many times as much do they measure?
 #
 # - **a)** 1.5 times
-# - **b)** less than before, because each rank holds less
+# - **b)** Less than once, because each rank holds less
 # - **c)** 24 times
 # - **d)** 1.5 times in bytes, but many more messages
 

@@ -271,8 +271,8 @@ def test_the_names_in_the_table_are_torchs():
 
 def test_every_table_has_its_pages():
     text = source("in_the_wild")
-    used, defined = set(re.findall(r"\]\[([a-z]\w*)\]", text)), set(re.findall(r"^# \[(\w+)\]: http", text, re.M))
-    assert used == defined != set()
+    used = set(re.findall(r"\]\[([a-z]\w*)\]", text))
+    assert used == set(re.findall(r"^# \[(\w+)\]: http", text, re.M)) != set()
 
 
 def test_the_numbers_of_the_largest_cluster():

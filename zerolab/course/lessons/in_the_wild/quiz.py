@@ -34,6 +34,14 @@ KEPT_AFTER_FORWARD = Prediction(
     },
     "bytes per parameter",
 )
+SAME_BITS = Prediction(
+    {
+        "all eight compute the same sums, but in other orders, and that changes the last bits": 8,
+        "zerolab's four stages add in the order of the single process": 0,
+        "stage 0 adds in the same order as stages 1 to 3": 3,
+    },
+    "engines",
+)
 ACROSS_NODES = Prediction(
     {
         "that is all the gradients; a rank all-reduces its own half of them": 2,
