@@ -170,13 +170,14 @@ def train_all(names):
 ranks = zerolab.launch(train_all, RANKS, list(predicted))
 
 # %%
-print(f"{'':22}{'bytes per parameter: p, g, o':>30}{'Ψ moved':>10}{'as predicted':>14}")
 measured = {}
+print(f"{'':19}{'p + g + o, bytes':16}{'Ψ moved':>9}{'as predicted':>14}")
 for name, (label, *expected) in predicted.items():
-    measured[name] = [sum(each) / RANKS for each in zip(*(rank[name][:4] for rank in ranks), strict=True)]
-    sizes = " + ".join(f"{size:.2f}" for size in measured[name][:3])
+    found = zip(*(rank[name][:4] for rank in ranks), strict=True)
+    measured[name] = [sum(each) / RANKS for each in found]
+    sizes = " + ".join(f"{size:g}" for size in measured[name][:3])
     right = np.allclose(measured[name], expected, rtol=1e-9)
-    print(f"{label:22}{sizes:>30}{measured[name][3]:>10.2f}{right!s:>14}")
+    print(f"{label:19}{sizes:16}{measured[name][3]:>9.2f}{right!s:>14}")
 
 # %% [markdown]
 # All eight are as predicted, to the byte. In the figure the marks are the predictions.
