@@ -289,7 +289,8 @@ else:
         print(f"{name}: {held}, {moved:.2f}Ψ moved, {far:.0e} apart at most")
 
 # %% [markdown]
-# DeepSpeed 0.19.8 gave this on four CPU ranks (torch 2.13, gloo), with nothing but the stage in its JSON:
+# DeepSpeed 0.19.8 gave this on four CPU ranks (torch 2.13, gloo). Its settings are in
+# `zerolab/bench/contestants.py`: they set the stage, and leave its messages at their defaults.
 #
 # | | parameters held | m and v held | Ψ moved |
 # |---|---|---|---|
