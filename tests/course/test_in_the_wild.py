@@ -161,7 +161,7 @@ def test_right_settings_pass_however_they_are_written(change):
         ({"train_batch_size": 8, MICRO: 8}, "8 × 2 × 4 GPUs is 64, and train_batch_size is 8"),
         ({STEPS: 1}, "accumulates 1 micro-batches"),
         ({STEPS: None, MICRO: 16}, "accumulates 1 micro-batches"),
-        ({"train_batch_size": 128}, "a batch of 128"),
+        ({"train_batch_size": 128}, "16 × 2 × 4 GPUs is 128, and 64 was asked for"),
         ({STEPS: None}, "two of train_batch_size"),
         ({"train_batch_size": "64"}, "train_batch_size is '64'"),
     ],

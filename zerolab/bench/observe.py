@@ -80,7 +80,7 @@ class Ledger(TorchDispatchMode):
 def _ranks(args: Iterable) -> tuple[int, ...]:
     """Those of the process group among a collective's arguments."""
     objects = [arg for arg in args if isinstance(arg, torch.ScriptObject)]
-    group = next(each for each in objects if each._type().name() == "ProcessGroup")
+    group = next(each for each in objects if "ProcessGroup" in str(each._type()))
     return tuple(dist.get_process_group_ranks(dist.ProcessGroup.unbox(group)))
 
 

@@ -7,7 +7,7 @@ model.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -84,7 +84,8 @@ def _scale(model: GPT) -> float:
     alone = _model()
     losses = [alone(_batch(rank), _batch(rank)) for rank in range(RANKS)]
     torch.stack(losses).mean().backward()
-    return (gradient.full_tensor().norm() / alone.head.weight.grad.norm()).item()
+    mean = cast(torch.Tensor, alone.head.weight.grad)
+    return (gradient.full_tensor().norm() / mean.norm()).item()
 
 
 def _not_sharded(seen: dict[str, Any]) -> str | None:
@@ -137,7 +138,7 @@ def _not_stage_2(seen: dict[str, Any]) -> str | None:
     f"DeepSpeed would shard optimizer state and gradients, compute in bf16, and take {MICRO_BATCHES} "
     f"micro-batches on each of {GPUS} GPUs for a batch of {GLOBAL_BATCH}, in 2Ψ + Ψ of messages at most."
 )
-def check_json(config: dict) -> str | None:
+def check_json(config: Any) -> str | None:
     """Read a DeepSpeed configuration for stage 2 in bf16, with two micro-batches, and name what it means."""
     if not isinstance(config, dict):
         return f"the configuration is a {type(config).__name__}: write a dictionary"
@@ -175,26 +176,21 @@ def _wrong_precision(config: dict) -> str | None:
 
 def _wrong_batch(config: dict) -> str | None:
     names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-    whole, micro, steps = (config.get(name) for name in names)
     given = {name: config[name] for name in names if config.get(name) is not None}
     for name, value in given.items():
         if not isinstance(value, int) or value < 1:
             return f"{name} is {value!r}: it must be a whole number of 1 or more"
     if len(given) < 2:
         return f"DeepSpeed has to know two of {', '.join(names)}; it computes the third"
-    if steps is None:
-        steps = whole / micro / GPUS
-    micro = whole / steps / GPUS if micro is None else micro
-    if whole is not None and whole != micro * steps * GPUS:
-        product = f"{micro:g} × {steps:g} × {GPUS} GPUs is {micro * steps * GPUS:g}"
+    whole, micro, steps = (given.get(name, 0) for name in names)
+    steps = steps or whole / micro / GPUS
+    micro = micro or whole / steps / GPUS
+    product = f"{micro:g} × {steps:g} × {GPUS} GPUs is {micro * steps * GPUS:g}"
+    if whole not in (0, micro * steps * GPUS):
         return f"{product}, and train_batch_size is {whole}: DeepSpeed refuses that"
     if steps != MICRO_BATCHES:
         return f"that accumulates {steps:g} micro-batches, and {MICRO_BATCHES} were asked for"
-    if micro * steps * GPUS != GLOBAL_BATCH:
-        return (
-            f"that is a batch of {micro * steps * GPUS:g} over {GPUS} GPUs, and {GLOBAL_BATCH} was asked for"
-        )
-    return None
+    return None if micro * steps * GPUS == GLOBAL_BATCH else f"{product}, and {GLOBAL_BATCH} was asked for"
 
 
 @graded("Every choice fits, and no other one that fits is faster by more than 1 % in the model.")

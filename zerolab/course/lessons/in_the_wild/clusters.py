@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import product
+from typing import NamedTuple, cast
 
 from zerolab import cost, memory, presets, rehearsal
 from zerolab.models import GPT
@@ -23,6 +24,22 @@ PEAK_FLOPS |= {"H100-80GB": 989e12}  # 16-bit matrix products without sparsity, 
 WITHOUT_BF16 = ("T4", "V100-32GB")  # Turing and Volta; bf16 came with Ampere
 FP32_FACTOR = 8  # a T4 and a V100 compute fp32 8 times slower than 16-bit matrix products
 PRECISIONS = ("mixed", "mixed_fp16", "fp32")  # bf16, fp16 with a loss scale, fp32
+
+
+class Shape(NamedTuple):
+    """The sizes of a model that has layers."""
+
+    psi: float
+    layers: int
+    hidden: int
+    heads: int
+    seq: int
+
+
+def shape_of(name: str) -> Shape:
+    """Of a model in `zerolab.presets` that has an architecture."""
+    found = presets.model(name)
+    return Shape(found.psi, *cast(tuple[int, ...], (found.layers, found.hidden, found.heads, found.seq)))
 
 
 @dataclass(frozen=True)
@@ -45,8 +62,8 @@ class Cluster:
         return self.nodes * self.gpus_per_node
 
     @property
-    def shape(self) -> presets.Model:
-        return presets.model(self.model)
+    def shape(self) -> Shape:
+        return shape_of(self.model)
 
     @property
     def link_bytes_per_second(self) -> float:
@@ -76,7 +93,7 @@ def question(cluster: Cluster, precision: str, checkpointing: bool) -> Question:
     """What `python -m zerolab plan` would be asked."""
     convention = "fp32" if precision == "fp32" else "mixed"  # fp16 takes as many bytes as bf16
     return Question(
-        model=cluster.shape,
+        model=presets.model(cluster.model),
         gpus=cluster.gpus,
         gpu_memory_bytes=cluster.memory_bytes,
         precision=convention,
@@ -94,9 +111,9 @@ def passing_bytes(model: str, world_size: int, stage: int, precision: str) -> fl
 
     A rehearsal with four layers tells, because it does not depend on how many more there are.
     """
-    shape = presets.model(model)
-    sizes = {"width": shape.hidden, "heads": shape.heads, "context": shape.seq, "vocab": 50_257}
-    run = rehearsal.rehearse(partial(GPT, depth=4, **sizes), world_size, stage, precision)
+    shape = shape_of(model)
+    build = partial(GPT, vocab=50_257, width=shape.hidden, depth=4, heads=shape.heads, context=shape.seq)
+    run = rehearsal.rehearse(build, world_size, stage, precision)
     return max(run.peak_by_phase.values()) - run.memory.total_bytes
 
 
@@ -132,10 +149,15 @@ def message_seconds(cluster: Cluster, stage: int, precision: str = "mixed", micr
     """The α–β model of one ring through all GPUs, a message for each layer: its slowest link decides."""
     link = cluster.link_bytes_per_second
     bandwidth = link if cluster.nodes == 1 else min(link, cluster.network_bytes_per_second)
-    wide, layers = 4 if precision == "fp32" else 2, cluster.shape.layers
-    sizes = {"bytes_per_element": wide, "micro_batches": micro_batches, "units": layers}
     return cost.communication_seconds(
-        cluster.shape.psi, stage, cluster.gpus, LATENCY_SECONDS, bandwidth, **sizes
+        cluster.shape.psi,
+        stage,
+        cluster.gpus,
+        LATENCY_SECONDS,
+        bandwidth,
+        bytes_per_element=4 if precision == "fp32" else 2,
+        micro_batches=micro_batches,
+        units=cluster.shape.layers,
     )
 
 
