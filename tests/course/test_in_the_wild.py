@@ -205,6 +205,7 @@ def test_equally_good_choices_pass(change):
         ("Colab", None, "not written yet"),
         ("Colab", 2, "2 is no choice"),
         ("Colab", (4, "mixed_fp16", False), "is no choice: a stage from 0 to 3"),
+        ("Colab", (True, "mixed_fp16", False), "is no choice: a stage from 0 to 3"),
         ("Colab", (0, "bf16", False), "one of mixed, mixed_fp16, fp32"),
         ("Colab", (0, "mixed", False), "a T4 has no bf16 units"),
         ("Colab", (0, "mixed_fp16", True), "it fits without checkpointing"),

@@ -210,7 +210,12 @@ def _unusable(choice: Any) -> str | None:
     if not isinstance(choice, tuple) or len(choice) != 3:
         return f"{choice!r} is no choice: return (stage, precision, checkpointing)"
     stage, precision, checkpointing = choice
-    if stage not in range(4) or precision not in clusters.PRECISIONS or checkpointing not in (False, True):
+    if (
+        isinstance(stage, bool)
+        or stage not in range(4)
+        or precision not in clusters.PRECISIONS
+        or checkpointing not in (False, True)
+    ):
         known = ", ".join(clusters.PRECISIONS)
         return f"{choice!r} is no choice: a stage from 0 to 3, one of {known}, and True or False"
     return None
