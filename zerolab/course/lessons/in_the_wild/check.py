@@ -31,7 +31,9 @@ RANKS, GPUS, MICRO_BATCHES, GLOBAL_BATCH = 2, 4, 2, 64
 def check_shard(shard: Callable) -> str | None:
     """Call shard(model, mesh) on two ranks, take a step, and name what its messages and its gradients say."""
     outcome = attempt(partial(_step, shard), [()] * RANKS, timeout=60.0)
-    return outcome.failure or _not_sharded(outcome.values[0]) or _not_stage_2(outcome.values[0])
+    if outcome.failure:
+        return outcome.failure.splitlines()[0]
+    return _not_sharded(outcome.values[0]) or _not_stage_2(outcome.values[0])
 
 
 def _model() -> GPT:
@@ -64,16 +66,12 @@ def _step(shard: Callable) -> dict[str, Any]:
     }
     with Ledger() as ledger:
         model(_batch(dist.get_rank()), _batch(dist.get_rank())).backward()
-    moved = {op: _numel(ledger, op) for op in ("_allgather_base", "_reduce_scatter_base")}
-    return seen | {"whole_after": _whole(model), "moved": moved, "scale": _scale(model)}
+    sent = [(each.op, each.logical_bytes // 4) for each in ledger.sent]
+    return seen | {"whole_after": _whole(model), "sent": sent, "scale": _scale(model)}
 
 
 def _whole(model: GPT) -> list[str]:
     return [name for name, p in model.named_parameters() if not isinstance(p, DTensor)]
-
-
-def _numel(ledger: Ledger, op: str) -> int:
-    return sum(each.logical_bytes for each in ledger.sent if each.op == op) // 4
 
 
 def _scale(model: GPT) -> float:
@@ -114,8 +112,9 @@ def _not_sharded(seen: dict[str, Any]) -> str | None:
 
 
 def _not_stage_2(seen: dict[str, Any]) -> str | None:
-    psi, root, moved = seen["psi"], seen["root"], seen["moved"]
-    gathered, reduced = moved["_allgather_base"], moved["_reduce_scatter_base"]
+    psi, root = seen["psi"], seen["root"]
+    gathers = [numel for op, numel in seen["sent"] if op == "_allgather_base"]
+    gathered, reduced = sum(gathers), sum(n for op, n in seen["sent"] if op == "_reduce_scatter_base")
     if reduced == 0:
         return "no gradient was reduced: set_requires_gradient_sync(False) is for micro-batches but the last"
     if gathered == 2 * psi - root:
@@ -127,6 +126,8 @@ def _not_stage_2(seen: dict[str, Any]) -> str | None:
         return "that is stage 3, and the root is gathered twice too: 3Ψ. Keep parameters whole after forward"
     if (gathered, reduced) != (psi, psi):
         return f"a step gathers {gathered / psi:.2f}Ψ and reduces {reduced / psi:.2f}Ψ; stage 2 has Ψ of each"
+    if len(gathers) <= len(seen["blocks"]):
+        return f"{len(gathers)} gathers for {len(seen['blocks'])} blocks and the root: blocks share a unit"
     if abs(seen["scale"] - 1) > 1e-3:
         return (
             f"the gradients are {seen['scale']:.3g} times the mean over the ranks: do not change the divisor"
@@ -210,12 +211,8 @@ def _unusable(choice: Any) -> str | None:
     if not isinstance(choice, tuple) or len(choice) != 3:
         return f"{choice!r} is no choice: return (stage, precision, checkpointing)"
     stage, precision, checkpointing = choice
-    if (
-        isinstance(stage, bool)
-        or stage not in range(4)
-        or precision not in clusters.PRECISIONS
-        or checkpointing not in (False, True)
-    ):
+    whole = type(stage) is int and 0 <= stage <= 3
+    if not whole or precision not in clusters.PRECISIONS or type(checkpointing) is not bool:
         known = ", ".join(clusters.PRECISIONS)
         return f"{choice!r} is no choice: a stage from 0 to 3, one of {known}, and True or False"
     return None
