@@ -8,7 +8,6 @@ import pytest
 from support.lessons import code_cells, notebook_names, solutions_travel_by_value, source
 from torch.distributed.fsdp import fully_shard
 
-import zerolab
 from zerolab.course.lessons.in_the_wild import check_choices, check_json, check_shard, clusters
 
 solutions_travel_by_value(__name__)
@@ -227,14 +226,6 @@ def test_equally_good_choices_pass(change):
 )
 def test_the_third_check_names_the_mistake(name, choice, diagnosis):
     assert diagnosis in check_choices.diagnose((CHOICES | {name: choice}).get)
-
-
-def test_what_passes_by_does_not_depend_on_the_depth():
-    """The rehearsal of four layers stands for all: a deeper model has the same peak above its states."""
-    shape = {"vocab": 50_257, "width": 1280, "heads": 20, "context": 1024}
-    deep = zerolab.rehearse(lambda: zerolab.models.GPT(depth=12, **shape), world_size=16, stage=3)
-    above = max(deep.peak_by_phase.values()) - deep.memory.total_bytes
-    assert above == pytest.approx(clusters.passing_bytes("gpt2-large", 16, 3, "mixed"), rel=0.01)
 
 
 # ---- the exercises of the lesson's cells

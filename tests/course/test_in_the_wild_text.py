@@ -48,6 +48,14 @@ def test_the_numbers_of_the_largest_cluster():
     assert said(f"Ψ more bytes at {ethernet.network_bytes_per_second / 1e9:.2f} GB/s")
 
 
+def test_what_passes_by_does_not_depend_on_the_depth():
+    """The rehearsal of four layers stands for all: a deeper model has the same peak above its states."""
+    shape = {"vocab": 50_257, "width": 1280, "heads": 20, "context": 1024}
+    deep = zerolab.rehearse(lambda: zerolab.models.GPT(depth=12, **shape), world_size=16, stage=3)
+    above = max(deep.peak_by_phase.values()) - deep.memory.total_bytes
+    assert above == pytest.approx(clusters.passing_bytes("gpt2-large", 16, 3, "mixed"), rel=0.01)
+
+
 def test_the_numbers_of_the_speed_up():
     one_gpu = drawing("in_the_wild", "one_gpu")
     (few, tau, first), (many, _, last) = one_gpu(64), one_gpu(400)

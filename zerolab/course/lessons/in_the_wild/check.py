@@ -50,9 +50,8 @@ def _step(shard: Callable) -> dict[str, Any]:
     model = _model()
     psi = sum(p.numel() for p in model.parameters())
     root = psi - sum(p.numel() for p in model.blocks.parameters())
-    mesh = init_device_mesh(zerolab.device().type, (RANKS,))
     try:
-        shard(model, mesh)
+        shard(model, init_device_mesh(zerolab.device().type, (RANKS,)))
     except TypeError as error:
         if isinstance(model, FSDPModule):  # torch says only that an invariant does not hold
             return {"stopped": str(error)}
