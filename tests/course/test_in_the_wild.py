@@ -8,7 +8,7 @@ import pytest
 from support.lessons import code_cells, notebook_names, solutions_travel_by_value, source
 from torch.distributed.fsdp import fully_shard
 
-from zerolab.course.lessons.in_the_wild import check_choices, check_json, check_shard, clusters
+from zerolab.course.lessons.in_the_wild import check_choices, check_json, check_shard
 
 solutions_travel_by_value(__name__)
 
