@@ -42,7 +42,7 @@ def mixed(stage: int) -> Contestant:
     optimizer = zerolab.ZeroOptimizer(
         model, torch.optim.Adam, stage=stage, precision="mixed", **UPDATES["fused"]
     )
-    return Contestant(model, optimizer.step, optimizer.zero_grad, dict)
+    return Contestant(model, optimizer.step, optimizer.zero_grad, dict, model, optimizer)
 
 
 def contestants() -> dict[str, Callable[[], Contestant]]:

@@ -283,8 +283,8 @@ print("close to one process with both batches:", torch.allclose(weights, in_step
 #
 # ## What it costs
 #
-# In the simplest solution rank 0 exchanges messages with every other rank. **With 8 ranks and a gradient of 100
-# MB, how many MB does rank 0 send and receive in total for one average?**
+# In the simplest solution rank 0 exchanges messages with every other rank. **With 8 ranks and a gradient of
+# 100 MB, how many MB does rank 0 send and receive in total for one average?**
 
 # %%
 my_guess = ...

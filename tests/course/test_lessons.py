@@ -13,7 +13,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from support import ROOT
-from support.lessons import NAMES, exercise, notebook_names, source
+from support.lessons import EXERCISES, NAMES, exercise, notebook_names, source
 
 from zerolab.course.questions import Prediction
 
@@ -52,9 +52,13 @@ def test_the_minutes_in_the_readme_are_those_of_the_first_box():
         assert re.search(r"\*\*(\d+) minutes", source(name))[1] == minutes, name
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_stub_is_told_that_it_is_one_and_the_solution_passes(name):
-    stub, call, solution = exercise(name)
+def test_every_lesson_has_an_exercise():
+    assert {name for name, _ in EXERCISES} == set(NAMES)
+
+
+@pytest.mark.parametrize("name, place", EXERCISES)
+def test_a_stub_is_told_that_it_is_one_and_the_solution_passes(name, place):
+    stub, call, solution = exercise(name, place)
     names = notebook_names(name)
     for code, says in ((stub, "✗ Not written yet"), (solution, "✓")):
         exec(code, names)
@@ -63,9 +67,9 @@ def test_a_stub_is_told_that_it_is_one_and_the_solution_passes(name):
         assert printed.getvalue().startswith(says) and bool(result) == (says == "✓")
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_lesson_has_three_hints_and_shows_no_solution_before_it_is_asked_for(name, capsys):
-    _, call, solution = exercise(name)
+@pytest.mark.parametrize("name, place", EXERCISES)
+def test_an_exercise_has_three_hints_and_shows_no_solution_before_it_is_asked_for(name, place, capsys):
+    _, call, solution = exercise(name, place)
     check = notebook_names(name)[call.partition("(")[0]]
     for number in (1, 2, 3):
         check.hint(number)

@@ -34,12 +34,22 @@ def code_cells(name: str) -> list[str]:
     return [code for marks, code in zip(cells[::2], cells[1::2], strict=True) if "[markdown]" not in marks]
 
 
-def exercise(name: str) -> tuple[str, str, str]:
-    """The stub of the lesson's exercise, the call of the check below it, and the solution on request."""
-    (cell,) = [code for code in code_cells(name) if code.startswith("# Exercise\n")]
+def exercise_cells(name: str) -> list[str]:
+    return [
+        code for code in code_cells(name) if re.match(r"# (Exercise|Second exercise|Third exercise)\n", code)
+    ]
+
+
+def exercise(name: str, place: int = 0) -> tuple[str, str, str]:
+    """The stub of an exercise of the lesson, the call of its check, and the solution on request."""
+    cell = exercise_cells(name)[place]
     stub, _, call = cell.strip().rpartition("\n")
     check = getattr(importlib.import_module(f"zerolab.course.lessons.{name}"), call.partition("(")[0])
     return stub, call, solution_text(check.source)
+
+
+EXERCISES = [(name, place) for name in NAMES for place in range(len(exercise_cells(name)))]
+"""Every exercise: its lesson, and which of the lesson's it is."""
 
 
 def notebook_names(name: str) -> dict:

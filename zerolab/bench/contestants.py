@@ -37,6 +37,7 @@ class Contestant:
         loss, backward, update, clear: the four parts of its training step.
         read: a copy of its parameters, whole, by name; every rank calls it.
         settle: waits for what a step leaves under way, so that it is timed with that step.
+        model, optimizer: what holds its parameters with their gradients, and its optimizer state.
         zero, stage: zerolab's own optimizer, which can tell more, and the stage it was built for.
     """
 
@@ -44,6 +45,8 @@ class Contestant:
     update: Callable[[], object]
     clear: Callable[[], None]
     read: Callable[[], dict[str, Tensor]]
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
     backward: Callable[[Tensor], object] = Tensor.backward
     settle: Callable[[], object] = lambda: None
     zero: ZeroOptimizer | None = None
@@ -73,14 +76,14 @@ def absent(name: str) -> str | None:
 def alone(model: nn.Module, flags: dict) -> Contestant:
     """Every rank trains for itself: the floor, which nothing that computes as much can be below."""
     optimizer = Adam(model.parameters(), lr=LEARNING_RATE, **flags)
-    return Contestant(model, optimizer.step, optimizer.zero_grad, partial(_copy, model))
+    return Contestant(model, optimizer.step, optimizer.zero_grad, partial(_copy, model), model, optimizer)
 
 
 def ddp(model: nn.Module, flags: dict) -> Contestant:
     """torch's DistributedDataParallel, and the stock optimizer on every rank."""
     wrapped = nn.parallel.DistributedDataParallel(model)
     optimizer = Adam(model.parameters(), lr=LEARNING_RATE, **flags)
-    return Contestant(wrapped, optimizer.step, optimizer.zero_grad, partial(_copy, model))
+    return Contestant(wrapped, optimizer.step, optimizer.zero_grad, partial(_copy, model), model, optimizer)
 
 
 def ddp_with_zero(model: nn.Module, flags: dict) -> Contestant:
@@ -89,24 +92,32 @@ def ddp_with_zero(model: nn.Module, flags: dict) -> Contestant:
 
     wrapped = nn.parallel.DistributedDataParallel(model)
     optimizer = ZeroRedundancyOptimizer(model.parameters(), Adam, lr=LEARNING_RATE, **flags)
-    return Contestant(wrapped, optimizer.step, optimizer.zero_grad, partial(_copy, model))
+    return Contestant(wrapped, optimizer.step, optimizer.zero_grad, partial(_copy, model), model, optimizer)
 
 
-def fully_sharded(model: nn.Module, flags: dict) -> Contestant:
-    """torch's fully_shard (FSDP2): each block a unit and the rest the root, which is how zerolab cuts too."""
+def fully_sharded(model: nn.Module, flags: dict, nodes: int = 1, **options) -> Contestant:
+    """torch's fully_shard (FSDP2): each block a unit and the rest the root, which is how zerolab cuts too.
+
+    ``nodes``: with two or more, shards stay within a node and each node has a copy of them (hybrid sharding).
+    ``options`` are those of fully_shard, for the blocks.
+    """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor
 
-    mesh = init_device_mesh(device().type, (dist.get_world_size(),))
-    for module in (*model.get_submodule("blocks").children(), model):
-        fully_shard(module, mesh=mesh)
+    world_size = dist.get_world_size()
+    shape = (world_size,) if nodes == 1 else (nodes, world_size // nodes)
+    names = ("replicate", "shard")[-len(shape) :]
+    mesh = init_device_mesh(device().type, shape, mesh_dim_names=names)
+    for block in model.get_submodule("blocks").children():
+        fully_shard(block, mesh=mesh, **options)
+    fully_shard(model, mesh=mesh)
     optimizer = Adam(model.parameters(), lr=LEARNING_RATE, **flags)
 
     def read() -> dict[str, Tensor]:
         return {name: cast(DTensor, p).full_tensor().detach().clone() for name, p in model.named_parameters()}
 
-    return Contestant(model, optimizer.step, optimizer.zero_grad, read)
+    return Contestant(model, optimizer.step, optimizer.zero_grad, read, model, optimizer)
 
 
 def deepspeed(model: nn.Module, flags: dict, stage: int) -> Contestant:
@@ -131,7 +142,8 @@ def deepspeed(model: nn.Module, flags: dict, stage: int) -> Contestant:
         with library.zero.GatheredParameters(list(model.parameters())):
             return _copy(model)
 
-    return Contestant(engine, engine.step, _cleared_by_step, read, engine.backward)
+    inner = engine.optimizer
+    return Contestant(engine, engine.step, _cleared_by_step, read, model, inner, engine.backward)
 
 
 def zero_optimizer(model: nn.Module, flags: dict, stage: int) -> Contestant:
@@ -142,10 +154,9 @@ def zero_optimizer(model: nn.Module, flags: dict, stage: int) -> Contestant:
         with optimizer.full_params():
             return _copy(model)
 
+    parts = (model, optimizer.step, optimizer.zero_grad, read, model, optimizer)
     settle = optimizer.engine.finish_gathers
-    return Contestant(
-        model, optimizer.step, optimizer.zero_grad, read, settle=settle, zero=optimizer, stage=stage
-    )
+    return Contestant(*parts, settle=settle, zero=optimizer, stage=stage)
 
 
 def _cleared_by_step() -> None:

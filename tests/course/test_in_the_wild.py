@@ -1,0 +1,241 @@
+"""Lesson 08: its three checks name each classic mistake, and accept every right style."""
+
+import pytest
+from support.lessons import solutions_travel_by_value
+from torch.distributed.fsdp import fully_shard
+
+from zerolab.course.lessons.in_the_wild import check_choices, check_json, check_shard
+from zerolab.course.lessons.in_the_wild.check import judged, meaning
+
+solutions_travel_by_value(__name__)
+
+
+# ---- the first exercise: fully_shard
+
+
+def blocks_then_root(model, mesh, **options):
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, **options)
+    fully_shard(model, mesh=mesh)
+
+
+def right(model, mesh):
+    blocks_then_root(model, mesh, reshard_after_forward=False)
+
+
+def set_afterwards(model, mesh):
+    blocks_then_root(model, mesh)
+    model.set_reshard_after_forward(False)
+
+
+def every_call_says_so(model, mesh):
+    for module in (*model.blocks, model):
+        fully_shard(module, mesh=mesh, reshard_after_forward=False)
+
+
+@pytest.mark.parametrize("shard", [right, set_afterwards, every_call_says_so])
+def test_stage_2_passes_however_it_is_written(shard):
+    assert check_shard.diagnose(shard) is None
+
+
+def nothing(model, mesh): ...
+
+
+def gathered_twice(model, mesh):
+    blocks_then_root(model, mesh, reshard_after_forward=True)
+
+
+def root_twice_too(model, mesh):
+    for module in (*model.blocks, model):
+        fully_shard(module, mesh=mesh, reshard_after_forward=True)
+
+
+def without_root(model, mesh):
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, reshard_after_forward=False)
+
+
+def root_alone(model, mesh):
+    fully_shard(model, mesh=mesh, reshard_after_forward=False)
+
+
+def root_first(model, mesh):
+    fully_shard(model, mesh=mesh, reshard_after_forward=False)
+    without_root(model, mesh)
+
+
+def first_block_left_out(model, mesh):
+    for block in model.blocks[1:]:
+        fully_shard(block, mesh=mesh, reshard_after_forward=False)
+    fully_shard(model, mesh=mesh)
+
+
+def never_reduced(model, mesh):
+    right(model, mesh)
+    model.set_requires_gradient_sync(False)
+
+
+def whole_at_rest(model, mesh):
+    right(model, mesh)
+    model.set_reshard_after_backward(False)
+
+
+def summed(model, mesh):
+    right(model, mesh)
+    for module in (*model.blocks, model):
+        module.set_force_sum_reduction_for_comms(True)
+        module.set_gradient_divide_factor(1.0)
+
+
+def two_blocks_in_a_unit(model, mesh):
+    fully_shard([model.blocks[0], model.blocks[1]], mesh=mesh, reshard_after_forward=False)
+    fully_shard(model.blocks[2], mesh=mesh, reshard_after_forward=False)
+    fully_shard(model, mesh=mesh)
+
+
+def raises(model, mesh):
+    raise ValueError("no such block")
+
+
+@pytest.mark.parametrize(
+    ("shard", "diagnosis"),
+    [
+        (nothing, "not written yet"),
+        (gathered_twice, "that is stage 3: after forward each block is freed"),
+        (root_twice_too, "that is stage 3, and the root is gathered twice too"),
+        (without_root, "5 parameters are not sharded, embedding.weight first"),
+        (root_alone, "the whole model is one unit"),
+        (root_first, "the model was sharded before its blocks"),
+        (first_block_left_out, "block 0 is no unit of its own"),
+        (never_reduced, "no gradient was reduced"),
+        (whole_at_rest, "parameters stay whole after backward"),
+        (summed, "the gradients are 2 times the mean"),
+        (two_blocks_in_a_unit, "3 gathers for 3 blocks and the root"),
+        (raises, "stopped with ValueError: no such block"),
+    ],
+)
+def test_the_first_check_names_the_mistake(shard, diagnosis):
+    assert diagnosis in check_shard.diagnose(shard)
+
+
+# ---- the second: DeepSpeed's JSON
+
+RIGHT = {
+    "train_batch_size": 64,
+    "gradient_accumulation_steps": 2,
+    "bf16": {"enabled": True},
+    "zero_optimization": {"stage": 2},
+}
+STEPS, MICRO = "gradient_accumulation_steps", "train_micro_batch_size_per_gpu"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {MICRO: 8},
+        {"train_batch_size": None, MICRO: 8},
+        {STEPS: None, MICRO: 8},
+        {"zero_optimization": {"stage": 2, "overlap_comm": True}, "gradient_clipping": 1.0},
+    ],
+)
+def test_right_settings_pass_however_they_are_written(change):
+    assert meaning(RIGHT | change) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "diagnosis"),
+    [
+        ({"stage": 2}, "inside"),
+        ({"zero_optimization": {}}, "ZeRO is off"),
+        ({"zero_optimization": True}, "ZeRO is off"),
+        ({"zero_optimization": {"stage": 1}}, "stage 1 shards the optimizer state alone"),
+        ({"zero_optimization": {"stage": 3}}, "stage 3 shards the parameters too"),
+        ({"zero_optimization": {"stage": "2"}}, "stage '2' shards nothing that DeepSpeed knows"),
+        ({"zero_optimization": {"stage": 2, "reduce_scatter": False}}, "3Ψ"),
+        ({"bf16": {}}, "fp32"),
+        ({"bf16": True}, '"bf16" needs'),
+        ({"bf16": None, "fp16": {"enabled": True}}, "loss scale"),
+        ({"fp16": {"enabled": True}}, "both enabled"),
+        ({MICRO: 16}, "16 × 2 × 4 GPUs is 128, and train_batch_size is 64"),
+        ({"train_batch_size": 8, MICRO: 8}, "8 × 2 × 4 GPUs is 64, and train_batch_size is 8"),
+        ({STEPS: 1}, "accumulates 1 micro-batches"),
+        ({STEPS: None, MICRO: 16}, "accumulates 1 micro-batches"),
+        ({"train_batch_size": 128}, "16 × 2 × 4 GPUs is 128, and 64 was asked for"),
+        ({STEPS: None}, "two of train_batch_size"),
+        ({"train_batch_size": "64"}, "train_batch_size is '64'"),
+    ],
+)
+def test_the_second_check_names_the_mistake(change, diagnosis):
+    assert diagnosis in meaning(RIGHT | change)
+
+
+def test_empty_settings_are_a_stub():
+    assert meaning({}).startswith("not written yet")
+
+
+# ---- the third: a choice for each cluster
+
+CHOICES = {
+    "Colab": (0, "mixed_fp16", False),
+    "Kaggle": (1, "mixed_fp16", False),
+    "PCIe box": (3, "mixed", True),
+    "NVLink box": (2, "mixed", False),
+    "Ethernet": (2, "mixed", True),
+    "1,024 GPUs": (3, "mixed", True),
+}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"Colab": (3, "mixed_fp16", False)},
+        {"Kaggle": (2, "mixed_fp16", False)},
+        {"Ethernet": (1, "mixed", True)},
+    ],
+)
+def test_equally_good_choices_pass(change):
+    assert judged(CHOICES | change) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "choice", "diagnosis"),
+    [
+        ("Colab", None, "not written yet"),
+        ("Colab", 2, "2 is no choice"),
+        ("Colab", (4, "mixed_fp16", False), "is no choice: a stage from 0 to 3"),
+        ("Colab", (True, "mixed_fp16", False), "is no choice: a stage from 0 to 3"),
+        ("Colab", (0, "bf16", False), "one of mixed, mixed_fp16, fp32"),
+        ("Colab", (0, "mixed", False), "a T4 has no bf16 units"),
+        ("Colab", (0, "mixed_fp16", True), "it fits without checkpointing"),
+        ("Colab", (0, "fp32", False), "fp32 leaves the 16-bit matrix units idle"),
+        ("Kaggle", (0, "mixed_fp16", False), "17.0 GB of 16, of which 95% can be used. Checkpointing would"),
+        ("Kaggle", (0, "mixed_fp16", True), "a higher stage makes room for training without checkpointing"),
+        ("Kaggle", (3, "mixed_fp16", False), "stage 3 moves 3Ψ, and a lower stage fits"),
+        ("PCIe box", (2, "mixed", True), "does not fit: 29.1 GB of 24"),
+        ("NVLink box", (1, "mixed", False), "Checkpointing would make it fit"),
+        ("NVLink box", (3, "mixed", False), "stage 3 moves 3Ψ, and a lower stage fits"),
+        ("Ethernet", (3, "mixed", False), "16% slower than the best choice that fits: stage 3 moves 3Ψ"),
+        ("1,024 GPUs", (2, "mixed", True), "A higher stage shards more"),
+        ("1,024 GPUs", (3, "mixed", False), "The plan says 60.7 GB, but the rehearsal adds 20.7 GB"),
+    ],
+)
+def test_the_third_check_names_the_mistake(name, choice, diagnosis):
+    assert diagnosis in judged(CHOICES | {name: choice})
+
+
+def hang(*_):
+    while True:
+        pass
+
+
+@pytest.mark.parametrize("check", [check_json, check_choices])
+@pytest.mark.parametrize("answer, said", [(hang, "endless loop"), (lambda *_: 1 / 0, "ZeroDivisionError")])
+def test_an_answer_that_hangs_or_raises_is_described(check, answer, said):
+    assert said in check.diagnose(answer)
+
+
+def test_settings_that_are_no_dictionary():
+    assert "is a list: return a dictionary" in check_json.diagnose(lambda: [2])
+    assert "got a value of type dict" in check_json.diagnose(RIGHT)

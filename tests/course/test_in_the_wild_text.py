@@ -1,0 +1,139 @@
+"""Lesson 08: the numbers in its text are the code's, its names exist in torch, its drawings are sound."""
+
+import re
+
+import pytest
+import torch
+from support.lessons import code_cells, drawing, source, spoken
+from torch.distributed.fsdp import FSDPModule, ShardingStrategy
+
+import zerolab
+from zerolab import cost, memory, presets
+from zerolab.course.lessons.in_the_wild import clusters, quiz
+from zerolab.course.lessons.in_the_wild.figures import topology
+
+TEXT = re.sub(r"\s+", " ", source("in_the_wild").replace("\n# ", " "))
+
+
+def said(*words: str) -> bool:
+    return all(word in TEXT for word in words)
+
+
+def test_the_names_in_the_table_are_torchs():
+    for name in ("set_modules_to_forward_prefetch", "set_requires_gradient_sync", "set_requires_all_reduce"):
+        assert said(name) and hasattr(FSDPModule, name)
+    for name in ("SHARD_GRAD_OP", "FULL_SHARD", "NO_SHARD"):
+        assert said(name) and hasattr(ShardingStrategy, name)
+    assert said("ZeroRedundancyOptimizer", "gradient_as_bucket_view", "MixedPrecisionPolicy")
+
+
+def test_every_table_has_its_pages():
+    text = source("in_the_wild")
+    used = set(re.findall(r"\]\[([a-z]\w*)\]", text))
+    assert used == set(re.findall(r"^# \[(\w+)\]: http", text, re.M)) != set()
+
+
+def test_the_numbers_of_the_largest_cluster():
+    cluster = clusters.CLUSTERS["1,024 GPUs"]
+    planned = clusters.question(cluster, "mixed", False).total_bytes(3)
+    passing = clusters.passing_bytes(cluster.model, cluster.gpus, 3, "mixed")
+    states = memory.model_states(cluster.shape.psi, 1024, 3).total_bytes
+    block = 12 * cluster.shape.hidden**2
+    assert said(
+        f"are {states / 1e9:.1f} GB", f"{planned / 1e9:.1f} of 80 GB", f"are {passing / 1e9:.1f} GB more"
+    )
+    assert said(f"a unit has {block / 1e9:.1f} billion parameters")
+    assert said("450 GB/s over NVLink") and presets.machine("H100-80GB").link_bytes_per_second == 450e9
+    ethernet = clusters.CLUSTERS["Ethernet"]
+    assert said(f"Ψ more bytes at {ethernet.network_bytes_per_second / 1e9:.2f} GB/s")
+
+
+def test_what_passes_by_does_not_depend_on_the_depth():
+    """The rehearsal of four layers stands for all: a deeper model has the same peak above its states."""
+    shape = {"vocab": 50_257, "width": 1280, "heads": 20, "context": 1024}
+    deep = zerolab.rehearse(lambda: zerolab.models.GPT(depth=12, **shape), world_size=16, stage=3)
+    above = max(deep.peak_by_phase.values()) - deep.memory.total_bytes
+    assert above == pytest.approx(clusters.passing_bytes("gpt2-large", 16, 3, "mixed"), rel=0.01)
+
+
+def test_the_numbers_of_the_speed_up():
+    one_gpu = drawing("in_the_wild", "one_gpu")
+    (few, tau, first), (many, _, last) = one_gpu(64), one_gpu(400)
+    assert said(f"τ = {tau:.2f} s", f"b = {few} and c = {first:.1f} s", f"b = {many} and c = {last:.1f} s")
+    faster = 400 / 64 * (tau + first / few) / (tau + last / many)
+    assert faster > 400 / 64 and quiz.speed_up(6.25).mistakes != {}
+    alt = spoken(drawing("in_the_wild", "super_linear"), 3, Gbit=100)
+    assert f"{faster:.2f} times as fast" in alt
+
+
+def test_hybrid_sharding_moves_what_the_text_says():
+    assert said("stage 2 has 9Ψ, and stage 3 has 24Ψ")
+    assert [cost.communication_volume(1, stage, micro_batches=8) for stage in (1, 2, 3)] == [2, 9, 24]
+    assert [cost.communication_volume(1, stage, micro_batches=16) for stage in (1, 3)] == [2, 48]
+    seconds_on, on = drawing("in_the_wild", "seconds_on"), clusters.CLUSTERS["Ethernet"]
+    three, hybrid = seconds_on(on, "stage 3", 8), seconds_on(on, "hybrid", 8)
+    assert hybrid < three / 8 and seconds_on(on, "stage 1", 8) == seconds_on(on, "stage 1", 1)
+
+
+def test_the_log_is_of_a_block_of_this_lessons_model():
+    with torch.device("meta"):
+        block = drawing("in_the_wild", "fresh_model")().blocks[0]
+    numel = sum(parameter.numel() for parameter in block.parameters())
+    assert said(f"NumelIn={numel // 4}, NumelOut={numel},", f"{numel // 4:,} numbers become {numel:,}")
+
+
+def test_the_accidents_are_told_apart():
+    accident = drawing("in_the_wild", "accident")
+    for kind, says in (
+        ("one step less", "it waited for a message of rank 1, which had returned"),
+        ("another path", "ranks took different paths"),
+    ):
+        with pytest.raises(zerolab.WorkerError, match=says):
+            zerolab.launch(accident, 2, kind, timeout=60)
+    with pytest.raises(zerolab.LaunchTimeout, match="rank 1 still ran outside a collective"):
+        zerolab.launch(accident, 2, "busy elsewhere", timeout=12)
+
+
+# ---- the drawings
+
+
+@pytest.mark.parametrize("micro_batches", [1, 16])
+@pytest.mark.parametrize("nodes", [2, 32])
+def test_the_networks_lines_are_within_the_axes(micro_batches: int, nodes: int):
+    alt = spoken(drawing("in_the_wild", "network_matters"), 3, micro_batches=micro_batches, nodes=nodes)
+    assert f"{nodes} nodes" in alt and "stage 3 " in alt
+
+
+@pytest.mark.parametrize("name", clusters.CLUSTERS)
+@pytest.mark.parametrize("checkpointing", ["on", "off"])
+def test_the_bar_of_a_cluster_says_what_the_check_judges(name: str, checkpointing: str):
+    cluster = clusters.CLUSTERS[name]
+    for stage in range(4):
+        choice = {"cluster": name, "stage": stage, "checkpointing": checkpointing}
+        alt = spoken(drawing("in_the_wild", "on_a_cluster"), 2.4, **choice)
+        needed = clusters.needed_bytes(cluster, stage, "mixed", checkpointing == "on")
+        fits = clusters.fits(cluster, stage, "mixed", checkpointing == "on")
+        assert f"{needed / 1e9:.1f} GB, {'fits' if fits else 'does not fit'} into" in alt
+
+
+def test_the_other_drawings():
+    assert "shards 0 to 7" in spoken(topology, 3)
+    for Gbit in (25, 800):
+        assert "linear is 6.25" in spoken(drawing("in_the_wild", "super_linear"), 3, Gbit=Gbit)
+        for price in (0.1, 20):
+            alt = spoken(drawing("in_the_wild", "bill"), 2.8, price_per_GPU_hour=price, Gbit=Gbit)
+            assert f"at {price:g} for an hour" in alt
+
+
+# ---- on GPUs
+
+
+def test_models_and_batches_are_on_the_ranks_device(monkeypatch):
+    monkeypatch.setattr(zerolab, "device", lambda: torch.device("meta"), raising=False)
+    batch = drawing("in_the_wild", "batch")
+    assert all(part.is_meta for part in batch(0, rank=0))
+    for cell in code_cells("in_the_wild"):
+        models = re.findall(r"^    .*(?:fresh_model\(\)|= GPT\().*$", cell, re.M)
+        assert [line for line in models if ".to(zerolab.device())" not in line and "sum(" not in line] == []
+        made = re.findall(r"\btorch\.(?:ones|zeros|empty|arange|tensor)\(.*$", cell, re.M)
+        assert [line for line in made if "device=" not in line] == []

@@ -1,0 +1,5 @@
+"""Lesson 08: the engines people use, the clusters they run on, and how to judge both."""
+
+from zerolab.course.lessons.in_the_wild.check import check_choices, check_json, check_shard
+
+__all__ = ["check_choices", "check_json", "check_shard"]

@@ -1,0 +1,177 @@
+"""Lesson 08's predictions and its quiz."""
+
+from zerolab.course.questions import Prediction
+from zerolab.course.quizzes import Choice, Quiz
+
+RANKS = 4
+HELD_BY_REDUNDANCY_OPTIMIZER = Prediction(
+    {
+        "you took plain DDP, and here the optimizer state is sharded": 16,
+        "you sharded the gradients too, as stage 2 does, and DDP all-reduces whole ones": 7,
+        "you divided everything by 4, which is stage 3": 4,
+        "you counted one of Adam's m and v": 9,
+    },
+    "bytes per parameter",
+)
+MOVED_BY_REDUNDANCY_OPTIMIZER = Prediction(
+    {
+        "you took the paper's stage 1, which reduce-scatters, and DDP's all-reduce alone is 2Ψ": 2,
+        "you counted the all-reduce once, and forgot the broadcast of the updated parameters": 1,
+    },
+    "Ψ",
+)
+DDP_GRADIENTS = Prediction(
+    {
+        "you counted the gradients alone, and the buckets in which they are sent are a second copy": 4,
+        "you counted Adam's m and v, too": 16,
+    },
+    "bytes per parameter",
+)
+KEPT_AFTER_FORWARD = Prediction(
+    {
+        "you took stage 2 at rest, and `fully_shard` frees the parameters after backward": 7,
+        "you took DDP": 16,
+        "you took stage 1": 10,
+    },
+    "bytes per parameter",
+)
+SAME_BITS = Prediction(
+    {
+        "you took equal sums for equal bits, and another order changes some bits": 8,
+        "you counted none, and zerolab's four stages add in the order of the single process": 0,
+        "you left out stage 0, and it adds in the same order as stages 1 to 3": 3,
+    },
+    "engines",
+)
+ACROSS_NODES = Prediction(
+    {
+        "you counted all the gradients, and a rank all-reduces its own half of them": 2,
+        "you took stage 3's, and here gathers stay inside a node": 3,
+        "you counted the all-reduce once, and it is a reduce-scatter and an all-gather": 0.5,
+    },
+    "Ψ",
+)
+MISSING_RANK = Prediction(
+    {
+        "you took the rank that wrote first, and a rank that writes is one that waits": 0,
+        "you took rank 1, and it waits in collective 812 like 0 and 3": 1,
+        "you took rank 3, and it waits in collective 812 like 0 and 1": 3,
+    },
+    tolerance=0,
+)
+
+
+def speed_up(linear: float) -> Prediction:
+    """The speed-up of 400 GPUs over 64 if each of them were as busy as before."""
+    return Prediction({"you took a linear speed-up, and each GPU has more memory than before": linear})
+
+
+QUESTIONS = (
+    Quiz(
+        "A team trains with 16 micro-batches and moves from stage 1 with `no_sync()` to stage 3. “At most "
+        "1.5 times the traffic”, says the paper. How many times as much do they measure?",
+        "c",
+        {
+            "a": Choice(
+                "1.5 times.",
+                "3Ψ in place of 2Ψ is 1.5 times as much with one micro-batch. Here there are 16.",
+            ),
+            "b": Choice(
+                "Less than once, because each rank holds less.",
+                "Stage 3 holds less, and that is what it pays for with messages.",
+            ),
+            "c": Choice(
+                "24 times.",
+                "Stage 1 under `no_sync()` reduces once and moves 2Ψ for any M. Stage 3 gathers and reduces "
+                "in every micro-batch: 3MΨ = 48Ψ.",
+            ),
+            "d": Choice(
+                "1.5 times in bytes, but many more messages.",
+                "There are more messages, and more bytes too: 3MΨ = 48Ψ in place of 2Ψ.",
+            ),
+        },
+    ),
+    Quiz(
+        "`for block in model.blocks: fully_shard(block)`, and nothing else. It trains, and the loss falls. "
+        "What is wrong?",
+        "b",
+        {
+            "a": Choice(
+                "Nothing: every block is sharded.",
+                "Each block is sharded by its own call. What is in no block is not.",
+            ),
+            "b": Choice(
+                "Embeddings and head drift apart, rank by rank.",
+                "Embeddings, last norm and head are in no block. No rank reduces their gradients, so each "
+                "rank trains its own. Call `fully_shard(model)` last.",
+            ),
+            "c": Choice(
+                "It hangs at the head.",
+                "Nothing waits: parameters that are not sharded are not communicated at all, so nothing "
+                "hangs.",
+            ),
+        },
+    ),
+    Quiz(
+        "The plan says 60.7 GB, the GPU has 80, and stage 3 runs out of memory in its first backward. Why?",
+        "a",
+        {
+            "a": Choice(
+                "Units are whole while they compute, and so are their gradients.",
+                "While a unit computes it is whole, and so are its gradients until they are reduced. With "
+                "the next one gathered ahead, that is 20.7 GB here.",
+            ),
+            "b": Choice(
+                "The plan counts GB, the GPU GiB.",
+                "GB and GiB differ by 7 %, and 80 GB is said in GB by both.",
+            ),
+            "c": Choice(
+                "Stage 3 was not active.",
+                "A stage 3 that shards nothing would need 2,800 GB for the states alone.",
+            ),
+        },
+    ),
+    Quiz(
+        "63 of 64 ranks log a timeout in collective 812. What do you do first?",
+        "d",
+        {
+            "a": Choice(
+                "Raise the timeout to an hour.",
+                "The timeout is how long a rank waits. More time only makes the failure later if a rank "
+                "never comes.",
+            ),
+            "b": Choice(
+                "Look for an error on the 63 ranks.",
+                "They wait for a message, so they are the victims, and their stacks say where they wait.",
+            ),
+            "c": Choice(
+                "Replace the network card of the first rank that logged.",
+                "A broken network stops single messages. Here all messages before number 812 arrived.",
+            ),
+            "d": Choice(
+                "Get the stack of the 64th.",
+                "It never called collective 812, so it has nothing to time out. Its stack says what it "
+                "does instead: an error handler, a longer loop, a save on one rank.",
+            ),
+        },
+    ),
+    Quiz(
+        '"We take twice the GPUs, so the run costs twice as much." With a linear speed-up, what is true?',
+        "b",
+        {
+            "a": Choice(
+                "It costs twice as much.",
+                "Twice the GPUs cost twice as much an hour, but the run takes half as long.",
+            ),
+            "b": Choice(
+                "It costs the same, and is done in half the time.",
+                "The bill is price × GPUs × hours. With a linear speed-up hours fall as GPUs rise. With a "
+                "super-linear one the run is cheaper on more GPUs, up to where the batch stops growing.",
+            ),
+            "c": Choice(
+                "It costs half as much.",
+                "Only if each GPU did more in an hour than before, which is the super-linear case.",
+            ),
+        },
+    ),
+)
