@@ -342,7 +342,7 @@ else:
 # | one message is | a unit, `units=` | `reduce_bucket_size` | a call of `fully_shard` |
 # | gather ahead | `prefetch=` | `stage3_prefetch_bucket_size` | `set_modules_to_forward_prefetch` |
 # | do not reduce | `no_sync()` | `gradient_accumulation_steps` | `set_requires_gradient_sync` |
-# | shard within a node | | `zero_hpz_partition_size` | a mesh of two dimensions |
+# | shard within one machine | | `zero_hpz_partition_size` | a mesh of two dimensions |
 # | small ones stay whole | | `stage3_param_persistence_threshold` | |
 #
 # [json]: https://www.deepspeed.ai/docs/config-json/

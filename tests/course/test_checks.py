@@ -13,9 +13,9 @@ import torch.distributed as dist
 from support.lessons import NAMES, exercise, solutions_travel_by_value
 
 import zerolab
-from zerolab.course import attempt as attempts
+from zerolab.course import attempts
 from zerolab.course.alive import Alive, kept_by, nbytes
-from zerolab.course.attempt import Brief, Odd, attempt
+from zerolab.course.attempts import Brief, Odd, attempt
 from zerolab.course.evidence import Finding, examine
 from zerolab.course.exercise import Result, graded
 from zerolab.course.lessons.memory_accounting import check_bytes_per_gpu

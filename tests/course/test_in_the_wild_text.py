@@ -90,7 +90,7 @@ def test_the_accidents_are_told_apart():
     ):
         with pytest.raises(zerolab.WorkerError, match=says):
             zerolab.launch(accident, 2, kind, timeout=60)
-    with pytest.raises(zerolab.LaunchTimeout, match="rank 1 still ran outside a collective"):
+    with pytest.raises(zerolab.LaunchTimeout, match="rank 1 still ran code of its own"):
         zerolab.launch(accident, 2, "busy elsewhere", timeout=12)
 
 

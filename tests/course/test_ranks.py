@@ -7,7 +7,7 @@ from support.answers import alone, together
 from support.lessons import solutions_travel_by_value, spoken
 
 from zerolab import ring
-from zerolab.course import attempt as attempts
+from zerolab.course import attempts
 from zerolab.course.lessons.ranks import check_average, figures
 
 solutions_travel_by_value(__name__)

@@ -4,6 +4,7 @@ import base64
 import html
 import re
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree
 
@@ -13,7 +14,7 @@ import torch.distributed as dist
 from matplotlib.colors import to_hex
 from support.lessons import drawing, solutions_travel_by_value
 
-from zerolab import ring
+from zerolab import course, ring
 from zerolab.course import (
     choice,
     explore,
@@ -30,7 +31,7 @@ from zerolab.course import (
     sliders,
     source,
 )
-from zerolab.course.attempt import attempt
+from zerolab.course.attempts import attempt
 from zerolab.course.lessons.ranks import check_average
 from zerolab.course.look import magnify, paint, svg
 from zerolab.course.questions import Prediction
@@ -303,3 +304,9 @@ def test_attempt_says_who_raised_what():
 
     failure = attempt(second_rank_raises, [(), ()]).failure
     assert failure.startswith("rank 1 stopped with IndexError: no such chunk (line ")
+
+
+def test_no_module_of_the_course_bears_the_name_of_a_function_that_lessons_import():
+    """Importing the module would put it in the function's place."""
+    modules = {path.stem for path in Path(course.__file__).parent.glob("*.py")}
+    assert not modules & set(course.__all__)

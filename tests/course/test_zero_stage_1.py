@@ -12,7 +12,7 @@ from torch import nn
 
 import zerolab
 from zerolab import ring
-from zerolab.course.attempt import attempt
+from zerolab.course.attempts import attempt
 from zerolab.course.lessons.zero_stage_1 import check_zero1, figures
 from zerolab.course.lessons.zero_stage_1.check import sent_bytes
 

@@ -7,7 +7,7 @@ from unittest import mock
 import torch.distributed as dist
 
 import zerolab
-from zerolab.course.attempt import Attempt, attempt
+from zerolab.course.attempts import Attempt, attempt
 from zerolab.course.wire import Wire
 
 SECONDS = 20

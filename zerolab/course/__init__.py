@@ -64,7 +64,7 @@ _NAMES_IN = {
     "look": ("figure", "show"),
     "sliders": ("explore", "slider", "choice", "number"),
     "source": ("show_source", "show_diff"),
-    "attempt": ("attempt",),
+    "attempts": ("attempt",),
     "gpus": ("verify_on_gpus",),
     "rehearsing": ("progress",),
 }

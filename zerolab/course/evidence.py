@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from zerolab.course.attempt import Odd
+from zerolab.course.attempts import Odd
 from zerolab.course.reading import Parts, elsewhere, made_of, unlike
 
 

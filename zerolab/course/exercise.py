@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from zerolab.course.attempt import quiet
+from zerolab.course.attempts import quiet
 
 Diagnose = Callable[[Any], str | None]
 

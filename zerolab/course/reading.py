@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import torch
 
-from zerolab.course.attempt import Odd
+from zerolab.course.attempts import Odd
 
 Parts = Mapping[str, torch.Tensor]
 

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 
 from zerolab import ring
-from zerolab.course.attempt import Attempt, attempt, returned
+from zerolab.course.attempts import Attempt, attempt, returned
 from zerolab.course.evidence import Finding, examine
 from zerolab.course.exercise import graded
 from zerolab.course.lessons.collectives.solution import my_reduce_scatter

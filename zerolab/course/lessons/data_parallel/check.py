@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from zerolab.course.attempt import Attempt, attempt
+from zerolab.course.attempts import Attempt, attempt
 from zerolab.course.evidence import Finding, examine
 from zerolab.course.exercise import graded
 from zerolab.course.lessons.data_parallel.cases import (

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 import zerolab
 from zerolab.bench.observe import Ledger
-from zerolab.course.attempt import Attempt, Odd, attempt
+from zerolab.course.attempts import Attempt, Odd, attempt
 from zerolab.course.exercise import graded
 from zerolab.course.lessons.in_the_wild import clusters
 from zerolab.course.lessons.in_the_wild.solution import choose, deepspeed, shard

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import pairwise, product
 from typing import Any
 
-from zerolab.course.attempt import Odd, attempt
+from zerolab.course.attempts import Odd, attempt
 from zerolab.course.exercise import graded
 from zerolab.course.lessons.memory_accounting.solution import bytes_per_gpu
 

@@ -5,7 +5,7 @@ from functools import partial, reduce
 
 import torch
 
-from zerolab.course.attempt import attempt, returned
+from zerolab.course.attempts import attempt, returned
 from zerolab.course.evidence import Finding, examine
 from zerolab.course.exercise import graded
 from zerolab.course.lessons.ranks.solution import average

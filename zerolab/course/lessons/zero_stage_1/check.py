@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from zerolab.course.alive import Alive, kept_by, nbytes
-from zerolab.course.attempt import Attempt, attempt
+from zerolab.course.attempts import Attempt, attempt
 from zerolab.course.evidence import Finding, examine
 from zerolab.course.exercise import graded
 from zerolab.course.lessons.zero_stage_1.solution import MyZero1

@@ -10,7 +10,7 @@ import torch
 
 from zerolab import ring
 from zerolab.course.alive import Alive, kept_by, nbytes
-from zerolab.course.attempt import Attempt, Odd, attempt, returned
+from zerolab.course.attempts import Attempt, Odd, attempt, returned
 from zerolab.course.evidence import Finding, examine
 from zerolab.course.exercise import graded
 from zerolab.course.lessons.zero_stage_2.solution import reduce_and_keep

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from zerolab.course.alive import Alive
-from zerolab.course.attempt import Attempt, Odd, attempt, returned
+from zerolab.course.attempts import Attempt, Odd, attempt, returned
 from zerolab.course.evidence import Finding, examine
 from zerolab.course.exercise import graded
 from zerolab.course.lessons.zero_stage_3.layers import (
