@@ -157,6 +157,13 @@ def test_sliders_show_their_default_state_and_redraw_it_in_place(shown):
     assert drawn == [{"size": 4, "kind": 2}, {"size": 7, "kind": 2}]
 
 
+@pytest.mark.parametrize("options, value", [(["off", "on"], "off"), ([1, 8, 64], 8), ([("off", 0)], 0)])
+def test_the_text_of_a_choice_names_the_option(shown, options, value):
+    explore(lambda fig, **_: "a figure", mode=choice(options, value))
+    expected = "off" if options[0] in ("off", ("off", 0)) else value
+    assert shown[0][0]["text/plain"].endswith(f"shown at mode = {expected}.")
+
+
 def test_the_field_beside_a_slider_has_its_name_and_its_value():
     """A slider over values speaks their places; the field speaks the values, and sets them."""
     for control, other in ((choice([1, 8, 64], 8), 64), (number(0.1, 1000, 7.5), 70.0)):

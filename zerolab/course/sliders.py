@@ -56,7 +56,7 @@ def explore(draw: Draw, *, height: float = 2.8, **controls: ipywidgets.Widget) -
 
     Raises: ValueError for a missing alt text.
     """
-    values = ", ".join(f"{_words(name)} = {getattr(c, 'label', c.value)}" for name, c in controls.items())
+    values = ", ".join(f"{_words(name)} = {_shown(control)}" for name, control in controls.items())
     panel = ipywidgets.VBox([_row(_words(name), control) for name, control in controls.items()])
     screen = (_in_a_widget if "google.colab" in sys.modules else _as_an_output)(panel, values)
     canvas = figure(height)
@@ -67,6 +67,14 @@ def explore(draw: Draw, *, height: float = 2.8, **controls: ipywidgets.Widget) -
     redraw()
     for control in controls.values():
         control.observe(redraw, names="value")
+
+
+def _shown(control: ipywidgets.Widget):
+    """The value of a control as the reader sees it: of an option that is a (label, value) pair the label."""
+    if not isinstance(control, ipywidgets.SelectionSlider):
+        return control.value
+    option = control.options[control.index]
+    return option[0] if isinstance(option, tuple) else option
 
 
 def _words(name: str) -> str:
