@@ -146,6 +146,19 @@ def test_what_each_operation_moves(stage: int):
         assert sum(part.wire_bytes for part in traffic.by_op.values()) == traffic.wire_bytes
 
 
+def broadcasts_at_construction() -> tuple[int, int]:
+    """The bytes that this rank's broadcasts count as sent, and those of the parameters with their padding."""
+    model = subjects.SUBJECTS["ladder"][0]()
+    optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=1, lr=0.1)
+    sent = [event.wire_bytes for event in optimizer.trace.step(-1) if event.op == "broadcast"]
+    return sum(sent), 4 * sum(unit.padded_numel for unit in optimizer.units)
+
+
+def test_a_broadcast_is_counted_by_the_rank_that_sends():
+    (sent, params_bytes), *others = zerolab.launch(broadcasts_at_construction, 3)
+    assert sent == params_bytes and all(other == (0, params_bytes) for other in others)
+
+
 def test_control_messages_are_small_and_counted_apart():
     """A roll call for each collective and for the exchange: a byte a parameter and a digest."""
     for traffic, _, _, control_bytes, _, units in counted(4)[CASES.index(("gpt", 2))]:
