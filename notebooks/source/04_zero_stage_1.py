@@ -220,7 +220,8 @@ show_diff(stage0, stage1)
 
 # %% [markdown]
 # Three of the six methods changed. `setup` owns a shard instead of everything. `reduce_grads` is the first
-# half. `update` steps and then does the second half. All stages share the rest of the package.
+# half. `update` steps and then starts the second half. `unit.expect` does not wait for it: whatever uses the
+# unit's parameters next waits, which is usually the next forward. All stages share the rest of the package.
 #
 # ## Measure it
 #

@@ -224,10 +224,11 @@ my_guess = ...
 
 # %%
 same = {name: all(rank[name][4] for rank in ranks) for name in predicted}
-predict(my_guess, sum(same.values()), quiz.SAME_BITS)
+rows = []
 for name, (label, *_) in predicted.items():
     far = max(rank[name][5] for rank in ranks)
-    print(f"{label:18} same bits: {same[name]!s:6} less than 10⁻⁵ apart: {far < 1e-5}")
+    rows.append(f"{label:18} same bits: {same[name]!s:6} less than 10⁻⁵ apart: {far < 1e-5}")
+predict(my_guess, sum(same.values()), quiz.SAME_BITS, *rows)
 
 # %% [markdown]
 # Each step of Adam moves a parameter by about the learning rate, 10⁻⁴.
@@ -268,8 +269,8 @@ def gradients_and_buckets(view):
 
 # %%
 plain, views = (zerolab.launch(gradients_and_buckets, 2, view)[0] for view in (False, True))
-predict(my_guess, plain, quiz.DDP_GRADIENTS)
-print(f"by default {plain:.2f} bytes per parameter, with gradient_as_bucket_view=True {views:.2f}")
+row = f"by default {plain:.2f} bytes per parameter, with gradient_as_bucket_view=True {views:.2f}"
+predict(my_guess, plain, quiz.DDP_GRADIENTS, row)
 
 # %% [markdown]
 # One keyword saves 4Ψ bytes, a quarter of everything that Adam needs in fp32. It makes each gradient a view
@@ -442,10 +443,11 @@ def by_link(name):
 
 # %%
 found = {name: zerolab.launch(by_link, RANKS, name)[0] for name in ("fully_shard", "hybrid")}
-predict(my_guess, found["hybrid"][0]["between nodes"], quiz.ACROSS_NODES)
+rows = []
 for name, (moved, held) in found.items():
     split = ", ".join(f"{size:.2f}Ψ {where}" for where, size in moved.items())
-    print(f"{name:12} {split}; {held:.1f} bytes per parameter")
+    rows.append(f"{name:12} {split}; {held:.1f} bytes per parameter")
+predict(my_guess, found["hybrid"][0]["between nodes"], quiz.ACROSS_NODES, *rows)
 
 # %% [markdown]
 # The two GPUs of a node share its network, so 2 · 1Ψ = 2Ψ leave each node, in place of stage 3's 3Ψ. With
