@@ -54,7 +54,8 @@ def kept_by(tensor: torch.Tensor, **roots: Any) -> str | None:
 
     It looks into attributes, closures, defaults, globals that a function uses, dicts, lists and optimizers.
     """
-    wanted, seen = _storage(tensor), set()
+    wanted = _storage(tensor)
+    seen: set[int] = set()
     queue = deque(roots.items())
     while queue and len(seen) < MOST_THINGS:
         name, thing = queue.popleft()

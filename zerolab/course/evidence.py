@@ -6,11 +6,12 @@ is named; if several do, all of them are. Where none does, the value itself is r
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 
 import torch
 
 from zerolab.course.attempts import Odd
-from zerolab.course.reading import Parts, elsewhere, made_of, unlike
+from zerolab.course.reading import Parts, elsewhere, made_of, not_a_tensor, unlike
 
 
 @dataclass
@@ -91,6 +92,11 @@ def _named(first: Finding, suspects: Sequence[str]) -> str:
     return f"{'; '.join(filter(None, [named, first.also]))} (seen with {first.where})"
 
 
+def sum_of(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """The sum of one tensor or more. Python's sum begins with 0, so it may return an int."""
+    return reduce(torch.add, tensors)
+
+
 def same(got: torch.Tensor | Odd, want: torch.Tensor, rtol: float = 1e-9) -> bool:
     """Equal up to the order of a sum in float64, or up to float32's rounding."""
     if isinstance(got, Odd) or got.shape != want.shape or got.dtype != want.dtype:
@@ -113,6 +119,8 @@ def _of_some_ranks(finding: Finding) -> str:
     named = [why for why, predicted in finding.lengths.items() if list(predicted) == lengths]
     if named and lengths != [value.numel() for value in finding.right]:
         return ", or else ".join(named)
+    if isinstance(got, Odd):
+        return where + (finding.cause or not_a_tensor(got, want))
     reading = (
         finding.cause
         or unlike(got, want)

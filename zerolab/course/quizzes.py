@@ -77,12 +77,12 @@ def answer(letters: Letters | EllipsisType, questions: Sequence[Quiz]) -> None:
         print(textwrap.fill(f"{number}. {said}", width=100, subsequent_indent="   "))
 
 
-def _letters(given: Letters) -> list:
+def _letters(given: Letters) -> list[str | EllipsisType]:
     """One item for each answer: a small letter, or `...` where the reader left the question out."""
     items = [given] if isinstance(given, str) else given
     if not isinstance(items, Sequence):
         raise ValueError(f"my_answers is {given!r}: write letters in quotes, as in 'b a'")
-    letters = []
+    letters: list[str | EllipsisType] = []
     for item in items:
         if item is not ... and not isinstance(item, str):
             raise ValueError(f"my_answers holds {item!r}: write letters in quotes, as in 'b a'")

@@ -14,11 +14,14 @@ from zerolab.course.attempts import Odd
 Parts = Mapping[str, torch.Tensor]
 
 
-def unlike(got: torch.Tensor | Odd, want: torch.Tensor) -> str | None:
-    """How a value differs from the right one in kind: type, dtype, shape, finiteness, precision."""
-    if isinstance(got, Odd):
-        text = f", {got.text}" if got.text else ""
-        return f"it returned {got.kind}{text}, where a tensor of shape {tuple(want.shape)} is right"
+def not_a_tensor(got: Odd, want: torch.Tensor) -> str:
+    """What was returned instead of a tensor."""
+    text = f", {got.text}" if got.text else ""
+    return f"it returned {got.kind}{text}, where a tensor of shape {tuple(want.shape)} is right"
+
+
+def unlike(got: torch.Tensor, want: torch.Tensor) -> str | None:
+    """How a tensor differs from the right one in kind: dtype, shape, finiteness, precision."""
     if got.dtype != want.dtype:
         return f"it returned {_name(got.dtype)}, and its input is {_name(want.dtype)}: keep the type"
     if got.shape != want.shape:

@@ -18,7 +18,7 @@ def progress(title: str, model_fn: Callable[[], nn.Module]) -> Callable[[], nn.M
 
     def build() -> nn.Module:
         model = model_fn()
-        blocks = list(model.blocks)
+        blocks = list(model.get_submodule("blocks").children())
         every = STEPS * PASSES * len(blocks)
 
         def count(*_) -> None:

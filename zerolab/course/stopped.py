@@ -31,18 +31,18 @@ class Stopped(RuntimeError):
 
 def ended_early(error: WorkerError, notes: Notes) -> str:
     """A rank raised, exited, or was killed."""
-    cause, calls = error.__cause__, of_messages(notes)
-    raised = isinstance(cause, Stopped)
-    of_gloo = not raised or bool(_OF_GLOO.search(cause.text))
+    calls = of_messages(notes)
+    raised = error.__cause__ if isinstance(error.__cause__, Stopped) else None
+    of_gloo = raised is None or bool(_OF_GLOO.search(raised.text))
     if of_gloo and (found := message_that_does_not_fit(calls) or unmatched(notes)):
         return found
     if raised and not of_gloo:
-        if cause.kind == "SystemExit":
-            return f"rank {error.rank} called sys.exit: return a value instead{_at(cause.place)}"
-        text = cause.text.strip().splitlines() or [""]
-        return f"rank {error.rank} stopped with {cause.kind}: {text[0][:300]}{_at(cause.place)}"
+        if raised.kind == "SystemExit":
+            return f"rank {error.rank} called sys.exit: return a value instead{_at(raised.place)}"
+        text = raised.text.strip().splitlines() or [""]
+        return f"rank {error.rank} stopped with {raised.kind}: {text[0][:300]}{_at(raised.place)}"
     if raised:
-        return f"rank {error.rank} lost the rank that it exchanged a message with{_at(cause.place)}"
+        return f"rank {error.rank} lost the rank that it exchanged a message with{_at(raised.place)}"
     if error.exitcode is not None and error.exitcode < 0:
         name = signal.Signals(-error.exitcode).name
         return f"rank {error.rank}'s process was killed by signal {name}{_at(_last_place(notes, error.rank))}"
@@ -80,7 +80,7 @@ def of_messages(notes: Notes) -> list[list[Message]]:
 def message_that_does_not_fit(calls: Sequence[Sequence[Message]]) -> str | None:
     """The first message whose tensor differs, in size or type, from the tensor that it is received into."""
     for sender, sent in enumerate(calls):
-        for receiver in {call.peer for call in sent if call.op == "send"}:
+        for receiver in {call.peer for call in sent if call.op == "send" and call.peer is not None}:
             out = [call for call in sent if call.op == "send" and call.peer == receiver]
             into = [call for call in calls[receiver] if call.received and call.peer == sender]
             for there, here in zip(out, into, strict=False):
@@ -112,17 +112,17 @@ def unmatched(notes: Notes) -> str | None:
     calls = of_messages(notes)
     sent = Counter((rank, c.peer) for rank, own in enumerate(calls) for c in own if c.op == "send")
     awaited = Counter((c.peer, rank) for rank, own in enumerate(calls) for c in own if c.received)
-    last = [own[-1] if own and own[-1] != RETURNED else None for own in notes]
-    waiting = [rank for rank, note in enumerate(last) if note is not None]
+    waiting = {rank: call for rank, own in enumerate(notes) if (call := _waits_in(own))}
+    all_wait = len(waiting) == len(notes) > 1 and sent != awaited
     for word, op in (("send", "send"), ("receive", "recv_")):
-        if len(waiting) == len(notes) > 1 and all(note.op == op for note in last) and sent != awaited:
+        if all_wait and all(call.op == op for call in waiting.values()):
             other = "receive" if word == "send" else "send"
             return (
                 f"all {len(notes)} ranks wait for each other, because all of them {word} first and {other} "
-                f"second. {_BATCH}{_at(last[0].place)}"
+                f"second. {_BATCH}{_at(waiting[0].place)}"
             )
-    for rank in waiting:
-        place = _at(_last_place(notes, rank))
+    for rank, call in waiting.items():
+        place = _at(call.place)
         for peer in range(len(notes)):
             if peer == rank and sent[rank, rank] + awaited[rank, rank]:
                 return f"rank {rank} exchanges a message with itself: its own tensor is there already{place}"
@@ -133,12 +133,17 @@ def unmatched(notes: Notes) -> str | None:
                     f"rank {rank} waits for a message from rank {peer} that was {never}: rank {peer} "
                     f"{state}{place}"
                 )
-            if sent[rank, peer] > awaited[rank, peer] and last[rank].op == "send":
+            if sent[rank, peer] > awaited[rank, peer] and call.op == "send":
                 return (
                     f"rank {rank} waits until rank {peer} receives its message, and rank {peer} "
                     f"{state}{place}"
                 )
     return _missing_collective(notes, calls)
+
+
+def _waits_in(own: Sequence[Message | str]) -> Message | None:
+    """A rank's last call, unless the rank came to its end or made none."""
+    return own[-1] if own and isinstance(own[-1], Message) else None
 
 
 def _missing_collective(notes: Notes, calls: list[list[Message]]) -> str | None:

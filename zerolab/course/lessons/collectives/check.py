@@ -7,7 +7,7 @@ import torch
 
 from zerolab import ring
 from zerolab.course.attempts import Attempt, attempt, returned
-from zerolab.course.evidence import Finding, examine
+from zerolab.course.evidence import Finding, examine, sum_of
 from zerolab.course.exercise import graded
 from zerolab.course.lessons.collectives.solution import my_reduce_scatter
 
@@ -24,9 +24,9 @@ HINTS = (
 
 # A sentence, and what it leads to: `g` holds the ranks' tensors, r is the rank, `cut` its chunk by rank.
 # fmt: off
-MISTAKES = {
+MISTAKES: dict[str, Callable[[list[torch.Tensor], int, Callable[[int], slice]], torch.Tensor]] = {
     "that is the mean, and a reduce-scatter returns the sum: divide after it, once":
-        lambda g, r, cut: sum(g)[cut(r)] / len(g),
+        lambda g, r, cut: sum_of(g)[cut(r)] / len(g),
     "it returned its own chunk with nothing added to it: in the last of N-1 rounds every rank must receive "
     "its own chunk, and add it":
         lambda g, r, cut: g[r][cut(r)],
@@ -37,27 +37,27 @@ MISTAKES = {
     "round before":
         lambda g, r, cut: g[r][cut(r)] + g[(r + 1) % len(g)][cut(r)],
     "its own numbers are missing from the sum: add what arrives to the chunk, instead of replacing the chunk":
-        lambda g, r, cut: sum(g)[cut(r)] - g[r][cut(r)],
+        lambda g, r, cut: sum_of(g)[cut(r)] - g[r][cut(r)],
     "the sums are right, but each rank ended with the next rank's chunk: shift your indices by one round":
-        lambda g, r, cut: sum(g)[cut(r + 1)],
+        lambda g, r, cut: sum_of(g)[cut(r + 1)],
     "the sums are right, but each rank ended with the previous rank's chunk: shift your indices by one round":
-        lambda g, r, cut: sum(g)[cut(r - 1)],
+        lambda g, r, cut: sum_of(g)[cut(r - 1)],
     "each rank returned chunk 0 of the sum: return the chunk of its own rank":
-        lambda g, r, cut: sum(g)[cut(0)],
+        lambda g, r, cut: sum_of(g)[cut(0)],
     "the sums are right, and the chunks are in reverse order":
-        lambda g, r, cut: sum(g)[cut(-1 - r)],
+        lambda g, r, cut: sum_of(g)[cut(-1 - r)],
     "every rank returned the whole sum, which is an all-reduce: a rank keeps only its own chunk":
-        lambda g, r, cut: sum(g),
+        lambda g, r, cut: sum_of(g),
     "every N-th element was taken: a chunk is a contiguous slice":
-        lambda g, r, cut: sum(g)[r::len(g)],
+        lambda g, r, cut: sum_of(g)[r::len(g)],
     "the remainder is lost: numel // N elements for each rank leave out the last ones, which would never be "
     "updated. Cut with ring.chunks":
-        lambda g, r, cut: sum(g)[r * (g[0].numel() // len(g)):][:g[0].numel() // len(g)],
+        lambda g, r, cut: sum_of(g)[r * (g[0].numel() // len(g)):][:g[0].numel() // len(g)],
     "that is torch.chunk's cut, which makes the last chunk shorter, and may make fewer chunks than ranks: "
     "cut with ring.chunks":
-        lambda g, r, cut: [*sum(g).chunk(len(g)), *[sum(g)[:0]] * len(g)][r],
+        lambda g, r, cut: [*sum_of(g).chunk(len(g)), *[sum_of(g)[:0]] * len(g)][r],
     "the last rank got the whole remainder: cut with ring.chunks, so that chunks differ by one at most":
-        lambda g, r, cut: sum(g)[r * (n := g[0].numel() // len(g)):(r + 1) * n if r + 1 < len(g) else None],
+        lambda g, r, cut: sum_of(g)[r * (n := g[0].numel() // len(g)):][:n if r + 1 < len(g) else None],
 }
 # fmt: on
 
@@ -104,10 +104,10 @@ def _look(fn: Callable, case: tuple[int, int]) -> Finding:
         where,
         None,
         outcome.values,
-        [sum(brought)[piece] for piece in pieces],
+        [sum_of(brought)[piece] for piece in pieces],
         {why: [value(brought, rank, mine) for rank in range(world_size)] for why, value in MISTAKES.items()},
         lambda rank: [{k: v for k, v in everything.items() if k.endswith(f"chunk {rank}")}, everything],
-        whole=sum(brought),
+        whole=sum_of(brought),
         lengths=_lengths(pieces),
         cost=_too_much_sent(outcome, pieces),
         also=_too_few_rounds(outcome),
@@ -142,7 +142,10 @@ def _too_much_sent(outcome: Attempt, pieces: list[slice]) -> str | None:
     """Right values, but too many bytes or messages, or messages to others than one neighbour."""
     world_size, numel = len(pieces), pieces[-1].stop
     peers = {
-        (message.peer - rank) % world_size for rank, sent in enumerate(outcome.messages) for message in sent
+        (message.peer - rank) % world_size
+        for rank, sent in enumerate(outcome.messages)
+        for message in sent
+        if message.peer is not None
     }
     for rank, sent in enumerate(outcome.messages):
         allowed = (numel - (pieces[rank].stop - pieces[rank].start)) * 8  # all chunks but its own

@@ -1,8 +1,11 @@
 """Lesson 03's exercise: the gradients that the ranks bring, and what each mistake makes of them."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+
+from zerolab.course.evidence import sum_of
 
 SHAPES = {"weight": (8, 6), "bias": (8,), "gate": (4, 4)}
 SIZES = [torch.Size(shape).numel() for shape in SHAPES.values()]
@@ -30,12 +33,12 @@ CASES = (
 
 # A sentence, and what it leads to: `g` holds the ranks' gradients, `c` their counts, r is the rank.
 # fmt: off
-MISTAKES = {
+MISTAKES: dict[str, Callable[[list[torch.Tensor], tuple[int, ...], int], torch.Tensor]] = {
     "that is the sum over the ranks, not the mean: with N ranks every step would be N times too long":
-        lambda g, c, r: sum(g),
+        lambda g, c, r: sum_of(g),
     "that is the mean of the ranks' means, and the ranks have different numbers of tokens: multiply each "
     "gradient by its count, and divide by the sum of the counts":
-        lambda g, c, r: sum(g) / len(g),
+        lambda g, c, r: sum_of(g) / len(g),
     "multiplied by the counts, and never divided by the sum of the counts":
         lambda g, c, r: weighted(g, c),
     "divided once too often: after multiplying by the counts, divide by their sum only":
@@ -46,12 +49,12 @@ MISTAKES = {
         lambda g, c, r: weighted(g, c) / c[r],
     "divided by the sum of the counts, and never multiplied by them: multiply each gradient by its rank's "
     "count":
-        lambda g, c, r: sum(g) / sum(c),
+        lambda g, c, r: sum_of(g) / sum(c),
     "multiplied by this rank's count after the sum: multiply before it, each gradient by its own rank's "
     "count":
-        lambda g, c, r: sum(g) * c[r] / sum(c),
+        lambda g, c, r: sum_of(g) * c[r] / sum(c),
     "each gradient was divided by its count: it is a mean already, so multiply by the count":
-        lambda g, c, r: sum(each / count for each, count in zip(g, c, strict=True)),
+        lambda g, c, r: sum_of(each / count for each, count in zip(g, c, strict=True)),
     "the gradient is what it was before: contiguous(), flatten() and cat make copies, so copy the average "
     "back into parameter.grad":
         lambda g, c, r: g[r],
@@ -80,4 +83,4 @@ def gradient(name: str, rank: int) -> torch.Tensor:
 
 def weighted(gradients: list[torch.Tensor], counts: tuple[int, ...]) -> torch.Tensor:
     """The sum of the ranks' gradients, each times its count of tokens."""
-    return sum(count * each for count, each in zip(counts, gradients, strict=True))
+    return sum_of(count * each for count, each in zip(counts, gradients, strict=True))

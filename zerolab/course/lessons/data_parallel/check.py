@@ -61,7 +61,7 @@ def _average(fn: Callable, case: Case, rank: int) -> Averaged:
     for name, parameter in zip(SHAPES, parameters, strict=True):
         parameter.grad = None if name == "gate" and case.gap == rank else gradient(name, rank)
     if case.transposed == rank:
-        parameters[0].grad = parameters[0].grad.t().contiguous().t()
+        parameters[0].grad = gradient("weight", rank).t().contiguous().t()
     fn(parameters, case.counts[rank])
     changed = any(not torch.equal(p, value) for p, value in zip(parameters, values, strict=True))
     return Averaged([None if p.grad is None else p.grad.detach().clone() for p in parameters], changed)
@@ -102,21 +102,22 @@ def _flat(tensors) -> torch.Tensor:
 
 def _one_parameter(finding: Finding) -> Finding:
     """The same for the first parameter that is wrong, where others are right."""
-    cut = lambda values, index: [value.split(SIZES)[index] for value in values]
-    for index, name in enumerate(SHAPES):
-        of_one = replace(
-            finding,
-            where=f"{finding.where}, in the {name}",
-            seen=cut(finding.seen, index),
-            right=cut(finding.right, index),
-            mistakes={why: cut(values, index) for why, values in finding.mistakes.items()},
-            parts=lambda rank, index=index: [
-                {name: part.split(SIZES)[index] for name, part in finding.parts(rank)[0].items()}
-            ],
-        )
-        if of_one.wrong:
-            return of_one
-    return finding
+    parameters = (_of_parameter(finding, index, name) for index, name in enumerate(SHAPES))
+    return next((each for each in parameters if each.wrong), finding)
+
+
+def _of_parameter(finding: Finding, index: int, name: str) -> Finding:
+    """The same for one parameter alone."""
+    own = lambda value: value.split(SIZES)[index]
+    cut = lambda values: [own(value) for value in values]
+    return replace(
+        finding,
+        where=f"{finding.where}, in the {name}",
+        seen=cut(finding.seen),
+        right=cut(finding.right),
+        mistakes={why: cut(values) for why, values in finding.mistakes.items()},
+        parts=lambda rank: [{peer: own(part) for peer, part in finding.parts(rank)[0].items()}],
+    )
 
 
 def _without_the_gap(brought: list[torch.Tensor], case: Case) -> dict[str, list[torch.Tensor]]:

@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import pairwise, product
 from typing import Any
 
@@ -12,6 +12,7 @@ from zerolab.course.lessons.memory_accounting.solution import bytes_per_gpu
 
 PSI, GPUS, STAGES = (7e9, 1.5e9), (8, 1, 3, 64), (0, 1, 2, 3)
 CASES = [(psi, n, stage) for stage, psi, n in product(STAGES, PSI, GPUS)]
+Answers = Mapping[tuple, float | Odd]  # by case
 HINTS = (
     "per parameter there are 2 bytes of weights, 2 bytes of gradients and 12 bytes of optimizer state.",
     "stage 1 divides the 12 bytes by the number of GPUs, stage 2 the gradients' 2 bytes as well, stage 3 "
@@ -21,7 +22,7 @@ HINTS = (
 )
 
 
-def states(psi, n, stage, params=2, grads=2, optimizer=12, whole=0, sharded_from=(3, 2, 1)):
+def states(psi, n, stage, *, params=2, grads=2, optimizer=12, whole=0, sharded_from=(3, 2, 1)):
     """The formula, with a knob for each part of it; `whole`: bytes of optimizer state that stay undivided."""
     by = [n if stage >= first else 1 for first in sharded_from]
     undivided = whole if stage else 0
@@ -158,7 +159,7 @@ def _close(got: float | Odd, want: float) -> bool:
     return isinstance(got, float) and abs(got - want) <= 1e-9 * abs(want) + min(4, 1e-3 * abs(want))
 
 
-def _mistake(answers: dict[tuple, float | Odd], wrong: list[tuple]) -> str:
+def _mistake(answers: Answers, wrong: list[tuple]) -> str:
     """The formula behind all answers, or how a stage's answers are made, or a formula for the wrong ones."""
     got = answers[wrong[0]]
     if isinstance(got, Odd):
@@ -173,22 +174,22 @@ def _mistake(answers: dict[tuple, float | Odd], wrong: list[tuple]) -> str:
     )
 
 
-def _fits(formula: Callable, answers: dict[tuple, float | Odd], cases) -> bool:
+def _fits(formula: Callable, answers: Answers, cases) -> bool:
     try:
         return all(_close(answers[case], formula(*case)) for case in cases)
     except ZeroDivisionError:
         return False
 
 
-def _by_parts(answers: dict[tuple, float | Odd], stage: int) -> str | None:
+def _by_parts(answers: Answers, stage: int) -> str | None:
     """Read the answers as bytes per parameter: what each stage keeps whole, and what it divides by N."""
-    found = {each: _whole_and_divided(answers, each) for each in STAGES}
-    if found[stage] is None:
+    found = {each: pair for each in STAGES if (pair := _whole_and_divided(answers, each))}
+    if stage not in found:
         return None
-    if all(found.values()) and len({round(sum(pair), 6) for pair in found.values()}) == 1:
-        divided = [found[each][1] for each in (0, 1, 2, 3)]
-        sizes = [after - before for before, after in pairwise(divided)]
-        if abs(divided[0]) < 1e-6 and min(sizes) > 0:
+    if len(found) == len(STAGES) and len({round(sum(pair), 6) for pair in found.values()}) == 1:
+        by_stage = [found[each][1] for each in STAGES]
+        sizes = [after - before for before, after in pairwise(by_stage)]
+        if abs(by_stage[0]) < 1e-6 and min(sizes) > 0:
             optimizer, grads, params = sizes
             return (
                 f"your formula counts {params:.4g} bytes for a parameter, {grads:.4g} for its gradient and "
@@ -202,12 +203,13 @@ def _by_parts(answers: dict[tuple, float | Odd], stage: int) -> str | None:
     )
 
 
-def _per_parameter(answers: dict[tuple, float | Odd], stage: int) -> str | None:
+def _per_parameter(answers: Answers, stage: int) -> str | None:
     """What a stage's answers are per parameter, where they are neither whole nor divided by N."""
-    if any(isinstance(value, Odd) for value in answers.values()):
+    numbers = _numbers(answers)
+    if numbers is None:
         return None
-    by_psi = [[answers[psi, n, stage] / psi for n in sorted(GPUS)] for psi in PSI]
-    if all(abs(answers[PSI[0], n, stage] - answers[PSI[1], n, stage]) < 1 for n in GPUS):
+    by_psi = [[numbers[psi, n, stage] / psi for n in sorted(GPUS)] for psi in PSI]
+    if all(abs(numbers[PSI[0], n, stage] - numbers[PSI[1], n, stage]) < 1 for n in GPUS):
         return (
             "your answer is the same for 1.5B and 7B parameters: it is a number of bytes for each, times psi"
         )
@@ -221,15 +223,22 @@ def _per_parameter(answers: dict[tuple, float | Odd], stage: int) -> str | None:
     )
 
 
-def _whole_and_divided(answers: dict[tuple, float | Odd], stage: int) -> tuple[float, float] | None:
+def _whole_and_divided(answers: Answers, stage: int) -> tuple[float, float] | None:
     """The two coefficients of psi·(whole + divided/N), if a stage's answers follow that form."""
-    if any(isinstance(answers[case], Odd) for case in CASES if case[2] == stage):
+    numbers = _numbers({case: value for case, value in answers.items() if case[2] == stage})
+    if numbers is None:
         return None
-    few, many = (answers[PSI[0], n, stage] / PSI[0] for n in (8, 64))
+    few, many = (numbers[PSI[0], n, stage] / PSI[0] for n in (8, 64))
     divided = (few - many) / (1 / 8 - 1 / 64)
     whole = many - divided / 64
     form = lambda psi, n, _: psi * (whole + divided / n)
-    return (whole, divided) if _fits(form, answers, [c for c in CASES if c[2] == stage]) else None
+    return (whole, divided) if _fits(form, numbers, numbers) else None
+
+
+def _numbers(answers: Answers) -> dict[tuple, float] | None:
+    """The answers, if all of them are numbers."""
+    numbers = {case: value for case, value in answers.items() if isinstance(value, float)}
+    return numbers if len(numbers) == len(answers) else None
 
 
 def _where(case: tuple[float, int, int]) -> str:

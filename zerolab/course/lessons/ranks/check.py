@@ -6,7 +6,7 @@ from functools import partial, reduce
 import torch
 
 from zerolab.course.attempts import attempt, returned
-from zerolab.course.evidence import Finding, examine
+from zerolab.course.evidence import Finding, examine, sum_of
 from zerolab.course.exercise import graded
 from zerolab.course.lessons.ranks.solution import average
 
@@ -23,23 +23,23 @@ HINTS = (
 
 # A sentence, and what it leads to: `own` holds the ranks' gradients.
 # fmt: off
-MISTAKES = {
+MISTAKES: dict[str, Callable[[list[torch.Tensor], int], torch.Tensor]] = {
     "that is the sum, and the exercise asks for the mean: divide by world_size, once":
-        lambda own, rank: sum(own),
+        lambda own, rank: sum_of(own),
     "the sum was divided by world_size twice: once is enough":
-        lambda own, rank: sum(own) / len(own) ** 2,
+        lambda own, rank: sum_of(own) / len(own) ** 2,
     "the sum was divided by 2, whatever the number of ranks: use dist.get_world_size()":
-        lambda own, rank: sum(own) / 2,
+        lambda own, rank: sum_of(own) / 2,
     "the sum was divided by 3, whatever the number of ranks: use dist.get_world_size()":
-        lambda own, rank: sum(own) / 3,
+        lambda own, rank: sum_of(own) / 3,
     "the sum was divided by 4, whatever the number of ranks: use dist.get_world_size()":
-        lambda own, rank: sum(own) / 4,
+        lambda own, rank: sum_of(own) / 4,
     "the sum was divided by N-1, the number of the other ranks: divide by N":
-        lambda own, rank: sum(own) / max(1, len(own) - 1),
+        lambda own, rank: sum_of(own) / max(1, len(own) - 1),
     "the sum was divided by N+1: divide by N":
-        lambda own, rank: sum(own) / (len(own) + 1),
+        lambda own, rank: sum_of(own) / (len(own) + 1),
     "the sum was divided by the number of elements, not of ranks":
-        lambda own, rank: sum(own) / NUMEL,
+        lambda own, rank: sum_of(own) / NUMEL,
     "it returned its own gradient: nothing that arrived was used, so send the result back to all ranks "
     "and return what arrives":
         lambda own, rank: own[rank],
@@ -56,9 +56,9 @@ MISTAKES = {
     "it averaged its own gradient with one neighbour's only":
         lambda own, rank: (own[rank] + own[rank - 1]) / 2,
     "each rank has the sum up to itself: the total has to travel back to the first ranks":
-        lambda own, rank: sum(own[:rank + 1]),
+        lambda own, rank: sum_of(own[:rank + 1]),
     "each rank has the sum up to itself, divided: the total has to travel back":
-        lambda own, rank: sum(own[:rank + 1]) / len(own),
+        lambda own, rank: sum_of(own[:rank + 1]) / len(own),
     "that is a mean of means, ((a+b)/2 + c)/2, which weighs the ranks differently: add all up, then "
     "divide once":
         lambda own, rank: reduce(lambda mean, other: (mean + other) / 2, own),
@@ -90,7 +90,7 @@ def _look(fn: Callable, world_size: int) -> Finding:
         f"{world_size} ranks",
         outcome.unusable("dist.send and dist.recv"),
         outcome.values,
-        [sum(own) / world_size] * world_size,
+        [sum_of(own) / world_size] * world_size,
         {why: [value(own, rank) for rank in range(world_size)] for why, value in MISTAKES.items()},
         lambda rank: [{f"rank {peer}'s gradient": each for peer, each in enumerate(own)}],
     )

@@ -68,7 +68,8 @@ def check_zero1(cls: Callable) -> str | None:
 
 def _train(cls: Callable, world: World, rank: int) -> Ended:
     """In the worker: three steps with the reader's class, then a look at what it holds."""
-    flat, held, sizes = world.start, {}, []
+    flat, sizes = world.start, []
+    held: dict[int, torch.Tensor] = {}
     alive = Alive()
     mine = cls(flat, world.optimizer_class, LR)
     for step in range(STEPS):
@@ -128,21 +129,23 @@ def _differing(flats: list[torch.Tensor]) -> str | None:
 
 
 def _one_chunk(finding: Finding, world: World) -> Finding:
-    """The same for the first chunk that is wrong, taken apart into the gradients of ranks and steps."""
-    for owner in range(world.world_size):
-        piece = world.cut(owner)
-        cut = lambda values, piece=piece: [value[piece] for value in values]
-        of_one = replace(
-            finding,
-            where=f"{finding.where}, in rank {owner}'s chunk of flat",
-            seen=cut(finding.seen),
-            right=cut(finding.right),
-            mistakes={why: cut(values) for why, values in finding.mistakes.items()},
-            parts=lambda rank, owner=owner: _parts(world, owner),
-        )
-        if of_one.wrong:
-            return of_one
-    return finding
+    """The same for the first chunk that is wrong."""
+    chunks = (_of_chunk(finding, world, owner) for owner in range(world.world_size))
+    return next((each for each in chunks if each.wrong), finding)
+
+
+def _of_chunk(finding: Finding, world: World, owner: int) -> Finding:
+    """The same for one rank's chunk, taken apart into the gradients of ranks and steps."""
+    piece = world.cut(owner)
+    cut = lambda values: [value[piece] for value in values]
+    return replace(
+        finding,
+        where=f"{finding.where}, in rank {owner}'s chunk of flat",
+        seen=cut(finding.seen),
+        right=cut(finding.right),
+        mistakes={why: cut(values) for why, values in finding.mistakes.items()},
+        parts=lambda rank: _parts(world, owner),
+    )
 
 
 def _parts(world: World, owner: int) -> Sequence[Parts]:

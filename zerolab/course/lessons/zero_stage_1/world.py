@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 
 from zerolab import ring
+from zerolab.course.evidence import sum_of
 
 STEPS, LR = 3, 0.05
 Gradients = list[torch.Tensor]
@@ -58,7 +59,7 @@ class World(NamedTuple):
 
 
 def mean(gradients: Gradients) -> torch.Tensor:
-    return sum(gradients) / len(gradients)
+    return sum_of(gradients) / len(gradients)
 
 
 def of(rank: int) -> Callable[[Gradients], torch.Tensor]:
@@ -98,7 +99,7 @@ MISTAKES: dict[str, Callable[[World, int], torch.Tensor]] = {
         lambda w, r: w.trained(of(0)),
     "that is the sum of the gradients and not the mean: divide by the number of ranks. (Adam would hide this "
     "mistake, because its step does not depend on the gradient's scale; SGD shows it)":
-        lambda w, r: w.trained(sum),
+        lambda w, r: w.trained(sum_of),
     "the gradient was divided by the number of ranks twice: once is enough":
         lambda w, r: w.trained(lambda g: mean(g) / len(g)),
     "the optimizer forgets m and v at every step: build it once, in __init__":

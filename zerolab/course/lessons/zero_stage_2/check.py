@@ -11,13 +11,15 @@ import torch
 from zerolab import ring
 from zerolab.course.alive import Alive, kept_by, nbytes
 from zerolab.course.attempts import Attempt, Odd, attempt, returned
-from zerolab.course.evidence import Finding, examine
+from zerolab.course.evidence import Finding, examine, sum_of
 from zerolab.course.exercise import graded
 from zerolab.course.lessons.zero_stage_2.solution import reduce_and_keep
 
 MICRO_BATCHES = 4
 CASES = (3, 2, 4)  # ranks
 SHARD = 96  # elements; a flat buffer is padded, so every shard is equal
+Gradients = list[list[torch.Tensor]]  # by micro-batch and rank
+Cut = Callable[[int], slice]  # a rank's chunk of the flat buffer
 HINTS = (
     "ring.reduce_scatter(flat) leaves this rank's chunk of the sum. What does kept begin with, and what "
     "has to happen to it at the second micro-batch?",
@@ -28,9 +30,9 @@ HINTS = (
 
 # A sentence, and what it leads to after micro-batch m: g[m][r] are the gradients, `cut` is a chunk by rank.
 # fmt: off
-MISTAKES = {
+MISTAKES: dict[str, Callable[[Gradients, int, int, Cut], torch.Tensor]] = {
     "a rank holds the last micro-batch alone: the earlier ones were overwritten. Add the new shard to `kept`":
-        lambda g, m, r, cut: sum(g[m])[cut(r)],
+        lambda g, m, r, cut: sum_of(g[m])[cut(r)],
     "it holds its own gradient only, without those of the other ranks":
         lambda g, m, r, cut: own(g, m, r)[cut(r)],
     "it holds its own gradient of the last micro-batch only, without the other ranks' and without `kept`":
@@ -43,7 +45,7 @@ MISTAKES = {
         lambda g, m, r, cut: summed(g, m)[cut(r)] / (m + 1) / len(g[0]),
     "the whole of kept + shard is divided at every micro-batch, the earlier ones again and again: keep the "
     "sum":
-        lambda g, m, r, cut: reduce(lambda kept, each: (kept + sum(each)[cut(r)]) / len(each), g[:m + 1], 0),
+        lambda g, m, r, cut: accumulated(g, m, cut(r), lambda kept, shard: (kept + shard) / len(g[0])),
     "the sums are right, but each rank keeps the next rank's shard instead of its own":
         lambda g, m, r, cut: summed(g, m)[cut(r + 1)],
     "the sums are right, but each rank keeps another rank's shard, the previous one's, instead of its own":
@@ -56,33 +58,48 @@ MISTAKES = {
     "every rank keeps its whole own gradient: that is stage 0's memory, and nothing was reduced":
         lambda g, m, r, cut: own(g, m, r),
     "`kept` was already a sum over the ranks, and it was reduced again. Reduce `flat` alone, then add":
-        lambda g, m, r, cut: reduce(lambda kept, each: [
-            sum(each)[cut(rank)] + sum(kept) for rank in range(len(each))], g[:m + 1], [0] * len(g[0]))[r],
+        lambda g, m, r, cut: reduced_again(g, m, cut)[r],
     "`kept` was already a sum over the ranks, and it was multiplied by their number: reduce `flat` alone, "
     "then add":
-        lambda g, m, r, cut: reduce(lambda kept, each: sum(each)[cut(r)] + len(each) * kept, g[:m + 1], 0),
+        lambda g, m, r, cut: accumulated(g, m, cut(r), lambda kept, shard: len(g[0]) * kept + shard),
     "it is one micro-batch behind: it returned `kept` as it was, without the new shard":
         lambda g, m, r, cut: summed(g, max(0, m - 1))[cut(r)],
     "`kept` was added twice at every micro-batch":
-        lambda g, m, r, cut: reduce(lambda kept, each: sum(each)[cut(r)] + 2 * kept, g[:m + 1], 0),
+        lambda g, m, r, cut: accumulated(g, m, cut(r), lambda kept, shard: 2 * kept + shard),
     "the first micro-batch counts twice: at first kept is None, and the shard alone is the sum":
-        lambda g, m, r, cut: summed(g, m)[cut(r)] + sum(g[0])[cut(r)],
+        lambda g, m, r, cut: summed(g, m)[cut(r)] + sum_of(g[0])[cut(r)],
     "the largest of the micro-batches is kept, element by element: add them":
-        lambda g, m, r, cut: reduce(torch.maximum, [sum(each)[cut(r)] for each in g[:m + 1]]),
+        lambda g, m, r, cut: reduce(torch.maximum, [sum_of(each)[cut(r)] for each in g[:m + 1]]),
     "only the first micro-batch is kept, and the later ones are lost":
-        lambda g, m, r, cut: sum(g[0])[cut(r)],
+        lambda g, m, r, cut: sum_of(g[0])[cut(r)],
 }
 # fmt: on
 
 
-def summed(g: list[list[torch.Tensor]], micro: int) -> torch.Tensor:
+def summed(g: Gradients, micro: int) -> torch.Tensor:
     """The sum over the ranks and over the micro-batches up to `micro`."""
-    return sum(sum(each) for each in g[: micro + 1])
+    return sum_of(sum_of(each) for each in g[: micro + 1])
 
 
-def own(g: list[list[torch.Tensor]], micro: int, rank: int) -> torch.Tensor:
+def own(g: Gradients, micro: int, rank: int) -> torch.Tensor:
     """One rank's own gradients, summed over the micro-batches up to `micro`."""
-    return sum(each[rank] for each in g[: micro + 1])
+    return sum_of(each[rank] for each in g[: micro + 1])
+
+
+def accumulated(
+    g: Gradients, micro: int, piece: slice, add: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    """What a rank keeps after `micro`, if `add` makes it of what the rank kept before and the new shard."""
+    shards = [sum_of(each)[piece] for each in g[: micro + 1]]
+    return reduce(add, shards, torch.zeros_like(shards[0]))
+
+
+def reduced_again(g: Gradients, micro: int, cut: Cut) -> list[torch.Tensor]:
+    """What the ranks keep after `micro`, if every micro-batch also sums over the ranks what they kept."""
+    kept = [sum_of(g[0])[cut(rank)] for rank in range(len(g[0]))]
+    for each in g[1 : micro + 1]:
+        kept = [sum_of(each)[cut(rank)] + sum_of(kept) for rank in range(len(each))]
+    return kept
 
 
 class Kept(NamedTuple):
@@ -117,7 +134,8 @@ def gradient(rank: int, micro: int, numel: int) -> torch.Tensor:
 
 def _step(fn: Callable, rank: int, numel: int) -> list[Kept]:
     """In the worker: the accumulation loop of one step, with fn after every backward pass."""
-    kept, seen, alive = None, [], Alive()
+    kept, alive = None, Alive()
+    seen: list[Kept] = []
     for micro in range(MICRO_BATCHES):
         kept = fn(gradient(rank, micro, numel), kept)
         is_tensor = isinstance(kept, torch.Tensor)
@@ -148,7 +166,7 @@ def _look(fn: Callable, world_size: int) -> Finding:
     )
 
 
-def _after(micro: int, outcome: Attempt, g: list[list[torch.Tensor]], where: str) -> Finding:
+def _after(micro: int, outcome: Attempt, g: Gradients, where: str) -> Finding:
     """The ranks' shards after one micro-batch, beside what the mistakes would have made of them."""
     size = len(g[0])
     pieces = ring.chunks(g[0][0].numel(), size)
@@ -199,10 +217,10 @@ def _too_much_kept(outcome: Attempt) -> str | None:
         grows = all(after.other_bytes > before.other_bytes for before, after in pairwise(values))
         if last.other_bytes >= whole or grows:
             name = f" in `{last.other_name}`" if last.other_name else ""
-            grows = " It grows with every micro-batch." if grows else ""
+            growth = " It grows with every micro-batch." if grows else ""
             return (
                 f"{right} keeps {last.other_bytes} bytes beside its shard{name}, alive after the "
-                f"call.{grows} Keep nothing but what you return"
+                f"call.{growth} Keep nothing but what you return"
             )
     return None
 

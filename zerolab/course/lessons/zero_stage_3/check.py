@@ -11,7 +11,7 @@ import torch
 
 from zerolab.course.alive import Alive
 from zerolab.course.attempts import Attempt, Odd, attempt, returned
-from zerolab.course.evidence import Finding, examine
+from zerolab.course.evidence import Finding, examine, sum_of
 from zerolab.course.exercise import graded
 from zerolab.course.lessons.zero_stage_3.layers import (
     DEPTH,
@@ -67,7 +67,7 @@ MISTAKES = {
 
 def total(gradients: list[list[torch.Tensor]], layer: int) -> torch.Tensor:
     """A layer's gradient, summed over the ranks."""
-    return sum(of_rank[layer] for of_rank in gradients)
+    return sum_of(of_rank[layer] for of_rank in gradients)
 
 
 class Seen(NamedTuple):
@@ -207,7 +207,7 @@ def _too_much_memory(rank: int, seen: Seen) -> str | None:
     if seen.left_grads:
         return f"layers {seen.left_grads} still hold whole gradients: set layer.grad = None once reduced"
     for index, (shard, behind) in enumerate(zip(seen.shards, seen.storage_bytes, strict=True)):
-        if behind > shard.nbytes:
+        if isinstance(shard, torch.Tensor) and behind > shard.nbytes:
             return f"layer {index}'s grad_shard is a view, which keeps the whole gradient in memory: clone it"
     if seen.copies:
         name = f", in `{seen.copy_name}`" if seen.copy_name else ""

@@ -18,7 +18,7 @@ class Use(NamedTuple):
     """A layer computed: what it got and what it gave."""
 
     phase: str
-    index: int
+    layer: int
     got: torch.Tensor
     gave: torch.Tensor
 
@@ -133,14 +133,14 @@ def out_of_order(uses: list[Use], x: torch.Tensor) -> str | None:
         ("forward", forward, list(range(DEPTH))),
         ("backward", backward, list(reversed(range(DEPTH)))),
     ):
-        if (indices := [use.index for use in made]) != order:
+        if (indices := [use.layer for use in made]) != order:
             return (
                 f"{name} ran the layers {indices}: it goes through {order}, from the {_ends(name)}, each once"
             )
         handed = x if name == "forward" else torch.ones_like(forward[-1].gave)
         for use in made:
             if use.got.shape != handed.shape or not torch.equal(use.got, handed):
-                return f"layer {use.index}'s {name} got something else than {_handed(name, use.index)}"
+                return f"layer {use.layer}'s {name} got something else than {_handed(name, use.layer)}"
             handed = use.gave
     return None
 
