@@ -66,6 +66,15 @@ def deadlocked(tensor):
     return pieces[rank]
 
 
+def from_the_rank_it_sends_to(tensor):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    landing, right = torch.empty(tensor.numel() // n, dtype=tensor.dtype), (rank + 1) % n
+    pair = [dist.P2POp(dist.isend, landing, right), dist.P2POp(dist.irecv, landing.clone(), right)]
+    for work in dist.batch_isend_irecv(pair):
+        work.wait()
+    return landing
+
+
 def by_all_reduce(tensor):
     dist.all_reduce(tensor)
     return tensor[ring.chunks(tensor.numel(), dist.get_world_size())[dist.get_rank()]]
@@ -155,7 +164,7 @@ WRONG = [
     (alone(ring_with(rounds=0)), "stop after N-1 rounds"),
     (alone(ring_with(mixed=2)), "rank 2's chunk 1 in it instead"),
     (ring_with(stale=True), "pass on the partial sum"),
-    (ring_with(forget=True), "returned NoneType"),
+    (ring_with(forget=True), "returned None,"),
     (lambda tensor: ring_with()(tensor) is None or tensor, "returned the whole tensor"),
     (lambda tensor: ring_with()(tensor).float(), "float32, and its input is float64"),
     (lambda tensor: ring_with()(tensor).sum(), "one element or one sum"),
@@ -182,7 +191,13 @@ def test_the_check_names_the_mistake(solution, diagnosis):
 
 def test_a_deadlock_is_named(monkeypatch):
     monkeypatch.setattr(attempts, "SECONDS", 2.5)
-    assert "deadlock" in check_reduce_scatter.diagnose(deadlocked)
+    assert "all of them send first and receive second" in check_reduce_scatter.diagnose(deadlocked)
+
+
+def test_a_rank_that_receives_from_another_than_sends_to_it_is_named(monkeypatch):
+    monkeypatch.setattr(attempts, "SECONDS", 2.5)
+    said = check_reduce_scatter.diagnose(from_the_rank_it_sends_to)
+    assert "rank 0 waits for a message from rank 1 that was never sent: rank 1 waits, too" in said
 
 
 def rounds_of(size: int) -> figures.Rounds:

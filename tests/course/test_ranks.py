@@ -86,6 +86,14 @@ def along_a_chain(own, back=True, divide=True):
     return total
 
 
+def for_two_ranks(own):
+    """Its peer is 1 - rank, which is no rank from rank 2 on."""
+    theirs, peer = torch.empty_like(own), 1 - dist.get_rank()
+    for call, tensor in ((dist.send, own), (dist.recv, theirs))[:: 1 if peer else -1]:
+        call(tensor, peer)
+    return (own + theirs) / 2
+
+
 def sends_first(own):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     theirs = torch.empty_like(own)
@@ -116,6 +124,7 @@ RIGHT = [
     along_a_chain,
 ]
 WRONG = [
+    (alone(for_two_ranks), "sends to rank -1, and the ranks are 0 to 2: count modulo the number of ranks"),
     (lambda own: None, "not written yet"),
     (through_rank_0(lambda total, n: total), "that is the sum"),
     (through_rank_0(lambda total, n: total / 2), "divided by 2, whatever the number"),

@@ -277,7 +277,7 @@ WRONG = [
     (NativeThreePsi, "moves 3.0Ψ a step (dist.all_reduce, ring.all_gather) where 2Ψ is enough"),
     (Remainder, "the remainder is lost: the last numel % N elements never change"),
     (Forgetful, "forgets m and v at every step"),
-    (CopiedShard, "flat is what it was: let your shard be a view"),
+    (CopiedShard, "step left flat as it was: let your shard be a view"),
     (
         Unsharded,
         "the state is not sharded: rank 0 holds 8,004 bytes of m and v, and its share is 8Ψ/N = 2,000",

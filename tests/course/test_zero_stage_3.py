@@ -239,8 +239,8 @@ RIGHT = [step, last_stays, recursive, reduced_at_the_end]
 WRONG = [
     (everything_at_once, "stage 2's memory"),
     (with_copies, "more tensors of a whole weight's size are in memory"),
-    (ones_for_each, "layer 2's backward got something else than what layer 3's backward returned"),
-    (same_input, "layer 1's forward got something else than what layer 0's forward returned"),
+    (ones_for_each, "layer 2's backward got something other than what layer 3's backward returned"),
+    (same_input, "layer 1's forward got something other than what layer 0's forward returned"),
     (lambda layers, x: None, "not written yet"),
     (two_whole, "2 layers were whole at the same time"),
     (partial(step, unshard=nothing), "unshard(layer) comes before"),

@@ -17,7 +17,8 @@ Parts = Mapping[str, torch.Tensor]
 def not_a_tensor(got: Odd, want: torch.Tensor) -> str:
     """What was returned instead of a tensor."""
     text = f", {got.text}" if got.text else ""
-    return f"it returned {got.kind}{text}, where a tensor of shape {tuple(want.shape)} is right"
+    kind = "None" if got.kind == "NoneType" else got.kind
+    return f"it returned {kind}{text}, where a tensor of shape {tuple(want.shape)} is right"
 
 
 def unlike(got: torch.Tensor, want: torch.Tensor) -> str | None:

@@ -18,7 +18,7 @@ from zerolab.launcher.payload import pickle_payload
 Notes = Sequence[Sequence[Message | str]]  # by rank: what it called, and RETURNED if it came to its end
 # What gloo and torch say where a message does not fit or a peer is gone.
 _OF_GLOO = re.compile(r"gloo|enforce fail|preamble|closed by peer|connection|timed out waiting", re.I)
-_BATCH = "Start both with dist.batch_isend_irecv, and wait for what it returns"
+_BATCH = "Let one of two ranks receive first, or start both with dist.batch_isend_irecv and wait for them"
 
 
 class Stopped(RuntimeError):
@@ -31,6 +31,8 @@ class Stopped(RuntimeError):
 
 def ended_early(error: WorkerError, notes: Notes) -> str:
     """A rank raised, exited, or was killed."""
+    if found := to_nobody(of_messages(notes)):
+        return found
     calls = of_messages(notes)
     raised = error.__cause__ if isinstance(error.__cause__, Stopped) else None
     of_gloo = raised is None or bool(_OF_GLOO.search(raised.text))
@@ -54,6 +56,8 @@ def ended_early(error: WorkerError, notes: Notes) -> str:
 def never_ended(error: LaunchTimeout, notes: Notes, seconds: float) -> str:
     """The deadline passed: some rank computes for ever, or all that are left wait for each other."""
     after = f"after {seconds:g} s"
+    if found := to_nobody(of_messages(notes)):
+        return found
     if error.ranks:
         rank = error.ranks[0]
         place = own_place(error.stacks.get(rank, ()))
@@ -75,6 +79,19 @@ def cannot_travel(error: TypeError, functions: Sequence[Any]) -> str:
 
 def of_messages(notes: Notes) -> list[list[Message]]:
     return [[note for note in own if isinstance(note, Message)] for own in notes]
+
+
+def to_nobody(calls: Sequence[Sequence[Message]]) -> str | None:
+    """The first message to or from a rank that does not exist."""
+    for rank, own in enumerate(calls):
+        for call in own:
+            if call.peer is not None and call.peer not in range(len(calls)):
+                what = "receives from" if call.received else "sends to"
+                return (
+                    f"rank {rank} {what} rank {call.peer}, and the ranks are 0 to {len(calls) - 1}: count "
+                    f"modulo the number of ranks{_at(call.place)}"
+                )
+    return None
 
 
 def message_that_does_not_fit(calls: Sequence[Sequence[Message]]) -> str | None:
@@ -114,9 +131,8 @@ def unmatched(notes: Notes) -> str | None:
     awaited = Counter((c.peer, rank) for rank, own in enumerate(calls) for c in own if c.received)
     waiting = {rank: call for rank, own in enumerate(notes) if (call := _waits_in(own))}
     all_wait = len(waiting) == len(notes) > 1 and sent != awaited
-    for word, op in (("send", "send"), ("receive", "recv_")):
-        if all_wait and all(call.op == op for call in waiting.values()):
-            other = "receive" if word == "send" else "send"
+    for word, other, op, others in (("send", "receive", "send", awaited), ("receive", "send", "recv_", sent)):
+        if all_wait and not others and all(call.op == op for call in waiting.values()):
             return (
                 f"all {len(notes)} ranks wait for each other, because all of them {word} first and {other} "
                 f"second. {_BATCH}{_at(waiting[0].place)}"

@@ -140,7 +140,7 @@ def _cause(case: Case) -> str | None:
         )
     if case.transposed is not None:
         return (
-            "the right numbers in the wrong places: an all-reduce adds storages byte by byte, and this "
+            "the right numbers in the wrong places: an all-reduce adds storages element by element, and this "
             "gradient is transposed on one rank. Flatten first: flatten() follows the elements, not the "
             "storage"
         )

@@ -163,7 +163,8 @@ def _mistake(answers: Answers, wrong: list[tuple]) -> str:
     """The formula behind all answers, or how a stage's answers are made, or a formula for the wrong ones."""
     got = answers[wrong[0]]
     if isinstance(got, Odd):
-        return f"your function returned {' '.join(filter(None, got))}: return a number of bytes"
+        returned = "None" if got.kind == "NoneType" else " ".join(filter(None, got))
+        return f"your function returned {returned}: return a number of bytes"
     if not math.isfinite(got):
         return f"your function returned {got}: look for a division by 0"
     named = lambda cases: ", or else ".join(why for why, f in MISTAKES.items() if _fits(f, answers, cases))

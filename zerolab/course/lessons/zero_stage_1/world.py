@@ -80,7 +80,7 @@ def averaged_after_the_update(world: World, rank: int) -> torch.Tensor:
 # A sentence, and the flat buffer that rank r ends with in a world.
 # fmt: off
 MISTAKES: dict[str, Callable[[World, int], torch.Tensor]] = {
-    "flat is what it was: let your shard be a view, flat[...], or copy the updated shard back into it. "
+    "step left flat as it was: let your shard be a view, flat[...], or copy the updated shard back into it. "
     "Assigning a new tensor to a name does not change flat":
         lambda w, r: w.start,
     "each rank updated its own shard, and no rank got the others': all-gather flat after the update, or "

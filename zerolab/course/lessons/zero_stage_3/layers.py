@@ -140,7 +140,7 @@ def out_of_order(uses: list[Use], x: torch.Tensor) -> str | None:
         handed = x if name == "forward" else torch.ones_like(forward[-1].gave)
         for use in made:
             if use.got.shape != handed.shape or not torch.equal(use.got, handed):
-                return f"layer {use.layer}'s {name} got something else than {_handed(name, use.layer)}"
+                return f"layer {use.layer}'s {name} got something other than {_handed(name, use.layer)}"
             handed = use.gave
     return None
 
