@@ -159,6 +159,7 @@ def train(stage: int, waiting_ms: float) -> tuple[int, list[Event], list[dict]]:
             optimizer.model(training.micro_batch(step, optimizer.rank)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
+        optimizer.engine.finish_gathers()
     waits = queue.waits
     return waits, optimizer.trace.step(1), optimizer.trace.timeline()
 
