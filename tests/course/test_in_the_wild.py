@@ -5,7 +5,8 @@ from support.lessons import solutions_travel_by_value
 from torch.distributed.fsdp import fully_shard
 
 from zerolab.course.lessons.in_the_wild import check_choices, check_json, check_shard
-from zerolab.course.lessons.in_the_wild.check import judged, meaning
+from zerolab.course.lessons.in_the_wild.choices import judged
+from zerolab.course.lessons.in_the_wild.settings import meaning
 
 solutions_travel_by_value(__name__)
 

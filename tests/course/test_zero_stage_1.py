@@ -1,6 +1,7 @@
 """Lesson 04: its check names each classic mistake, memory and bytes too; its drawings tell the truth."""
 
 import copy
+import importlib
 import re
 
 import pytest
@@ -347,3 +348,10 @@ def test_the_map_leaves_the_layer_alone():
 def test_the_seam_counts_the_passes():
     alt = spoken(figures.seam, 2.4)
     assert "moves 2Ψ" in alt and "moves 3Ψ" in alt
+
+
+def test_the_engine_is_found_where_the_notebook_has_loaded_it_before():
+    """cloudpickle then sends the module with any function that uses the name ``optimizer``."""
+    importlib.import_module("zerolab.optimizer")
+    assert "zerolab's own ZeroOptimizer" in check_zero1.diagnose(TheEngine)
+    assert check_zero1.diagnose(Right) is None

@@ -178,7 +178,7 @@ WRONG = [
     (reduced_again, "reduced again"),
     (neighbours, "another rank's shard, the previous one's"),
     (first_chunk, "every rank keeps rank 0's shard"),
-    (none_at_first, "returned None,"),
+    (none_at_first, "NoneType"),
     (a_number, "returned float"),
     (parked, "in `PARKED[0]`, alive after the call. It grows with every micro-batch"),
     (parked_once, "beside its shard in `parked_once's default['whole']`"),

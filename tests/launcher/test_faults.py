@@ -277,7 +277,7 @@ def test_ranks_that_all_wait_are_asked_whether_they_agree():
         if dist.get_rank() == 1:
             dist.recv(torch.ones(1), src=0)
 
-    with pytest.raises(zerolab.LaunchTimeout, match="do all call the same") as caught:
+    with pytest.raises(zerolab.LaunchTimeout, match="do all make the same calls") as caught:
         zerolab.launch(work, 3, timeout=DEADLINE_SECONDS)
     assert caught.value.ranks == () and "returned: rank 2" in str(caught.value)
 

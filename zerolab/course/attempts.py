@@ -23,7 +23,7 @@ from zerolab.course.wire import RETURNED, Message, Wire, own_place, read_trail
 
 SECONDS = 8.0  # until a reader's function counts as hanging
 LINES_SHOWN = 20  # of what one attempt prints
-_ENGINE = "zerolab.optimizer"  # in a rank it is loaded only if the reader's function uses it
+_ENGINE = "zerolab.optimizer"
 
 
 class Odd(NamedTuple):
@@ -168,7 +168,7 @@ def returned(value: Any) -> torch.Tensor | Odd:
 def _observe(fn: Callable, inputs: list[tuple], trails: list[Path]) -> tuple[Any, list[Message], bool]:
     """In the worker: run fn on this rank's input and note its calls."""
     rank = dist.get_rank()
-    before = sys.modules.keys() & {_ENGINE}
+    uses_engine = _watch_engine()
     with Wire(trails[rank]) as wire, contextlib.redirect_stdout(Brief(sys.stdout, 10 * LINES_SHOWN)):
         try:
             value = fn(*inputs[rank])
@@ -176,7 +176,26 @@ def _observe(fn: Callable, inputs: list[tuple], trails: list[Path]) -> tuple[Any
             raise _told(error) from None
     wire.note(RETURNED)
     value = returned(value) if isinstance(value, torch.Tensor) or not _can_be_sent(value) else value
-    return value, wire.calls, bool(sys.modules.keys() & {_ENGINE} - before)
+    return value, wire.calls, uses_engine()
+
+
+def _watch_engine() -> Callable[[], bool]:
+    """In the worker: begin to watch for zerolab's own optimizer; returns whether one was built since.
+
+    A function whose code has a name such as ``optimizer`` may bring the module with it, and not use it.
+    """
+    built: list[bool] = []
+    module = sys.modules.get(_ENGINE)
+    if module is None:
+        return lambda: _ENGINE in sys.modules
+    plain = module.ZeroOptimizer.__init__
+
+    def noted(self, *args, **kwargs) -> None:
+        built.append(True)
+        plain(self, *args, **kwargs)
+
+    module.ZeroOptimizer.__init__ = noted  # this process ends with the attempt
+    return lambda: bool(built)
 
 
 def _told(error: BaseException) -> stopped.Stopped:

@@ -1,6 +1,6 @@
 """The states of a unit's parameters and of its gradients, and which may follow which.
 
-    parameters   WHOLE -> SHARDED -> GATHERING -> WHOLE, or WHOLE -> GATHERING -> WHOLE after an update
+    parameters   WHOLE -> SHARDED -> GATHERING -> WHOLE, and WHOLE -> ARRIVING -> WHOLE after an update
     gradients    EMPTY -> COLLECTING -> REDUCING -> REDUCED -> AVERAGED, and back to EMPTY when cleared
 
 A state is changed by `change` alone, which checks it. So a verb called at the wrong time is an error that
@@ -17,6 +17,7 @@ class ParamState(Enum):
     WHOLE = "whole"
     SHARDED = "sharded: this rank holds its shard alone, and the flat buffer is freed"
     GATHERING = "being gathered: the flat buffer is there, and the other ranks' shards are on their way"
+    ARRIVING = "updated, a shard on each rank: the other ranks' new shards are on their way"
 
 
 class GradState(Enum):
@@ -30,9 +31,10 @@ class GradState(Enum):
 
 
 _FOLLOWING: dict[Enum, set[Enum]] = {
-    ParamState.WHOLE: {ParamState.SHARDED, ParamState.GATHERING},
+    ParamState.WHOLE: {ParamState.SHARDED, ParamState.ARRIVING},
     ParamState.SHARDED: {ParamState.GATHERING},
     ParamState.GATHERING: {ParamState.WHOLE},
+    ParamState.ARRIVING: {ParamState.WHOLE},
     GradState.EMPTY: {GradState.COLLECTING},
     GradState.COLLECTING: {GradState.REDUCING, GradState.EMPTY, GradState.REDUCED, GradState.AVERAGED},
     GradState.REDUCING: {GradState.REDUCED, GradState.AVERAGED},

@@ -151,7 +151,7 @@ class FlatUnit:
             self.finish_gather()
             return
         self._views.replace(partial(Gathering.stand_in, self.finish_gather))
-        self._become(ParamState.GATHERING)
+        self._become(ParamState.ARRIVING)
 
     def finish_gather(self) -> None:
         """Wait for the shards that are expected, if any are. A user's thread may call it too.

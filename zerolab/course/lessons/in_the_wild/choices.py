@@ -1,0 +1,86 @@
+"""Lesson 08's third exercise: a choice for each cluster, judged by plan, rehearsal and the α–β model."""
+
+from collections.abc import Callable
+from typing import Any
+
+from zerolab.course.attempts import attempt
+from zerolab.course.exercise import graded
+from zerolab.course.lessons.in_the_wild import clusters
+from zerolab.course.lessons.in_the_wild.solution import choose
+
+
+@graded(
+    "Every choice fits, and no other one that fits is faster by more than 1 % in the model.",
+    call="choose(cluster)",
+    hints=(
+        "begin with the smallest stage, without checkpointing, and let the check say what does not fit.",
+        "checkpointing computes forward twice, a third more. Stage 3 moves Ψ more in each micro-batch, which "
+        "is little inside a node and much between nodes.",
+        "on the 1,024 GPUs the plan fits and the rehearsal does not: units are whole while they compute.",
+    ),
+    solution=[choose],
+)
+def check_choices(fn: Callable) -> str | None:
+    """Judge fn(name) -> (stage, precision, checkpointing) for each of the six clusters."""
+    outcome = attempt(_all_choices, [(fn,)])
+    return outcome.failure or judged(outcome.values[0])
+
+
+def _all_choices(fn: Callable) -> dict[str, Any]:
+    return {name: fn(name) for name in clusters.CLUSTERS}
+
+
+def judged(choices: dict[str, Any]) -> str | None:
+    """What is wrong with the first choice that is."""
+    for name, cluster in clusters.CLUSTERS.items():
+        choice = choices[name]
+        if choice is None:
+            return "not written yet: the function returned None"
+        problem = _unusable(choice) or _does_not_run(cluster, *choice) or _too_slow(cluster, *choice)
+        if problem:
+            return f"{name}: {problem}"
+    return None
+
+
+def _unusable(choice: Any) -> str | None:
+    if not isinstance(choice, tuple) or len(choice) != 3:
+        return f"{choice!r} is no choice: return (stage, precision, checkpointing)"
+    stage, precision, checkpointing = choice
+    whole = type(stage) is int and 0 <= stage <= 3
+    if not whole or precision not in clusters.PRECISIONS or type(checkpointing) is not bool:
+        known = ", ".join(clusters.PRECISIONS)
+        return f"{choice!r} is no choice: a stage from 0 to 3, one of {known}, and True or False"
+    return None
+
+
+def _does_not_run(cluster: clusters.Cluster, stage: int, precision: str, checkpointing: bool) -> str | None:
+    if precision == "mixed" and cluster.gpu in clusters.WITHOUT_BF16:
+        return f"a {cluster.gpu} has no bf16 units: choose mixed_fp16, which scales the loss"
+    if clusters.fits(cluster, stage, precision, checkpointing):
+        return None
+    needed = clusters.needed_bytes(cluster, stage, precision, checkpointing)
+    planned = clusters.question(cluster, precision, checkpointing).total_bytes(stage)
+    sizes = f"{needed / 1e9:.1f} GB of {cluster.memory_bytes / 1e9:.0f}"
+    if planned <= clusters.ROOM * cluster.memory_bytes:
+        return (
+            f"does not fit: {sizes}. The plan says {planned / 1e9:.1f} GB, but the rehearsal adds "
+            f"{(needed - planned) / 1e9:.1f} GB of whole units and gradients on their way"
+        )
+    lean = clusters.fits(cluster, stage, precision, True)
+    way_out = "Checkpointing would make it fit" if lean else "A higher stage shards more of the states"
+    return f"does not fit: {sizes}, of which {clusters.ROOM:.0%} can be used. {way_out}"
+
+
+def _too_slow(cluster: clusters.Cluster, stage: int, precision: str, checkpointing: bool) -> str | None:
+    seconds = clusters.step_seconds(cluster, stage, precision, checkpointing)
+    best = min(clusters.step_seconds(cluster, *choice) for choice in clusters.choices(cluster))
+    if seconds <= 1.01 * best:
+        return None
+    slower = f"{seconds / best - 1:.0%} slower than the best choice that fits"
+    if precision == "fp32":
+        return f"{slower}: fp32 leaves the 16-bit matrix units idle"
+    if checkpointing and clusters.fits(cluster, stage, precision, False):
+        return f"{slower}: it fits without checkpointing, which computes forward twice"
+    if stage == 3 and any(other < 3 for other, *_ in clusters.choices(cluster)):
+        return f"{slower}: stage 3 moves 3Ψ, and a lower stage fits, which moves 2Ψ"
+    return f"{slower}: a higher stage makes room for training without checkpointing"
