@@ -7,6 +7,7 @@ torch.
 
 import sys
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -31,18 +32,32 @@ class Trace:
         phase: what the run is doing now. `enter` changes it.
         rank: whose trace it is.
         mark: makes a mark in the queue of the GPU that computes; None on a CPU.
-        settle: called before events are read: it waits for those that go on after their step.
     """
 
     def __init__(self, keep_steps: int = 4, clock: Callable[[], float] = time.perf_counter):
         self.step_number = -1
         self.rank = 0
         self.mark: Callable[[], Mark] | None = None
-        self.settle: Callable[[], None] = lambda: None
+        self._wait: weakref.WeakMethod | None = None
         self._clock = clock
         self._steps: deque[tuple[int, list[Event]]] = deque([(-1, [])], maxlen=keep_steps + 1)
         self.phase = "setup"
         self._phases = deque([Phase(self.phase, clock())], maxlen=_PHASES * keep_steps)
+
+    def wait_with(self, wait: Callable[[], None]) -> None:
+        """Call this method, of an object that the trace does not keep alive, before events are read.
+
+        Args: wait: waits for what goes on after its step, so that the events are complete.
+        """
+        self._wait = weakref.WeakMethod(wait)
+
+    def _settle(self) -> None:
+        if self._wait is not None and (wait := self._wait()) is not None:
+            wait()
+
+    def __getstate__(self) -> dict:
+        self._settle()
+        return vars(self) | {"_wait": None}
 
     def enter(self, phase: str) -> None:
         """The run begins to do something else."""
@@ -52,12 +67,12 @@ class Trace:
     @property
     def events(self) -> list[Event]:
         """All the events still remembered, oldest first."""
-        self.settle()
+        self._settle()
         return [event for _, events in self._steps for event in events]
 
     def step(self, number: int) -> list[Event]:
         """The events of one step. Raises ValueError for a step that never was, or was forgotten."""
-        self.settle()
+        self._settle()
         for remembered, events in self._steps:
             if remembered == number:
                 return list(events)
@@ -135,7 +150,7 @@ class Trace:
 
         On a GPU this waits for the device, to have its times.
         """
-        self.settle()
+        self._settle()
         lines = []
         for number, events in self._steps:
             if events:

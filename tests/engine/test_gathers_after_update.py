@@ -5,6 +5,7 @@ import io
 import pickle
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -152,6 +153,43 @@ def test_whatever_reads_a_parameter_waits_for_it_alone():
     """On a backend whose results come on wait() alone, and are NaN until then."""
     for found in on_two_ranks(read_each_way):
         assert found == dict.fromkeys(READS, (True, True, True))
+
+
+def read_while_another_thread_restores() -> bool:
+    """One thread has the gather's result and has not yet made the parameters whole; others need them."""
+    optimizer = updated()
+    unit = next(unit for unit in optimizer.units if unit.name == "blocks.1")
+    restore, begun = unit._views.restore, threading.Event()
+
+    def slowly() -> None:
+        begun.set()
+        time.sleep(0.3)
+        restore()
+
+    unit._views.restore = slowly
+    weight = optimizer.model.blocks[1].weight
+    first = threading.Thread(target=weight.detach)
+    first.start()
+    assert begun.wait(5)
+    value = clone_in_a_thread(weight)
+    first.join()
+    return torch.equal(value, expected()["blocks.1.weight"])
+
+
+def test_threads_wait_for_the_one_that_makes_the_parameters_whole():
+    assert on_two_ranks(read_while_another_thread_restores) == [True, True]
+
+
+def traffic_of_a_trace_that_travels() -> tuple[int, int]:
+    """Of a trace as a rank returns it, and of the trace itself."""
+    optimizer = updated()
+    travelled = pickle.loads(pickle.dumps(optimizer.trace))
+    return travelled.traffic().wire_bytes, optimizer.trace.traffic().wire_bytes
+
+
+def test_a_trace_can_be_sent_and_is_complete():
+    for travelled, own in on_two_ranks(traffic_of_a_trace_that_travels):
+        assert travelled == own > 0
 
 
 def read_around_the_class() -> bool:

@@ -52,7 +52,7 @@ class Engine:
         self._turn = 0
         self.hooks = ModelHooks(model, units, self.gatherer, self.reducer, training)
         self._gathers_in_step = prefetch == 0
-        training.trace.settle = self.finish_gathers
+        training.trace.wait_with(self.finish_gathers)
         before_exit(self.finish_gathers)
 
     def require_idle(self, action: str) -> None:

@@ -7,7 +7,7 @@ from typing import cast
 import torch
 from torch import nn
 
-from zerolab.unit.sharded import Sharded
+from zerolab.unit.sharded import Sharded, as_plain_tensors
 from zerolab.unit.span import Span
 
 
@@ -40,17 +40,22 @@ class ParameterViews:
             span.parameter.data = view
 
     def replace(self, take_place: Callable[[nn.Parameter, torch.Tensor], None]) -> None:
-        """Let placeholders take the parameters' places. ``take_place``: makes one of a parameter."""
+        """Let placeholders take the parameters' places. ``take_place``: makes one of a parameter.
+
+        A parameter is a placeholder before its values go, and until they are back: threads may read it.
+        """
         self._classes = [type(span.parameter) for span in self._spans]
         for span, nothing in zip(self._spans, self._of_nothing, strict=True):
-            span.parameter.data = nothing
             take_place(span.parameter, span.layout)
+            with as_plain_tensors():
+                span.parameter.data = nothing
 
     def restore(self) -> None:
         """Make the parameters views of the flat buffer again, as autograd saved them."""
         for span, own_class, view in zip(self._spans, self._classes, self._views, strict=True):
+            with as_plain_tensors():
+                span.parameter.data = view
             cast(Sharded, span.parameter).give_way(own_class)
-            span.parameter.data = view
 
     def moved_away(self) -> Span | None:
         """The first parameter that should be a view of the flat buffer and has other memory."""

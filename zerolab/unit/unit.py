@@ -146,12 +146,13 @@ class FlatUnit:
 
         Args: gather: waits for the other ranks' shards. It is called where a parameter is needed next.
         """
-        self.gather = gather
-        if self.shards == 1:
-            self.finish_gather()
-            return
-        self._views.replace(partial(Gathering.stand_in, self.finish_gather))
-        self._become(ParamState.ARRIVING)
+        with self._gather_lock:
+            self.gather = gather
+            if self.shards == 1:
+                self.finish_gather()
+                return
+            self._views.replace(partial(Gathering.stand_in, self.finish_gather))
+            self._become(ParamState.ARRIVING)
 
     def finish_gather(self) -> None:
         """Wait for the shards that are expected, if any are. A user's thread may call it too.
@@ -163,9 +164,9 @@ class FlatUnit:
         with self._gather_lock:
             if self.gather is not None:
                 self.gather()
-                self.gather = None
                 if not self.whole:
                     self.restore_parameters()
+                self.gather = None  # last: a thread that reads before this waits for the lock
 
     # Stage 3: detach the shard once; then free, refill, gather, restore, and so on.
 
