@@ -21,6 +21,8 @@ from zerolab.course.exercise import Result, graded
 from zerolab.course.lessons.memory_accounting import check_bytes_per_gpu
 from zerolab.course.lessons.ranks import check_average
 from zerolab.course.reading import coefficients, elsewhere, made_of, unlike
+from zerolab.course.stopped import unmatched
+from zerolab.course.wire import RETURNED, Message, Place
 
 solutions_travel_by_value(__name__)
 
@@ -341,3 +343,11 @@ def test_new_storages_are_found_and_the_name_that_keeps_each():
     assert kept_by(weight.grad, w=weight) == "w.grad" and kept_by(made[4], self=keeper) is None
     held = functools.reduce(lambda inner, _: [inner], range(3), made[4])
     assert kept_by(made[4], held=held) == "held[0][0][0]"
+
+
+def test_a_rank_waits_in_its_last_call_and_one_that_returned_waits_in_none():
+    call = lambda op, peer, line: Message(op, peer, 3, 12, torch.float32, op, Place("answer.py", line, "f"))
+    notes = [[call("send", 1, 1), call("recv_", 1, 2)], [call("recv_", 0, 3), RETURNED]]
+    assert unmatched(notes) == (
+        "rank 0 waits for a message from rank 1 that was never sent: rank 1 has returned (line 2 of f)"
+    )

@@ -165,6 +165,11 @@ def to_everyone(flat, kept):
     return added(mine, kept)
 
 
+def kept_twice(flat, kept):
+    mine = ring.reduce_scatter(flat).clone()
+    return mine if kept is None else 2 * kept + mine
+
+
 RIGHT = [in_place, added_before, sent_to_owners]
 WRONG = [
     (lambda flat, kept: None, "not written yet"),
@@ -184,6 +189,7 @@ WRONG = [
     (parked_once, "beside its shard in `parked_once's default['whole']`"),
     (parked_at_the_function, "beside its shard"),
     (behind, "only the first micro-batch is kept"),
+    (kept_twice, "`kept` was added twice at every micro-batch"),
     (doubled, "what is there is 2 times what it should be"),
     (divided_again, "the earlier ones again and again"),
     (over_the_micro_batches, "what is there is 1/3 times what it should be"),

@@ -36,7 +36,6 @@ class Contestant:
     Attributes:
         loss, backward, update, clear: the four parts of its training step.
         read: a copy of its parameters, whole, by name; every rank calls it.
-        settle: waits for what a step leaves under way, so that it is timed with that step.
         model, optimizer: what holds its parameters with their gradients, and its optimizer state.
         zero, stage: zerolab's own optimizer, which can tell more, and the stage it was built for.
     """
@@ -48,7 +47,6 @@ class Contestant:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     backward: Callable[[Tensor], object] = Tensor.backward
-    settle: Callable[[], object] = lambda: None
     zero: ZeroOptimizer | None = None
     stage: int | None = None
 
@@ -57,7 +55,8 @@ class Contestant:
         self.backward(self.loss(*batch))
         self.update()
         self.clear()
-        self.settle()
+        if self.zero is not None:  # what a step leaves under way is timed with it
+            self.zero.engine.finish_gathers()
 
 
 def enter(name: str, build: Callable[[], nn.Module], update: str, seed: int = 0) -> Contestant:
@@ -155,8 +154,7 @@ def zero_optimizer(model: nn.Module, flags: dict, stage: int) -> Contestant:
             return _copy(model)
 
     parts = (model, optimizer.step, optimizer.zero_grad, read, model, optimizer)
-    settle = optimizer.engine.finish_gathers
-    return Contestant(*parts, settle=settle, zero=optimizer, stage=stage)
+    return Contestant(*parts, zero=optimizer, stage=stage)
 
 
 def _cleared_by_step() -> None:

@@ -5,7 +5,7 @@ is named; if several do, all of them are. Where none does, the value itself is r
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 
 import torch
@@ -47,6 +47,23 @@ class Finding:
     def wrong(self) -> list[int]:
         """The ranks whose values are not right."""
         return [rank for rank, want in enumerate(self.right) if not same(self.seen[rank], want)]
+
+    def part(
+        self,
+        where: str,
+        own: Callable[[torch.Tensor], torch.Tensor],
+        parts: Callable[[int], Sequence[Parts]],
+    ) -> "Finding":
+        """The same for a part of each value, that `own` takes out, which may be a sum of other `parts`."""
+        cut = lambda values: [own(value) for value in values]
+        return replace(
+            self,
+            where=f"{self.where}, in {where}",
+            seen=cut(self.seen),
+            right=cut(self.right),
+            mistakes={why: cut(values) for why, values in self.mistakes.items()},
+            parts=parts,
+        )
 
     def fitting(self, ranks: Iterable[int] | None = None) -> list[str]:
         """The mistakes that explain the values of the ranks, of all of them by default."""
@@ -90,6 +107,11 @@ def _named(first: Finding, suspects: Sequence[str]) -> str:
     """The mistakes that are left; if none is, what the first wrong value is made of."""
     named = ", or else ".join(suspects) or _of_some_ranks(first)
     return f"{'; '.join(filter(None, [named, first.also]))} (seen with {first.where})"
+
+
+def first_wrong(findings: Iterable[Finding], whole: Finding) -> Finding:
+    """The first part that is wrong, or the whole where each part is right by itself."""
+    return next((each for each in findings if each.wrong), whole)
 
 
 def sum_of(tensors: Iterable[torch.Tensor]) -> torch.Tensor:

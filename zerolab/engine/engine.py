@@ -51,7 +51,6 @@ class Engine:
         self._written: dict[str, str] = {}
         self._turn = 0
         self.hooks = ModelHooks(model, units, self.gatherer, self.reducer, training)
-        self._gathers_in_step = prefetch == 0
         training.trace.wait_with(self.finish_gathers)
         before_exit(self.finish_gathers)
 
@@ -76,7 +75,7 @@ class Engine:
 
     def end_update(self) -> None:
         """After an update: with ``prefetch=0`` wait here; otherwise whatever uses a parameter next waits."""
-        if self._gathers_in_step:
+        if not self.gatherer.prefetch:
             self.finish_gathers()
 
     def finish_grads(self) -> None:

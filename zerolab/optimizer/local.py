@@ -20,8 +20,8 @@ class LocalUpdate:
     Each batch of slices has an optimizer of its own, which is stepped exactly once in every training step.
     A single process steps its one optimizer as often, so a step counter or a schedule that the optimizer
     keeps itself stays correct, and a unit can still be updated and gathered before the next one. Small units
-    are updated with the first of them. Each
-    optimizer has as many groups as the user, some of them empty. This class does not know about ranks.
+    are updated with the first of them. Each optimizer has as many groups as the user, some of them empty.
+    This class does not know about ranks.
 
     Attributes:
         optimizers: the stock optimizers.

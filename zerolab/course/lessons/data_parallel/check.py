@@ -1,14 +1,13 @@
 """Lesson 03's exercise: average gradients over ranks, graded on values, gaps, layout and messages."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 import torch
 
 from zerolab.course.attempts import Attempt, attempt
-from zerolab.course.evidence import Finding, examine
+from zerolab.course.evidence import Finding, examine, first_wrong
 from zerolab.course.exercise import graded
 from zerolab.course.lessons.data_parallel.cases import (
     CASES,
@@ -102,22 +101,14 @@ def _flat(tensors) -> torch.Tensor:
 
 def _one_parameter(finding: Finding) -> Finding:
     """The same for the first parameter that is wrong, where others are right."""
-    parameters = (_of_parameter(finding, index, name) for index, name in enumerate(SHAPES))
-    return next((each for each in parameters if each.wrong), finding)
+    return first_wrong((_of_parameter(finding, index, name) for index, name in enumerate(SHAPES)), finding)
 
 
 def _of_parameter(finding: Finding, index: int, name: str) -> Finding:
     """The same for one parameter alone."""
     own = lambda value: value.split(SIZES)[index]
-    cut = lambda values: [own(value) for value in values]
-    return replace(
-        finding,
-        where=f"{finding.where}, in the {name}",
-        seen=cut(finding.seen),
-        right=cut(finding.right),
-        mistakes={why: cut(values) for why, values in finding.mistakes.items()},
-        parts=lambda rank: [{peer: own(part) for peer, part in finding.parts(rank)[0].items()}],
-    )
+    parts = lambda rank: [{peer: own(part) for peer, part in finding.parts(rank)[0].items()}]
+    return finding.part(f"the {name}", own, parts)
 
 
 def _without_the_gap(brought: list[torch.Tensor], case: Case) -> dict[str, list[torch.Tensor]]:

@@ -5,7 +5,6 @@ An unsharded AdamW has the right values, so values alone are not enough.
 
 import gc
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
@@ -14,7 +13,7 @@ import torch
 
 from zerolab.course.alive import Alive, kept_by, nbytes
 from zerolab.course.attempts import Attempt, attempt
-from zerolab.course.evidence import Finding, examine
+from zerolab.course.evidence import Finding, examine, first_wrong
 from zerolab.course.exercise import graded
 from zerolab.course.lessons.zero_stage_1.solution import MyZero1
 from zerolab.course.lessons.zero_stage_1.world import LR, MISTAKES, STEPS, World, mean
@@ -130,22 +129,13 @@ def _differing(flats: list[torch.Tensor]) -> str | None:
 
 def _one_chunk(finding: Finding, world: World) -> Finding:
     """The same for the first chunk that is wrong."""
-    chunks = (_of_chunk(finding, world, owner) for owner in range(world.world_size))
-    return next((each for each in chunks if each.wrong), finding)
+    return first_wrong((_of_chunk(finding, world, owner) for owner in range(world.world_size)), finding)
 
 
 def _of_chunk(finding: Finding, world: World, owner: int) -> Finding:
     """The same for one rank's chunk, taken apart into the gradients of ranks and steps."""
-    piece = world.cut(owner)
-    cut = lambda values: [value[piece] for value in values]
-    return replace(
-        finding,
-        where=f"{finding.where}, in rank {owner}'s chunk of flat",
-        seen=cut(finding.seen),
-        right=cut(finding.right),
-        mistakes={why: cut(values) for why, values in finding.mistakes.items()},
-        parts=lambda rank: _parts(world, owner),
-    )
+    own = lambda value: value[world.cut(owner)]
+    return finding.part(f"rank {owner}'s chunk of flat", own, lambda rank: _parts(world, owner))
 
 
 def _parts(world: World, owner: int) -> Sequence[Parts]:
