@@ -63,19 +63,22 @@ class MemoryMeter:
         self.held_bytes += held_bytes - self._by_owner.pop(owner, 0)
         if held_bytes:
             self._by_owner[owner] = held_bytes
-        self._note_peak()
+        self.note_peak()
 
     def enter(self, phase: str) -> None:
         """The run begins to do something else, with what is held now."""
         self.phase = phase
-        self._note_peak()
+        self.note_peak()
 
-    def _note_peak(self) -> None:
-        self.peak_bytes = max(self.peak_bytes, self.held_bytes)
-        self.peak_by_phase[self.phase] = max(self.peak_by_phase.get(self.phase, 0), self.held_bytes)
+    def note_peak(self, passing_bytes: int = 0) -> None:
+        """Keep the peak, of what is held and of what is there beside it for a moment."""
+        bytes_now = self.held_bytes + passing_bytes
+        if bytes_now > self.peak_by_phase.get(self.phase, -1):
+            self.peak_by_phase[self.phase] = bytes_now
+            self.peak_bytes = max(self.peak_bytes, bytes_now)
 
     def reset_peak(self) -> None:
         """Forget the peaks, as after the construction of an optimizer."""
         self.peak_bytes = 0
         self.peak_by_phase.clear()
-        self._note_peak()
+        self.note_peak()

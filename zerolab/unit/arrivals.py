@@ -43,6 +43,19 @@ class Arrivals:
         self.producers.note()
         return self._numel >= MOVED_TOGETHER
 
+    def move_one(self, span: Span, gradient: torch.Tensor, local: torch.Tensor, filled: set[Span]) -> None:
+        """The same as `add` and `move` for a gradient that waits for no other."""
+        part = span.view(local)
+        if span in filled:
+            part += gradient
+        else:
+            part.copy_(gradient)
+            padding = self._padding[span]
+            if padding.start < padding.stop:
+                local[padding].zero_()
+            filled.add(span)
+        self.producers.note()
+
     def move(self, local: torch.Tensor, filled: set[Span]) -> None:
         """Add what waits to the gradients in ``local`` of the spans that are ``filled``, and copy the rest.
 

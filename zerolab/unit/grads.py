@@ -11,7 +11,7 @@ import torch
 
 from zerolab.precision import reduce_op
 from zerolab.storages import MemoryMeter
-from zerolab.unit.arrivals import Arrivals
+from zerolab.unit.arrivals import MOVED_TOGETHER, Arrivals
 from zerolab.unit.sharded import ReducedGradient, as_plain_tensors
 from zerolab.unit.span import Span
 from zerolab.unit.states import GradState, change
@@ -78,9 +78,10 @@ class FlatGrads:
             self._removed_markers.add(span)
 
     def collect(self, span: Span) -> None:
-        """Take a parameter's new gradient, to be moved into ``local`` soon, and leave a marker.
+        """Take a parameter's new gradient, and leave a marker.
 
-        A hook of the user's may have set the gradient to None: then there is none, as in PyTorch.
+        A large gradient is moved into ``local`` at once, a small one together with others. A hook of the
+        user's may have set the gradient to None: then there is none, as in PyTorch.
         Memory: see `Arrivals`.
         """
         gradient = span.parameter.grad
@@ -91,14 +92,28 @@ class FlatGrads:
             raise RuntimeError(f"{span.name} has a sparse gradient: build its module with sparse=False")
         if self.state is not GradState.COLLECTING:
             self._become(GradState.COLLECTING)
-        full = self.arrivals.add(span, gradient)
-        self.meter.hold(self.arrivals, self.arrivals.held_bytes)
         self.used.add(span)
         self.missing.discard(span)
         if span not in self._markers:
             self._markers[span] = ReducedGradient(span.parameter)
         span.parameter.grad = self._markers[span]
         self._removed_markers.discard(span)  # a None there is from now on the user's own
+        if span.numel >= MOVED_TOGETHER:
+            self._move_one(span, gradient.detach())
+        else:
+            self._wait_for_others(span, gradient)
+
+    def _move_one(self, span: Span, gradient: torch.Tensor) -> None:
+        """Move a large gradient into ``local``."""
+        if not self.filled:
+            self._open_local()
+        self.meter.note_peak(gradient.untyped_storage().nbytes())
+        self.arrivals.move_one(span, gradient, self.local, self.filled)
+
+    def _wait_for_others(self, span: Span, gradient: torch.Tensor) -> None:
+        """Let a small gradient wait, to be moved with others."""
+        full = self.arrivals.add(span, gradient)
+        self.meter.hold(self.arrivals, self.arrivals.held_bytes)
         if full:
             self.move()
 

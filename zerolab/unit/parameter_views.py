@@ -45,17 +45,17 @@ class ParameterViews:
         A parameter is a placeholder before its values go, and until they are back: threads may read it.
         """
         self._classes = [type(span.parameter) for span in self._spans]
-        for span, nothing in zip(self._spans, self._of_nothing, strict=True):
-            take_place(span.parameter, span.layout)
-            with as_plain_tensors():
+        with as_plain_tensors():
+            for span, nothing in zip(self._spans, self._of_nothing, strict=True):
+                take_place(span.parameter, span.layout)
                 span.parameter.data = nothing
 
     def restore(self) -> None:
         """Make the parameters views of the flat buffer again, as autograd saved them."""
-        for span, own_class, view in zip(self._spans, self._classes, self._views, strict=True):
-            with as_plain_tensors():
+        with as_plain_tensors():
+            for span, own_class, view in zip(self._spans, self._classes, self._views, strict=True):
                 span.parameter.data = view
-            cast(Sharded, span.parameter).give_way(own_class)
+                cast(Sharded, span.parameter).give_way(own_class)
 
     def moved_away(self) -> Span | None:
         """The first parameter that should be a view of the flat buffer and has other memory."""

@@ -1,0 +1,52 @@
+"""Promise: the flat buffer holds the sum of the gradients that came, and zeros between them."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from zerolab.precision import PRECISIONS
+from zerolab.unit import FlatUnit
+from zerolab.unit.arrivals import MOVED_TOGETHER
+
+SIZES = {
+    "small": (3, 5),
+    "large": (MOVED_TOGETHER + 3, MOVED_TOGETHER + 1),
+    "mixed": (3, MOVED_TOGETHER + 3, 5),
+}
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_local_holds_the_sum_and_zeros(sizes: tuple[int, ...], micro_batches: int, monkeypatch):
+    monkeypatch.setattr(torch, "empty", lambda *shape, **kind: torch.full(shape, math.nan, **kind))
+    parameters = [nn.Parameter(torch.zeros(size)) for size in sizes]
+    unit = FlatUnit(
+        "unit", 0, [(str(index), each) for index, each in enumerate(parameters)], 2, PRECISIONS["fp32"]
+    )
+    for number in range(micro_batches):
+        unit.grads.expect()
+        for index, span in enumerate(unit.grads.spans):
+            unit.grads.remove_marker(span)
+            span.parameter.grad = torch.full_like(span.parameter, 10.0**number * (index + 1))
+            unit.grads.collect(span)
+        unit.grads.end_pass()
+    unit.grads.prepare_to_reduce()
+    expected = torch.zeros(unit.padded_numel)
+    for index, span in enumerate(unit.grads.spans):
+        span.view(expected).fill_((index + 1) * (1.0 if micro_batches == 1 else 11.0))
+    assert torch.equal(unit.grads.local, expected)
+
+
+@pytest.mark.parametrize("size", [3, MOVED_TOGETHER + 3])
+def test_the_peak_counts_a_gradient_beside_the_buffer(size: int):
+    parameter = nn.Parameter(torch.zeros(size))
+    unit = FlatUnit("unit", 0, [("weight", parameter)], 1, PRECISIONS["fp32"])
+    before = unit.meter.held_bytes
+    unit.grads.expect()
+    parameter.grad = torch.ones(size)
+    unit.grads.collect(unit.grads.spans[0])
+    unit.grads.move()
+    assert unit.meter.peak_bytes == before + 4 * unit.padded_numel + 4 * size
+    assert unit.meter.held_bytes == before + 4 * unit.padded_numel
