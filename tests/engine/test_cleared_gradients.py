@@ -178,3 +178,38 @@ def clear_after_a_broken_backward(stage: int) -> tuple[list[torch.Tensor], list[
 def test_gradients_cleared_after_a_broken_backward_stay_cleared(stage: int):
     for ours, theirs in on_two_ranks(clear_after_a_broken_backward, stage):
         assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
+
+
+def break_off_before_a_gradient_is_stored(stage: int, clears: bool, alone: bool) -> list[list[torch.Tensor]]:
+    """A user's hook raises after the engine made room for the gradient, and before autograd stores it."""
+    x, plain, model = torch.ones(2, 4), layers(), layers()
+    if alone:  # a model with one parameter
+        plain, model = plain[:1], model[:1]
+        plain[0].bias = model[0].bias = None
+    expected = torch.optim.SGD(plain.parameters(), lr=0.1)
+    optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=stage, units=[], lr=0.1)
+
+    def refuse(gradient: torch.Tensor) -> None:
+        raise Broken
+
+    for each, net in ((expected, plain), (optimizer, model)):
+        net(x).sum().backward()
+        handle = net[0].weight.register_hook(refuse)
+        with pytest.raises(Broken):
+            net(x).sum().backward()
+        handle.remove()
+        if clears:
+            net.zero_grad()
+        net(3 * x).sum().backward()
+        each.step()
+    with optimizer.full_params():
+        return [[p.detach().clone() for p in net.parameters()] for net in (model, plain)]
+
+
+@pytest.mark.parametrize(("clears", "alone"), [(True, False), (False, False), (False, True)])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_hook_that_raises_before_a_gradient_is_stored_leaves_what_pytorch_leaves(
+    stage: int, clears: bool, alone: bool
+):
+    for ours, theirs in on_two_ranks(break_off_before_a_gradient_is_stored, stage, clears, alone):
+        assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))

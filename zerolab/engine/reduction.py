@@ -148,9 +148,18 @@ class Reducer:
         return cleared
 
     def abandon(self) -> None:
-        """A backward pass was broken off: reduce its gradients later, because in PyTorch they count too."""
+        """A backward pass was broken off: reduce its gradients later, because in PyTorch they count too.
+
+        It may have broken off between `before_gradient` and `collect`, with a marker removed. Where the user
+        has cleared every other gradient since, that one was cleared too.
+        """
         self.wait_for_all()
         self.unreduced = True
+        removed = {span for flat in self.flats for span in flat.grads.removed_markers}
+        used = {span for flat in self.flats for span in flat.grads.used}
+        if removed < used and used == {span for flat in self.flats for span in flat.grads.cleared()}:
+            for flat in self.flats:
+                flat.grads.removed_markers.clear()
 
     def _reduce_all(self, waiting: deque[FlatUnit]) -> None:
         while waiting:

@@ -29,6 +29,7 @@ class FlatGrads:
         missing: the spans that the backward pass under way has not brought a gradient for yet.
         filled: the spans with a gradient in ``local``.
         used: the spans with a gradient anywhere since they were last cleared.
+        removed_markers: the spans whose marker made room for a gradient that autograd has not stored yet.
         arrivals: the gradients that wait to be moved into ``local``.
         producers: the GPU streams that gradients came on.
     """
@@ -56,7 +57,7 @@ class FlatGrads:
         self.arrivals = Arrivals(spans, padded_numel, device)
         self.producers = self.arrivals.producers
         self._markers: dict[Span, ReducedGradient] = {}
-        self._removed_markers: set[Span] = set()
+        self.removed_markers: set[Span] = set()
 
     def _become(self, state: GradState) -> None:
         self.state = change(f"the gradients of unit {self.name}", self.state, state)
@@ -75,7 +76,7 @@ class FlatGrads:
         """Before autograd stores a gradient: remove the marker of the previous one, which was moved out."""
         if span in self.used and span.parameter.grad is self._markers[span]:
             span.parameter.grad = None
-            self._removed_markers.add(span)
+            self.removed_markers.add(span)
 
     def collect(self, span: Span) -> None:
         """Take a parameter's new gradient, and leave a marker.
@@ -97,7 +98,7 @@ class FlatGrads:
         if span not in self._markers:
             self._markers[span] = ReducedGradient(span.parameter)
         span.parameter.grad = self._markers[span]
-        self._removed_markers.discard(span)  # a None there is from now on the user's own
+        self.removed_markers.discard(span)  # a None there is from now on the user's own
         if span.numel >= MOVED_TOGETHER:
             self._move_one(span, gradient.detach())
         else:
@@ -139,10 +140,10 @@ class FlatGrads:
         And put the marker back where no gradient was stored, as by torch.autograd.grad.
         """
         self.move()
-        for span in self._removed_markers:
+        for span in self.removed_markers:
             if span.parameter.grad is None:
                 span.parameter.grad = self._markers[span]
-        self._removed_markers.clear()
+        self.removed_markers.clear()
 
     def _open_local(self) -> None:
         """A buffer for this rank's gradients: a new one, or the last one, after its result was copied out."""
