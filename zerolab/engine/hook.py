@@ -1,5 +1,6 @@
 """Hook: what the engine hangs into a user's modules, and what does not follow them when they are copied."""
 
+import weakref
 from collections.abc import Callable
 
 import torch
@@ -30,3 +31,18 @@ class Hook:
 @torch.compiler.disable
 def _outside_graphs(call: Callable, args: tuple):
     return call(*args)
+
+
+def weakly(call: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
+    """A hook that calls ``call`` and does not keep it alive.
+
+    PyTorch keeps a parameter's post-accumulate hooks where Python's garbage collector does not look. A hook
+    that leads back to its parameter would keep it in memory for ever, with the model and the optimizer.
+    """
+    reference = weakref.ref(call)
+
+    def hook(parameter: torch.Tensor) -> None:
+        if (alive := reference()) is not None:
+            alive(parameter)
+
+    return hook

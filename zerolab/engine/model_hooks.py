@@ -7,13 +7,14 @@ backward   its output's gradient comes: unshard it, prefetch the one before
            the end: what autograd never reached is reduced as zeros, and every unit is resharded
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import nn
 
 from zerolab.engine.gather import Gatherer
-from zerolab.engine.hook import Hook
+from zerolab.engine.hook import Hook, weakly
 from zerolab.engine.passes import (
     AFTER_AN_UPDATE,
     AT_STAGE_3,
@@ -50,6 +51,7 @@ class ModelHooks:
     ):
         self.units, self.gatherer, self.reducer, self.training = units, gatherer, reducer, training
         self.backward = BackwardPass()
+        self._kept: list[Callable] = []
         for run in units:
             self._register(run)
         model.register_forward_pre_hook(
@@ -72,10 +74,10 @@ class ModelHooks:
             module.register_forward_pre_hook(enter, prepend=True)
         for flat in (flat for flat in run.flats if flat.trainable):
             for span in flat.spans:
+                after_gradient = partial(self._after_gradient, run, flat, span)
+                self._kept.append(after_gradient)
                 span.parameter.register_hook(partial(self._before_gradient, flat, span))
-                span.parameter.register_post_accumulate_grad_hook(
-                    partial(self._after_gradient, run, flat, span)
-                )
+                span.parameter.register_post_accumulate_grad_hook(weakly(after_gradient))
 
     # Forward.
 
