@@ -1,0 +1,195 @@
+"""Where the job ends: the right way, and after each known mistake. All ranks run in one process, in lockstep."""
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+
+import torch
+
+from zerolab import ring
+from zerolab.course.evidence import sum_of
+from zerolab.course.lessons.incident_room.engine import MOMENTUM
+from zerolab.course.lessons.incident_room.room import LR, PSI, Batch, Case, batches, start
+
+Tensors = list[torch.Tensor]
+Gradients = list[Tensors]  # by rank and micro-batch
+Combine = Callable[[Gradients, int], torch.Tensor]
+"""What the owner of a shard takes for the gradient, as a whole buffer of which its chunk counts."""
+
+
+def mean(gradients: Gradients, owner: int = 0) -> torch.Tensor:
+    return summed(gradients) / sum(map(len, gradients))
+
+
+def summed(gradients: Gradients, owner: int = 0) -> torch.Tensor:
+    return sum_of(gradient for own in gradients for gradient in own)
+
+
+def own(gradients: Gradients, owner: int) -> torch.Tensor:
+    """The owner's own gradients alone."""
+    return sum_of(gradients[owner]) / len(gradients[owner])
+
+
+def times(factor: float) -> Combine:
+    """A multiple of the mean."""
+    return lambda gradients, owner: factor * mean(gradients)
+
+
+def chunk(rank: int, world_size: int) -> slice:
+    return ring.chunks(PSI, world_size)[rank]
+
+
+class Lockstep:
+    """The job on `world_size` simulated ranks: what each has in flat, and its momentum.
+
+    Attributes: flats, by rank; momentum, whole; uses, what the two uses of a tied weight count.
+    """
+
+    def __init__(
+        self, world_size: int, flat: torch.Tensor | None = None, momentum: torch.Tensor | None = None
+    ):
+        flat = start() if flat is None else flat
+        self.uses = (1.0, 1.0)
+        self.world_size = world_size
+        self.flats = [flat.clone() for _ in range(world_size)]
+        self.momentum = torch.zeros_like(flat) if momentum is None else momentum.clone()
+
+    def step(self, data: Sequence[Sequence[Batch]], combine: Combine, gather: Callable | None = None) -> None:
+        """One step: gradients, what `combine` makes of them, the update, and the gather."""
+        gradients = [
+            [self.gradient(batch, flat) for batch in own] for flat, own in zip(self.flats, data, strict=True)
+        ]
+        updated = []
+        for owner in range(self.world_size):
+            mine = chunk(owner, self.world_size)
+            self.momentum[mine] = MOMENTUM * self.momentum[mine] + combine(gradients, owner)[mine]
+            updated.append(self.flats[owner][mine] - LR * self.momentum[mine])
+        (gather or self.gather)(updated)
+
+    def gradient(self, batch: Batch, flat: torch.Tensor) -> torch.Tensor:
+        """The gradient of a batch. A tied weight is used twice, and its gradients are added."""
+        used = batch.inputs.shape[1] - PSI
+        whole = batch.gradient(torch.cat([flat, flat[PSI - used :]]))
+        gradient = whole[:PSI].clone()
+        if used:
+            first, second = self.uses
+            gradient[PSI - used :] = first * whole[PSI - used : PSI] + second * whole[PSI:]
+        return gradient
+
+    def gather(self, updated: Tensors) -> None:
+        """Every rank gets every shard."""
+        whole = torch.cat(updated)
+        self.flats = [whole.clone() for _ in self.flats]
+
+    def keep_apart(self, updated: Tensors) -> None:
+        """Every rank has its own new shard, and the old ones of the others."""
+        for rank, shard in enumerate(updated):
+            self.flats[rank][chunk(rank, self.world_size)] = shard
+
+
+def trained(
+    case: Case,
+    combine: Combine = mean,
+    steps: int | None = None,
+    apart: bool = False,
+    uses: tuple[float, float] = (1.0, 1.0),
+) -> Tensors:
+    """Where the ranks end if the gradient is what `combine` makes of it; `apart`: and nobody gathers."""
+    world = Lockstep(case.ranks)
+    world.uses = uses
+    data = [batches(case, rank) for rank in range(case.ranks)]
+    for _ in range(case.steps if steps is None else steps):
+        world.step(data, combine, world.keep_apart if apart else None)
+    return world.flats
+
+
+def piled(case: Case, combine: Combine = mean) -> Tensors:
+    """Where the ranks end if the gradients of earlier steps are never cleared."""
+    before: Tensors = []
+
+    def pile(gradients: Gradients, owner: int) -> torch.Tensor:
+        if owner == 0:
+            before.append(combine(gradients, owner))
+        return list(accumulate(before, torch.add))[-1]
+
+    return trained(case, pile)
+
+
+def behind(case: Case, combine: Combine = mean) -> Tensors:
+    """Where the ranks end if each update uses the gradient of the step before, and the first one zeros."""
+    before: Tensors = []
+
+    def late(gradients: Gradients, owner: int) -> torch.Tensor:
+        if owner == 0:
+            before.append(combine(gradients, owner))
+        return before[-2] if len(before) > 1 else torch.zeros(PSI, dtype=torch.float64)
+
+    return trained(case, late)
+
+
+def lagging(case: Case) -> Tensors:
+    """Where the ranks end if all is right, but each has the others' shards of the step before."""
+    world = Lockstep(case.ranks)
+    data = [batches(case, rank) for rank in range(case.ranks)]
+    for step in range(case.steps):
+        world.step(data, mean, world.keep_apart if step == case.steps - 1 else None)
+    return world.flats
+
+
+def resumed(
+    case: Case, at_resume: Callable[[torch.Tensor], torch.Tensor] = lambda momentum: momentum
+) -> Tensors:
+    """Where the ranks end after a resume at which `at_resume` makes another momentum of the saved one."""
+    first = Lockstep(case.ranks)
+    data = [batches(case, rank) for rank in range(case.ranks)]
+    for _ in range(case.steps):
+        first.step(data, mean)
+    second = Lockstep(case.resumed_on, first.flats[0], at_resume(first.momentum))
+    data = [batches(case, rank) for rank in range(case.resumed_on)]
+    for _ in range(case.steps):
+        second.step(data, mean)
+    return second.flats
+
+
+def patched(case: Case, base: Tensors, patch: Tensors, where: Callable[[int], slice]) -> Tensors:
+    """`base`, with a slice of each rank's taken from `patch`."""
+    made = [each.clone() for each in base]
+    for rank in range(case.ranks):
+        made[rank][where(rank)] = patch[rank][where(rank)]
+    return made
+
+
+def remainder_lost(case: Case) -> Tensors:
+    """Where the ranks end if the last numel % N elements are no part of any shard."""
+    whole = slice(0, PSI - PSI % case.ranks)
+
+    def cut(gradients: Gradients, owner: int) -> torch.Tensor:
+        gradient = mean(gradients)
+        gradient[whole.stop :] = 0
+        return gradient
+
+    return trained(case, cut)
+
+
+# A sentence, and where the ranks end.
+# fmt: off
+COMMON: dict[str, Callable[[Case], Tensors]] = {
+    "step left the parameters as they were: an update has to reach flat":
+        lambda case: trained(case, steps=0),
+    "that is the sum over the ranks and not the mean: divide once by the number of ranks":
+        lambda case: trained(case, times(case.ranks)),
+    "the gradient is divided by the number of ranks twice":
+        lambda case: trained(case, times(1 / case.ranks)),
+    "each rank updates its shard with its own gradient alone: reduce-scatter first":
+        lambda case: trained(case, own),
+    "each rank updates its own shard, and no rank ever gets the others': all-gather after the update":
+        lambda case: trained(case, apart=True),
+    "each rank ends with the others' shards of the step before: the last thing in a step has to be the gather":
+        lagging,
+    "the gradients of earlier steps are never cleared: begin each step with a new sum":
+        piled,
+    "each update uses the gradient of the step before":
+        behind,
+    "the last numel % N elements never change: the remainder is lost":
+        remainder_lost,
+}
+# fmt: on
