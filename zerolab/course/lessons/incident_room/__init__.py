@@ -1,4 +1,4 @@
-"""Lesson 09, the incident room: twelve tickets, each an engine with one fault from the history of real ones."""
+"""Lesson 09, the incident room: twelve engines, each with one fault from the history of real ones."""
 
 from zerolab.course.lessons.incident_room.engine import Engine
 from zerolab.course.lessons.incident_room.tickets.ticket_01 import Engine1, check_1

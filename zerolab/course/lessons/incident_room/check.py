@@ -6,39 +6,16 @@ Values are compared with one process, bytes with the ledger, and memory with wha
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 
-from zerolab.course.alive import Alive, kept_by
 from zerolab.course.attempts import attempt
 from zerolab.course.evidence import Finding, examine
 from zerolab.course.exercise import graded
-from zerolab.course.lessons.incident_room.lockstep import COMMON, Tensors, trained
-from zerolab.course.lessons.incident_room.room import LR, PSI, Case, batches, named, start
-from zerolab.course.lessons.zero_stage_1.check import sent_bytes
-from zerolab.course.wire import Wire
+from zerolab.course.lessons.incident_room.lockstep import COMMON, Tensors, one_thread, trained
+from zerolab.course.lessons.incident_room.room import PSI, Case, Seen, train
 
 CASES = (Case(3), Case(2), Case(4))
-ITEM = 8  # bytes of an element
-
-
-class Ended(NamedTuple):
-    """What a rank ended with.
-
-    Attributes:
-        flat: its parameters; passes: what it sent in the last step, in Ψ.
-        kept: bytes that the engine keeps before the last micro-batch and after the last step, and their names.
-        state: elements of optimizer state, in all optimizers.
-        saved: what `save` returned.
-    """
-
-    flat: torch.Tensor
-    passes: float
-    kept: tuple[dict[str, int], ...]
-    state: int
-    saved: Any = None
 
 
 @dataclass(frozen=True)
@@ -53,7 +30,6 @@ class Ticket:
         right: where the ranks should end.
         mistakes: by sentence, where they end instead.
         cost: what is wrong although the values are right, from the case and what the ranks ended with.
-        by_name: whether the engine gets its parameters by name.
         gathers: whether its parameters are read with `gather()`, because no rank has them whole.
     """
 
@@ -63,19 +39,16 @@ class Ticket:
     cases: Sequence[Case] = CASES
     right: Callable[[Case], Tensors] = trained
     mistakes: Mapping[str, Callable[[Case], Tensors]] = field(default_factory=dict)
-    cost: Callable[[Case, Sequence[Ended]], str | None] = lambda case, ended: too_dear(case, ended)
-    by_name: bool = False
+    cost: Callable[[Case, Sequence[Seen]], str | None] = lambda case, ended: too_dear(case, ended)
     gathers: bool = False
 
     def check(self, number: int, solution: Sequence[Callable]) -> Callable:
         """The ticket's check, for the reader."""
-        first = "parameters" if self.by_name else "flat"
+        first = "parameters" if self.cases[0].by_name else "flat"
 
         def diagnose(engine: Callable) -> str | None:
             if not _changed(engine, self.broken):
-                return (
-                    f"not written yet: that is {self.broken.__name__} as it was. Override the verb at fault"
-                )
+                return f"not written yet: that is {self.broken.__name__} as it was. Override what is wrong"
             return examine(self.cases, partial(look, self, engine))
 
         diagnose.__name__, diagnose.__qualname__ = f"check_{number}", f"check_{number}"
@@ -96,28 +69,28 @@ def _changed(engine: Callable, broken: type) -> bool:
 
 def look(ticket: Ticket, engine: Callable, case: Case) -> Finding:
     """Run the job with the engine, and compare what the ranks end with."""
-    outcome = attempt(_train, [(ticket, engine, case, rank) for rank in range(case.ranks)])
+    outcome = attempt(train, [(engine, case, rank, None, ticket.gathers) for rank in range(case.ranks)])
     if case.resumed_on and not outcome.failure:
-        flat, files = outcome.values[0].flat, [ended.saved for ended in outcome.values]
-        again = [(ticket, engine, case, rank, flat, files) for rank in range(case.resumed_on)]
-        outcome = attempt(_train, again)
+        again = outcome.values[0].flat, [ended.saved for ended in outcome.values]
+        outcome = attempt(train, [(engine, case, rank, again) for rank in range(case.resumed_on)])
     where = str(case)
     if outcome.failure or outcome.engine:
         own = "that uses zerolab's own ZeroOptimizer: repair this engine"
         return Finding(where, outcome.failure or own)
     seen = [ended.flat for ended in outcome.values]
-    known = {**ticket.mistakes, **COMMON}
-    right = ticket.right(case)
-    mistakes = {why: value(case) for why, value in known.items()} if any(map(_differ, seen, right)) else {}
+    alike = all(torch.equal(flat, seen[0]) for flat in seen)
+    others = {why: ends for why, ends in COMMON.items() if ends not in ticket.mistakes.values()}
+    with one_thread():
+        right = ticket.right(case)
+        wrong = any(map(_differ, seen, right))
+        mistakes = {why: ends(case) for why, ends in {**ticket.mistakes, **others}.items() if wrong}
     return Finding(
         where,
         seen=seen,
         right=right,
         mistakes=mistakes,
         cost=ticket.cost(case, outcome.values),
-        also=None
-        if all(torch.equal(flat, seen[0]) for flat in seen)
-        else "the ranks end with different parameters",
+        also=None if alike else "the ranks end with different parameters",
     )
 
 
@@ -125,61 +98,13 @@ def _differ(seen: torch.Tensor, right: torch.Tensor) -> bool:
     return seen.shape != right.shape or not torch.allclose(seen, right, rtol=1e-9, atol=1e-12)
 
 
-def _train(
-    ticket: Ticket,
-    engine: Callable,
-    case: Case,
-    rank: int,
-    flat: torch.Tensor | None = None,
-    files: Any = None,
-) -> Ended:
-    """In the worker: steps with the reader's engine, then a look at what it sent and keeps."""
-    world_size = dist.get_world_size()
-    given = start() if flat is None else flat.clone()
-    given = named(case, given) if ticket.by_name else given
-    alive, data, kept = Alive(), batches(case, rank), []
-    mine = engine(given, LR)
-    if files is not None:
-        mine.load(files)
-    look = lambda: kept.append(_kept(alive, mine, given))
-    for step in range(case.steps):
-        data[-1].watch = look if step == case.steps - 1 else data[-1].watch
-        with Wire() as wire:
-            mine.step(data)
-    look()
-    whole = mine.gather() if ticket.gathers else given
-    whole = torch.cat(_tensors(whole)) if ticket.by_name else whole
-    sent = sent_bytes(wire.messages, world_size) / (ITEM * PSI * (world_size - 1) / world_size)
-    saved = mine.save() if case.resumed_on and files is None else None
-    return Ended(whole.detach().clone(), sent, tuple(kept), _state(mine), saved)
-
-
-def _tensors(given: Any) -> list[torch.Tensor]:
-    """Each of the given parameters once."""
-    return list({id(each): each for each in given.values()}.values()) if isinstance(given, dict) else [given]
-
-
-def _kept(alive: Alive, engine: Any, given: Any) -> dict[str, int]:
-    """The bytes of each new storage that the engine keeps, by the name under which it does."""
-    found = alive.storages(leave_out=_tensors(given))
-    names = {kept_by(tensor, self=engine): tensor.untyped_storage().nbytes() for tensor in found.values()}
-    return {name: size for name, size in names.items() if name}
-
-
-def _state(engine: Any) -> int:
-    """The elements of state in the engine's optimizers."""
-    optimizers = [each for each in vars(engine).values() if isinstance(each, torch.optim.Optimizer)]
-    values = [value for each in optimizers for state in each.state.values() for value in state.values()]
-    return sum(value.numel() for value in values if isinstance(value, torch.Tensor))
-
-
-def too_dear(case: Case, ended: Sequence[Ended], passes: float = 2) -> str | None:
+def too_dear(case: Case, ended: Sequence[Seen], passes: float = 2) -> str | None:
     """What is wrong with right values of stage 1: too many bytes, or optimizer state that is not sharded."""
     passes += case.micro_batches - 1
     return unsharded(case, ended) or too_much_sent(ended, passes)
 
 
-def unsharded(case: Case, ended: Sequence[Ended]) -> str | None:
+def unsharded(case: Case, ended: Sequence[Seen]) -> str | None:
     """Whether a rank holds more of the momentum than its shard."""
     share = -(-PSI // len(ended))
     for rank, each in enumerate(ended):
@@ -191,12 +116,12 @@ def unsharded(case: Case, ended: Sequence[Ended]) -> str | None:
     return None
 
 
-def too_much_sent(ended: Sequence[Ended], passes: float) -> str | None:
+def too_much_sent(ended: Sequence[Seen], passes: float) -> str | None:
     """Whether a rank moves more than so many Ψ a step. Counts and norms are small, and allowed."""
     for rank, each in enumerate(ended):
-        if each.passes > passes + 0.3:
+        if each.passes[-1] > passes + 0.3:
             return (
-                f"the values are right, but rank {rank} moves {each.passes:.1f}Ψ a step, and "
+                f"the values are right, but rank {rank} moves {each.passes[-1]:.1f}Ψ a step, and "
                 f"{passes:.0f}Ψ are enough"
             )
     return None

@@ -1,19 +1,32 @@
-"""Where the job ends: the right way, and after each known mistake. All ranks run in one process, in lockstep."""
+"""Where the job ends, done rightly and with each known mistake: all ranks in one process, in lockstep."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
+from typing import Any
 
 import torch
 
 from zerolab import ring
 from zerolab.course.evidence import sum_of
 from zerolab.course.lessons.incident_room.engine import MOMENTUM
-from zerolab.course.lessons.incident_room.room import LR, PSI, Batch, Case, batches, start
+from zerolab.course.lessons.incident_room.room import LR, PSI, RANKS, Batch, Case, batches, start
 
 Tensors = list[torch.Tensor]
 Gradients = list[Tensors]  # by rank and micro-batch
 Combine = Callable[[Gradients, int], torch.Tensor]
 """What the owner of a shard takes for the gradient, as a whole buffer of which its chunk counts."""
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one thread: for so little work others only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def mean(gradients: Gradients, owner: int = 0) -> torch.Tensor:
@@ -135,9 +148,7 @@ def lagging(case: Case) -> Tensors:
     return world.flats
 
 
-def resumed(
-    case: Case, at_resume: Callable[[torch.Tensor], torch.Tensor] = lambda momentum: momentum
-) -> Tensors:
+def resumed(case: Case, at_resume: Callable[[torch.Tensor], torch.Tensor] = torch.clone) -> Tensors:
     """Where the ranks end after a resume at which `at_resume` makes another momentum of the saved one."""
     first = Lockstep(case.ranks)
     data = [batches(case, rank) for rank in range(case.ranks)]
@@ -148,6 +159,28 @@ def resumed(
     for _ in range(case.steps):
         second.step(data, mean)
     return second.flats
+
+
+def alone(steps: int = 40, **case: Any) -> tuple[list[float], torch.Tensor]:
+    """The loss of each step in one process, and where it ends: the right way, with a resume if there is one."""
+    asked = Case(RANKS, steps=steps, **case)
+    world, losses = Lockstep(RANKS), []
+    for ranks in filter(None, (RANKS, asked.resumed_on)):
+        world = Lockstep(ranks, world.flats[0], world.momentum)
+        data = [batches(asked, rank) for rank in range(ranks)]
+        counts = [[len(batch) for batch in own] for own in data]
+        with one_thread():
+            for _ in range(steps):
+                world.step(data, lambda gradients, owner: weighted_mean(gradients, counts))  # noqa: B023
+        errors = zip(*(batch.errors for own in data for batch in own), strict=True)
+        losses += [sum(step) / sum(map(sum, counts)) for step in errors]
+    return losses, world.flats[0]
+
+
+def weighted_mean(gradients: Gradients, counts: list[list[int]]) -> torch.Tensor:
+    """The mean over all samples, of means over `counts` samples each."""
+    pairs = [pair for own in zip(counts, gradients, strict=True) for pair in zip(*own, strict=True)]
+    return sum_of(count * gradient for count, gradient in pairs) / sum(map(sum, counts))
 
 
 def patched(case: Case, base: Tensors, patch: Tensors, where: Callable[[int], slice]) -> Tensors:
@@ -183,7 +216,7 @@ COMMON: dict[str, Callable[[Case], Tensors]] = {
         lambda case: trained(case, own),
     "each rank updates its own shard, and no rank ever gets the others': all-gather after the update":
         lambda case: trained(case, apart=True),
-    "each rank ends with the others' shards of the step before: the last thing in a step has to be the gather":
+    "each rank ends with the others' shards of the step before: gather last":
         lagging,
     "the gradients of earlier steps are never cleared: begin each step with a new sum":
         piled,

@@ -11,10 +11,14 @@ import torch
 import torch.distributed as dist
 
 import zerolab
+from zerolab.course.alive import Alive, kept_by
 from zerolab.course.attempts import attempt
+from zerolab.course.lessons.zero_stage_1.check import sent_bytes
 from zerolab.course.wire import Wire
 
+RANKS = 4  # of the jobs that the notebook shows
 PSI, LR, SAMPLES = 101, 0.05, 120
+ITEM = 8  # bytes of an element
 NAMES = {"body": 61, "embedding": 40}  # elements of the parameters, where an engine gets them by name
 
 
@@ -25,6 +29,7 @@ class Case(NamedTuple):
         ranks: the number of ranks.
         micro_batches: of each rank and step.
         uneven: whether micro-batches have different numbers of samples.
+        by_name: whether the engine gets the parameters by name.
         tied: whether one parameter has two names.
         steps: of training; as many follow after a resume.
         resumed_on: the number of ranks after a resume, or 0 where there is none.
@@ -33,6 +38,7 @@ class Case(NamedTuple):
     ranks: int
     micro_batches: int = 1
     uneven: bool = False
+    by_name: bool = False
     tied: bool = False
     steps: int = 3
     resumed_on: int = 0
@@ -50,6 +56,7 @@ class Batch:
     inputs: torch.Tensor
     targets: torch.Tensor
     order: tuple[str, ...] = tuple(NAMES)  # in which backward has the gradients ready, by name
+    errors: list[float] = field(default_factory=list)  # the squared errors, added up, at each backward
     watch: Callable[[], None] = field(default=lambda: None, repr=False)
 
     def __len__(self) -> int:
@@ -62,7 +69,9 @@ class Batch:
     def gradient(self, flat: torch.Tensor) -> torch.Tensor:
         """Backward: the gradient of the loss."""
         self.watch()
-        return 2 / len(self) * self.inputs.t() @ (self.inputs @ flat - self.targets)
+        error = self.inputs @ flat - self.targets
+        self.errors.append(float(error.square().sum()))
+        return 2 / len(self) * self.inputs.t() @ error
 
     def gradients(self, parameters: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
         """Backward, one name after the other, as the gradients get ready."""
@@ -103,54 +112,115 @@ class Seen(NamedTuple):
     """What one rank saw of a run.
 
     Attributes:
-        losses: of its own samples, before each step.
+        errors: the squared errors of its samples, added up, in each step's backward.
+        samples: how many it has.
         flat: its parameters after the last step.
-        sent: elements that it sent in each step.
+        passes: what it sent in each step, in Ψ by the paper's count: an all-gather is Ψ.
+        kept: bytes that the engine keeps, by name, before each micro-batch of the last step, and after it.
+        state: elements of optimizer state, in all of the engine's optimizers.
         logs: what `engine.log` held after each step, where the engine has one.
+        saved: what `save` returned, where the case is resumed.
     """
 
-    losses: list[float]
+    errors: list[float]
+    samples: int
     flat: torch.Tensor
-    sent: list[int]
+    passes: list[float]
+    kept: list[dict[str, int]]
+    state: int
     logs: list[Any]
-
-    @property
-    def passes(self) -> float:
-        """The last step's elements in Ψ: one reduce-scatter or all-gather is Ψ by the paper's count."""
-        world_size = dist.get_world_size() if dist.is_initialized() else RANKS
-        return self.sent[-1] / (PSI * (world_size - 1) / world_size)
+    saved: Any = None
 
 
-RANKS = 4
+def train(engine: Callable, case: Case, rank: int, again: tuple | None = None, gathers: bool = False) -> Seen:
+    """In the worker: run the job with an engine. `again`: the parameters and files to resume from.
 
-
-def watch(engine: Callable, steps: int = 40, **case: Any) -> list[Seen]:
-    """Run the job with an engine on four ranks, and return what each rank saw."""
-    return zerolab.launch(_watched, RANKS, engine, Case(RANKS, steps=steps, **case))
-
-
-def _watched(engine: Callable, case: Case) -> Seen:
-    flat = start()
-    mine, own = engine(flat, LR), batches(case, dist.get_rank())
-    losses, sent, logs = [], [], []
-    for _ in range(case.steps):
-        losses.append(sum(float(batch.loss(flat)) for batch in own) / len(own))
+    `gathers`: whether the parameters are read with `gather()`, because no rank has them whole.
+    """
+    flat, files = again or (start(), None)
+    given = named(case, flat) if case.by_name else flat.clone()
+    alive, data, kept = Alive(), batches(case, rank), []
+    mine = engine(given, LR)
+    if again:
+        mine.load(files)
+    passes, logs = [], []
+    for step in range(case.steps):
+        for batch in data:
+            batch.watch = (
+                (lambda: kept.append(_kept(alive, mine, given))) if step == case.steps - 1 else _blind
+            )
         with Wire() as wire:
-            mine.step(own)
-        sent.append(sum(message.numel for message in wire.messages))
+            mine.step(data)
+        share = (dist.get_world_size() - 1) / dist.get_world_size()
+        passes.append(sent_bytes(wire.messages, dist.get_world_size()) / (ITEM * PSI * share))
         logs.append(getattr(mine, "log", None))
-    return Seen(losses, flat, sent, logs)
+    kept.append(_kept(alive, mine, given))
+    whole = torch.cat(_tensors(mine.gather() if gathers else given)).detach().clone()
+    saved = mine.save() if case.resumed_on and not again else None
+    errors = [sum(step) for step in zip(*(batch.errors for batch in data), strict=True)]
+    return Seen(errors, sum(map(len, data)), whole, passes, kept, _state(mine), logs, saved)
 
 
-def calls(engine: Callable, **case: Any) -> list[str]:
-    """What each rank was sending first, where a job that uses names died."""
-    asked = Case(RANKS, **case)
-    outcome = attempt(_of_names, [(engine, asked, rank) for rank in range(RANKS)])
+def _blind() -> None:
+    """Look at nothing."""
+
+
+def _tensors(given: Any) -> list[torch.Tensor]:
+    """Each of the given parameters once."""
+    return list({id(each): each for each in given.values()}.values()) if isinstance(given, dict) else [given]
+
+
+def _kept(alive: Alive, engine: Any, given: Any) -> dict[str, int]:
+    """The bytes of each new storage that the engine keeps, by the name under which it does."""
+    found = alive.storages(leave_out=_tensors(given))
+    names = {kept_by(tensor, engine=engine): tensor.untyped_storage().nbytes() for tensor in found.values()}
+    return {name.replace("engine.", "self."): size for name, size in names.items() if name}
+
+
+def _state(engine: Any) -> int:
+    """The elements of state in the engine's optimizers."""
+    optimizers = [each for each in vars(engine).values() if isinstance(each, torch.optim.Optimizer)]
+    values = [value for each in optimizers for state in each.state.values() for value in state.values()]
+    return sum(value.numel() for value in values if isinstance(value, torch.Tensor))
+
+
+# ---- what the notebook shows
+
+
+def watch(engine: Callable, steps: int = 40, gathers: bool = False, **case: Any) -> list[Seen]:
+    """Run the job with an engine on four ranks, and return what each rank saw."""
+    return zerolab.launch(_on_rank, RANKS, engine, Case(RANKS, steps=steps, **case), None, gathers)
+
+
+def watch_resume(engine: Callable, resumed_on: int, steps: int = 12) -> tuple[list[Seen], list[Seen]]:
+    """The same, then save, and as many steps with a new engine on `resumed_on` ranks that loads."""
+    case = Case(RANKS, steps=steps, resumed_on=resumed_on)
+    before = zerolab.launch(_on_rank, RANKS, engine, case)
+    again = before[0].flat, [seen.saved for seen in before]
+    return before, zerolab.launch(_on_rank, resumed_on, engine, case, again)
+
+
+def _on_rank(engine: Callable, case: Case, again: tuple | None = None, gathers: bool = False) -> Seen:
+    return train(engine, case, dist.get_rank(), again, gathers)
+
+
+def curve(ranks: list[Seen]) -> list[float]:
+    """The loss of every step: the mean over the samples of all ranks."""
+    samples = sum(seen.samples for seen in ranks)
+    return [sum(step) / samples for step in zip(*(seen.errors for seen in ranks), strict=True)]
+
+
+def exam(flat: torch.Tensor) -> float:
+    """The loss of samples that nobody trains on."""
+    return float(batches(Case(RANKS), RANKS)[0].loss(flat))
+
+
+def report(engine: Callable) -> list[str]:
+    """What each rank was sending first, where a job whose engine gets parameters by name died."""
+    case = Case(RANKS, by_name=True)
+    outcome = attempt(train, [(engine, case, rank) for rank in range(RANKS)])
+    first = [own[0] for own in outcome.messages]
     return [
-        f"rank {rank}: {own[0].call} sends {own[0].numel} elements"
-        for rank, own in enumerate(outcome.messages)
+        f"rank {rank}: {call.call}, {call.numel} elements to rank {call.peer}"
+        for rank, call in enumerate(first)
     ]
-
-
-def _of_names(engine: Callable, case: Case, rank: int) -> None:
-    engine(named(case, start()), LR).step(batches(case, rank))

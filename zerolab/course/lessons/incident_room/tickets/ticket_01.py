@@ -54,15 +54,15 @@ def _remainder(case) -> slice:
 
 TICKET = Ticket(
     Engine1,
-    "`numel // world_size` loses the remainder. FSDP2 had a relative of this fault: with tied weights and a "
-    "vocabulary that the number of ranks does not divide, the last rank's rows were never updated "
-    "(pytorch/pytorch#176076). DeepSpeed's first ZeRO stopped with an index out of range where the number of "
-    "parameters was no multiple of the ranks (deepspeedai/DeepSpeed#202).",
+    "`numel // world_size` loses the remainder. FSDP2 had a relative of this fault: with tied weights and "
+    "a vocabulary that the number of ranks does not divide, the last rank's rows were never updated "
+    "(pytorch/pytorch#176076). DeepSpeed's first ZeRO stopped with an index out of range where the number "
+    "of parameters was no multiple of the ranks (deepspeedai/DeepSpeed#202).",
     (
         "which elements never change? Compare flat with its start, and count: 101 on 4 ranks.",
         "cut makes every shard equally long. Which elements of flat are in no row?",
-        "ring.chunks(numel, world_size) cuts into slices that differ by one element at most. Or pad flat, so "
-        "that every rank's part is equally long and nothing is left over.",
+        "ring.chunks(numel, world_size) cuts into slices that differ by one element at most. Or pad flat, "
+        "so that every rank's part is equally long and nothing is left over.",
     ),
     mistakes={
         "the last numel % N elements never change: they are in no shard": remainder_lost,

@@ -52,13 +52,14 @@ class Repaired(Engine2):
 TICKET = Ticket(
     Engine2,
     "Two layers of software each divided by the number of micro-batches, and each was right by itself. "
-    "Accelerate and the Trainer of transformers did it (huggingface/accelerate#3533); so did the Trainer and "
-    "DeepSpeed (huggingface/transformers#35808).",
+    "Accelerate and the Trainer of transformers did it (huggingface/accelerate#3533); so did the Trainer "
+    "and DeepSpeed (huggingface/transformers#35808).",
     (
         "with one micro-batch all is well. What in the engine depends on the number of micro-batches?",
         "the mean of M gradients has one division by M. Follow one gradient from step to the optimizer, and "
         "count.",
-        "either step divides or update does. Take one of the two divisions by the number of micro-batches out.",
+        "either step divides or update does. Take one of the two divisions by the number of micro-batches "
+        "out.",
     ),
     cases=(Case(3, micro_batches=4), Case(2, micro_batches=3), Case(4)),
     mistakes={

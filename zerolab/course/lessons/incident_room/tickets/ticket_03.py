@@ -85,7 +85,8 @@ TICKET = Ticket(
     "rank (pytorch/torchtitan#766).",
     (
         "the gradient is one vector, and each rank has a part of it. Which norm does max_norm speak of?",
-        "the norm of a vector is the root of the sum of its squares. Which number of each rank can be added?",
+        "the norm of a vector is the root of the sum of its squares. Which number of each rank can be "
+        "added?",
         "sum the squares of the shard, all-reduce that one number, then take the root.",
     ),
     right=clipped_by(lambda norms: norms.square().sum().sqrt()),

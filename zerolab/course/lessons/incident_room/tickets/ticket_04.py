@@ -4,9 +4,9 @@ import torch
 import torch.distributed as dist
 
 from zerolab import ring
-from zerolab.course.lessons.incident_room.check import ITEM, Ticket, too_dear
+from zerolab.course.lessons.incident_room.check import Ticket, too_dear
 from zerolab.course.lessons.incident_room.engine import MOMENTUM
-from zerolab.course.lessons.incident_room.room import PSI, Case
+from zerolab.course.lessons.incident_room.room import ITEM, PSI, Case
 
 
 class Engine4:
@@ -50,7 +50,7 @@ def kept_too_much(case, ended) -> str | None:
     """What the engine keeps while it accumulates: one shard of a gradient, and the momentum."""
     shard = -(-PSI // len(ended)) * ITEM
     for rank, each in enumerate(ended):
-        before = each.kept[0]
+        before = each.kept[-2]
         whole = {name: size for name, size in before.items() if size >= PSI * ITEM}
         if whole:
             name = next(iter(whole))
@@ -70,19 +70,20 @@ def kept_too_much(case, ended) -> str | None:
 
 def reduced_once(case, ended) -> str | None:
     """Whether whole gradients were accumulated, which the bytes tell: only one was reduced."""
-    if all(each.passes > case.micro_batches for each in ended):
+    if all(each.passes[-1] > case.micro_batches for each in ended):
         return None
     return (
-        f"the values are right, and a step moves only {ended[0].passes:.0f}Ψ: whole gradients are accumulated "
-        "and reduced once. That is stage 1, and here is no memory for a whole gradient: reduce each micro-batch"
+        f"the values are right, and a step moves only {ended[0].passes[-1]:.0f}Ψ: whole gradients are "
+        "accumulated and reduced once. That is stage 1, and here is no memory for a whole gradient: "
+        "reduce each micro-batch"
     )
 
 
 TICKET = Ticket(
     Engine4,
-    "A view keeps the whole storage alive, in memory and on disk. DeepSpeed's checkpoints of stage 2 grew many "
-    "times too large, because torch.save writes the storage behind a view (deepspeedai/DeepSpeed#3303); the "
-    "way out was to clone (deepspeedai/DeepSpeed#3348).",
+    "A view keeps the whole storage alive, in memory and on disk. DeepSpeed's checkpoints of stage 2 grew "
+    "many times too large, because torch.save writes the storage behind a view "
+    "(deepspeedai/DeepSpeed#3303); the way out was to clone (deepspeedai/DeepSpeed#3348).",
     (
         "which tensor owns the memory behind each entry of self.parts?",
         "ring.reduce_scatter returns a view of its argument. A view keeps the whole storage alive.",

@@ -56,12 +56,13 @@ def last(gradients: Gradients, owner: int) -> torch.Tensor:
 
 TICKET = Ticket(
     Engine7,
-    "A sharded engine keeps gradients where zero_grad does not look. In DeepSpeed the engine's zero_grad and "
-    "those of its optimizers cleared different things (deepspeedai/DeepSpeed#6554). In RamTorch the gradient "
-    "of the step before was reduced again with the new one, and the norm climbed "
+    "A sharded engine keeps gradients where zero_grad does not look. In DeepSpeed the engine's zero_grad "
+    "and those of its optimizers cleared different things (deepspeedai/DeepSpeed#6554). In RamTorch the "
+    "gradient of the step before was reduced again with the new one, and the norm climbed "
     "(lodestone-rock/RamTorch#13).",
     (
-        "the norm climbs although the loss fell at first. Which numbers of a step are still there in the next?",
+        "the norm climbs although the loss fell at first. Which numbers of a step are still there in the "
+        "next?",
         "zero_grad clears shard.grad. Is that where reduce keeps the sum?",
         "set self.total to 0 after the update, and not before it or between micro-batches.",
     ),

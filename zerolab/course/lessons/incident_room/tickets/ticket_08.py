@@ -47,34 +47,27 @@ class Engine8:
         self.update()
         self.gather()
 
+    def momentum(self, place):
+        whole = torch.zeros_like(self.padded[place])
+        self.own(whole).copy_(self.optimizer.state[self.shards[place]]["momentum_buffer"])
+        ring.all_gather(whole)
+        return whole
+
     def save(self):
-        world = []  # the momentum of all units, without padding
-        for unit, padded, shard in zip(self.units, self.padded, self.shards, strict=True):
-            whole = torch.zeros_like(padded)
-            self.own(whole).copy_(self.optimizer.state[shard]["momentum_buffer"])
-            ring.all_gather(whole)
-            world.append(whole[: len(unit)])
-        ends = torch.tensor([len(padded) for padded in self.padded]).cumsum(0)
-        return [
-            torch.cat(world)[end - len(padded) : end] for end, padded in zip(ends, self.padded, strict=True)
-        ]
+        world = torch.cat([self.momentum(place)[: len(unit)] for place, unit in enumerate(self.units)])
+        second = len(self.padded[0])  # where the second unit begins
+        return [world[:second], world[second:]]
 
     def load(self, files):
         for shard, padded, saved in zip(self.shards, self.padded, files[self.rank], strict=True):
             whole = torch.zeros_like(padded)
-            whole[: len(saved)] = saved
+            whole[: len(saved)] = saved[: len(whole)]
             self.optimizer.state[shard]["momentum_buffer"] = self.own(whole).clone()
 
 
 class Repaired(Engine8):
     def save(self):
-        saved = []  # the momentum of each unit, without padding
-        for unit, padded, shard in zip(self.units, self.padded, self.shards, strict=True):
-            whole = torch.zeros_like(padded)
-            self.own(whole).copy_(self.optimizer.state[shard]["momentum_buffer"])
-            ring.all_gather(whole)
-            saved.append(whole[: len(unit)])
-        return saved
+        return [self.momentum(place)[: len(unit)] for place, unit in enumerate(self.units)]  # no padding
 
 
 def shifted(case: Case, by: int) -> list[torch.Tensor]:
@@ -92,9 +85,9 @@ def shifted(case: Case, by: int) -> list[torch.Tensor]:
 
 TICKET = Ticket(
     Engine8,
-    "In Megatron-LM a checkpoint that may be loaded at another N stripped the padding of each bucket, and read "
-    "with offsets that still counted it. Everything after the first bucket came from the wrong place, and its "
-    "end was filled with zeros. With a single bucket nobody could see it (NVIDIA/Megatron-LM#5077).",
+    "In Megatron-LM a checkpoint that may be loaded at another N stripped the padding of each bucket, and "
+    "read with offsets that still counted it. Everything after the first bucket came from the wrong place, "
+    "and its end was filled with zeros. With a single bucket nobody could see it (NVIDIA/Megatron-LM#5077).",
     (
         "42 is a multiple of 2 and of 3, and 59 is not. On how many ranks is the first unit padded?",
         "world has no padding. Where does the second unit begin in it, and where does save begin to read?",

@@ -7,7 +7,7 @@ from zerolab import ring
 from zerolab.course.lessons.incident_room.check import Ticket
 from zerolab.course.lessons.incident_room.engine import MOMENTUM
 from zerolab.course.lessons.incident_room.lockstep import chunk, resumed
-from zerolab.course.lessons.incident_room.room import PSI, Case
+from zerolab.course.lessons.incident_room.room import Case
 
 
 class Engine9:

@@ -6,7 +6,7 @@ import torch.distributed as dist
 from zerolab import ring
 from zerolab.course.lessons.incident_room.check import Ticket, too_dear
 from zerolab.course.lessons.incident_room.engine import MOMENTUM
-from zerolab.course.lessons.incident_room.lockstep import Combine, Gradients, sum_of, trained
+from zerolab.course.lessons.incident_room.lockstep import Gradients, sum_of, trained
 from zerolab.course.lessons.incident_room.room import Case, batches
 
 
@@ -83,11 +83,13 @@ def _cost(case, ended) -> str | None:
 
 TICKET = Ticket(
     Engine10,
-    "A mean of means is the mean only where all parts are equally large. transformers averaged micro-batches "
-    "with different numbers of tokens as if they were equal, told in huggingface/transformers#24725 and "
-    "mended a year later in huggingface/transformers#34191, when everybody had noticed.",
+    "A mean of means is the mean only where all parts are equally large. transformers averaged "
+    "micro-batches with different numbers of tokens as if they were equal, told in "
+    "huggingface/transformers#24725 and mended a year later in huggingface/transformers#34191, when "
+    "everybody had noticed.",
     (
-        "batch.gradient is the mean over len(batch) samples. When is the mean of such means the mean of all?",
+        "batch.gradient is the mean over len(batch) samples. When is the mean of such means the mean of "
+        "all?",
         "multiply each gradient by len(batch), so that sums are added. What do you divide by in the end?",
         "by the number of samples on all ranks: all-reduce the count, one number.",
     ),
@@ -95,7 +97,8 @@ TICKET = Ticket(
     right=weighted(),
     mistakes={
         "that is still a mean of means: a small micro-batch counts as much as a large one": trained,
-        "each rank weighs its own micro-batches by their samples, and then all ranks count the same: divide by "
+        "each rank weighs its own micro-batches by their samples, and then all ranks count the same: "
+        "divide by "
         "the samples of all ranks": weighted(by_rank=True),
         "the weighted sum is right, and nothing divides it": weighted(divided=False),
         "each rank divides its shard by its own samples: the count has to be summed over the ranks": weighted(

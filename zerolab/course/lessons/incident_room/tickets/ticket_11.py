@@ -70,17 +70,17 @@ def _cost(case, ended) -> str | None:
 
 TICKET = Ticket(
     Engine11,
-    "Engines that go through parameters by name, or module by module, meet a tied weight twice. With FSDP tied "
-    "weights came apart in NVIDIA-NeMo/RL#227, and had to be tied again after loading in "
+    "Engines that go through parameters by name, or module by module, meet a tied weight twice. With FSDP "
+    "tied weights came apart in NVIDIA-NeMo/RL#227, and had to be tied again after loading in "
     "huggingface/accelerate#3154. Today FSDP2 refuses to shard one parameter in two groups "
     "(pytorch/pytorch#176257). zerolab counts a tied parameter once.",
     (
         "how many elements has flat, and how many have the parameters? Count a tied weight once.",
-        "two names are one tensor: self.parameters['head'] is self.parameters['embedding']. What does the last "
-        "copy_ in gather overwrite?",
+        "two names are one tensor: self.parameters['head'] is self.parameters['embedding']. What does the "
+        "last copy_ in gather overwrite?",
         "build flat without 'head', and add the gradient of 'head' to that of 'embedding' in reduce.",
     ),
-    cases=(Case(3, tied=True), Case(2, tied=True), Case(4, tied=True)),
+    cases=tuple(Case(ranks, by_name=True, tied=True) for ranks in (3, 2, 4)),
     mistakes={
         "the tied weight learns from its use in the head alone: the gradients of both uses have to be added": lambda case: (
             trained(case, uses=(0, 1))
@@ -94,6 +94,5 @@ TICKET = Ticket(
         "the gradients of the tied weight count twice": lambda case: trained(case, uses=(2, 2)),
     },
     cost=_cost,
-    by_name=True,
 )
 check_11 = TICKET.check(11, [Repaired])

@@ -4,9 +4,9 @@ import torch
 import torch.distributed as dist
 
 from zerolab import ring
-from zerolab.course.lessons.incident_room.check import ITEM, Ticket, unsharded
+from zerolab.course.lessons.incident_room.check import Ticket, unsharded
 from zerolab.course.lessons.incident_room.engine import MOMENTUM
-from zerolab.course.lessons.incident_room.room import PSI, Case
+from zerolab.course.lessons.incident_room.room import ITEM, PSI, Case
 
 
 class Engine12:
@@ -53,7 +53,7 @@ class Repaired(Engine12):
 
 def sent_for(case, ended) -> str | None:
     """What the bytes say: which gathers are too many, or whether whole gradients were accumulated."""
-    moved, many = ended[0].passes, case.micro_batches
+    moved, many = ended[0].passes[-1], case.micro_batches
     said = f"the values are right, but a step moves {moved:.0f}Ψ"
     if moved > 2 * many + 0.5:
         return f"{said}: 3Ψ for each of {many} micro-batches. How often do parameters change in a step?"
@@ -75,18 +75,19 @@ def whole_at_rest(case, ended) -> str | None:
         whole = [name for name, size in each.kept[-1].items() if size >= PSI * ITEM]
         if whole:
             return (
-                f"the values are right, but after the step rank {rank} keeps whole parameters, in `{whole[0]}`: "
-                "at stage 3 only shards are left at rest"
+                f"the values are right, but after the step rank {rank} keeps whole parameters, in "
+                f"`{whole[0]}`: at stage 3 only shards are left at rest"
             )
     return None
 
 
 TICKET = Ticket(
     Engine12,
-    "This is no error, but a price that nobody had read: stage 3 moves 3Ψ in each micro-batch. FairScale kept "
-    "its root from one micro-batch to the next for that reason (facebookresearch/fairscale#470). In verl each "
-    "micro-batch reduced gradients that only the last one needed reduced (verl-project/verl#7095). FSDP2 has a "
-    "setting for each half, `set_reshard_after_backward` and `set_requires_gradient_sync`.",
+    "This is no error, but a price that nobody had read: stage 3 moves 3Ψ in each micro-batch. FairScale "
+    "kept its root from one micro-batch to the next for that reason (facebookresearch/fairscale#470). In "
+    "verl each micro-batch reduced gradients that only the last one needed reduced "
+    "(verl-project/verl#7095). FSDP2 has a setting for each half, `set_reshard_after_backward` and "
+    "`set_requires_gradient_sync`.",
     (
         "count the gathers and reduces of a step with four micro-batches.",
         "a gather brings what has changed since the last one. When do parameters change?",
