@@ -162,7 +162,7 @@ def resumed(case: Case, at_resume: Callable[[torch.Tensor], torch.Tensor] = torc
 
 
 def alone(steps: int = 40, **case: Any) -> tuple[list[float], torch.Tensor]:
-    """The loss of each step in one process, and where it ends: the right way, with a resume if there is one."""
+    """The loss of each step in one process, and where it ends, with a resume if the case has one."""
     asked = Case(RANKS, steps=steps, **case)
     world, losses = Lockstep(RANKS), []
     for ranks in filter(None, (RANKS, asked.resumed_on)):

@@ -52,6 +52,23 @@ def _remainder(case) -> slice:
     return slice(PSI - PSI % case.ranks, PSI)
 
 
+# A sentence, and where the ranks end.
+# fmt: off
+MISTAKES = {
+    "the last numel % N elements never change: they are in no shard":
+        remainder_lost,
+    "each rank updates the remainder with its own gradient alone, so the ranks drift apart there: its "
+    "gradient has to be summed over the ranks, too":
+        lambda case: patched(case, trained(case), trained(case, own), lambda rank: _remainder(case)),
+    "one rank updates the remainder, and the others never get it: gather it, too":
+        lambda case: patched(
+        case,
+        trained(case),
+        [trained(case, steps=0)[0]] * (case.ranks - 1) + trained(case)[-1:],
+        lambda rank: _remainder(case),
+    ),
+}
+# fmt: on
 TICKET = Ticket(
     Engine1,
     "`numel // world_size` loses the remainder. FSDP2 had a relative of this fault: with tied weights and "
@@ -59,23 +76,11 @@ TICKET = Ticket(
     "(pytorch/pytorch#176076). DeepSpeed's first ZeRO stopped with an index out of range where the number "
     "of parameters was no multiple of the ranks (deepspeedai/DeepSpeed#202).",
     (
-        "which elements never change? Compare flat with its start, and count: 101 on 4 ranks.",
+        "which elements never change? Compare flat with its start, and count: 103 on 4 ranks.",
         "cut makes every shard equally long. Which elements of flat are in no row?",
         "ring.chunks(numel, world_size) cuts into slices that differ by one element at most. Or pad flat, "
         "so that every rank's part is equally long and nothing is left over.",
     ),
-    mistakes={
-        "the last numel % N elements never change: they are in no shard": remainder_lost,
-        "each rank updates the remainder with its own gradient alone, so the ranks drift apart there: its "
-        "gradient has to be summed over the ranks, too": lambda case: patched(
-            case, trained(case), trained(case, own), lambda rank: _remainder(case)
-        ),
-        "one rank updates the remainder, and the others never get it: gather it, too": lambda case: patched(
-            case,
-            trained(case),
-            [trained(case, steps=0)[0]] * (case.ranks - 1) + trained(case)[-1:],
-            lambda rank: _remainder(case),
-        ),
-    },
+    mistakes=MISTAKES,
 )
 check_1 = TICKET.check(1, [Repaired])

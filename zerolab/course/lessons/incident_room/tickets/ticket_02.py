@@ -49,6 +49,19 @@ class Repaired(Engine2):
         self.gather()
 
 
+# A sentence, and where the ranks end.
+# fmt: off
+MISTAKES = {
+    "each gradient is still divided by the number of micro-batches twice":
+        lambda case: trained(case, times(1 / case.micro_batches)),
+    "nobody divides by the number of micro-batches any more: one division has to stay":
+        lambda case: trained(case, times(case.micro_batches)),
+    "you took out the division by the number of ranks, and one by the micro-batches is still too many":
+        lambda case: trained(case, times(case.ranks / case.micro_batches)),
+    "one division by the number of micro-batches is right now, and the one by the ranks is gone":
+        lambda case: trained(case, times(case.ranks)),
+}
+# fmt: on
 TICKET = Ticket(
     Engine2,
     "Two layers of software each divided by the number of micro-batches, and each was right by itself. "
@@ -62,19 +75,6 @@ TICKET = Ticket(
         "out.",
     ),
     cases=(Case(3, micro_batches=4), Case(2, micro_batches=3), Case(4)),
-    mistakes={
-        "each gradient is still divided by the number of micro-batches twice": lambda case: trained(
-            case, times(1 / case.micro_batches)
-        ),
-        "nobody divides by the number of micro-batches any more: one division has to stay": lambda case: (
-            trained(case, times(case.micro_batches))
-        ),
-        "you took out the division by the number of ranks, and one by the micro-batches is still too many": lambda case: (
-            trained(case, times(case.ranks / case.micro_batches))
-        ),
-        "one division by the number of micro-batches is right now, and the one by the ranks is gone": lambda case: (
-            trained(case, times(case.ranks))
-        ),
-    },
+    mistakes=MISTAKES,
 )
 check_2 = TICKET.check(2, [Repaired])

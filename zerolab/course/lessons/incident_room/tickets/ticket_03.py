@@ -78,6 +78,31 @@ def _cost(case, ended) -> str | None:
     return found
 
 
+# A sentence, and where the ranks end.
+# fmt: off
+MISTAKES = {
+    "each rank still clips by the norm of its own shard":
+        lambda case: trained(
+        case,
+        lambda gradients, owner: clipped(gradients, lambda norms: norms[owner]),
+    ),
+    "that adds the ranks' norms. Norms do not add, their squares do: sum the squares, then take the "
+    "root":
+        clipped_by(torch.sum),
+    "that takes the largest norm of a shard, and the whole gradient's is larger":
+        clipped_by(torch.max),
+    "that takes the mean of the shards' norms, and the whole gradient's norm is larger":
+        clipped_by(torch.mean),
+    "the root of the sum of the squares is missing":
+        clipped_by(lambda norms: norms.square().sum()),
+    "that is the root of the mean of the squares: add the squares up, and do not divide":
+        clipped_by(lambda norms: norms.square().mean().sqrt()),
+    "each rank clips by the norm of its own gradient, before it is averaged":
+        lambda case: trained(case, _by_own),
+    "nothing is clipped any more":
+        trained,
+}
+# fmt: on
 TICKET = Ticket(
     Engine3,
     "Many engines clipped by the norm of what a rank holds. It is why FSDP got a clip_grad_norm_ of its own "
@@ -85,32 +110,11 @@ TICKET = Ticket(
     "rank (pytorch/torchtitan#766).",
     (
         "the gradient is one vector, and each rank has a part of it. Which norm does max_norm speak of?",
-        "the norm of a vector is the root of the sum of its squares. Which number of each rank can be "
-        "added?",
+        "the norm of a vector is the root of the sum of its squares. Which number of each rank can be added?",
         "sum the squares of the shard, all-reduce that one number, then take the root.",
     ),
     right=clipped_by(lambda norms: norms.square().sum().sqrt()),
-    mistakes={
-        "each rank still clips by the norm of its own shard": lambda case: trained(
-            case,
-            lambda gradients, owner: clipped(gradients, lambda norms: norms[owner]),
-        ),
-        "that adds the ranks' norms. Norms do not add, their squares do: sum the squares, then take the root": clipped_by(
-            torch.sum
-        ),
-        "that takes the largest norm of a shard, and the whole gradient's is larger": clipped_by(torch.max),
-        "that takes the mean of the shards' norms, and the whole gradient's norm is larger": clipped_by(
-            torch.mean
-        ),
-        "the root of the sum of the squares is missing": clipped_by(lambda norms: norms.square().sum()),
-        "that is the root of the mean of the squares: add the squares up, and do not divide": clipped_by(
-            lambda norms: norms.square().mean().sqrt()
-        ),
-        "each rank clips by the norm of its own gradient, before it is averaged": lambda case: trained(
-            case, _by_own
-        ),
-        "nothing is clipped any more": trained,
-    },
+    mistakes=MISTAKES,
     cost=_cost,
 )
 check_3 = TICKET.check(3, [Repaired])

@@ -56,6 +56,15 @@ def _cost(case, ended) -> str | None:
     return None
 
 
+# A sentence, and where the ranks end.
+# fmt: off
+MISTAKES = {
+    "between steps each rank still has the others' shards of the step before: gather after the update, "
+    "not "
+    "before the next step":
+        lagging,
+}
+# fmt: on
 TICKET = Ticket(
     Engine5,
     "To gather late hides time, and everyone who reads the parameters in between has to know. In "
@@ -66,11 +75,7 @@ TICKET = Ticket(
         "the training loss is computed after the gather. The evaluation is computed before it.",
         "move the gather to the end of step.",
     ),
-    mistakes={
-        "between steps each rank still has the others' shards of the step before: gather after the update, "
-        "not "
-        "before the next step": lagging,
-    },
+    mistakes=MISTAKES,
     cost=_cost,
 )
 check_5 = TICKET.check(5, [Repaired])

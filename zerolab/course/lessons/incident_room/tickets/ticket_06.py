@@ -71,6 +71,15 @@ def _cost(case, ended) -> str | None:
     return None
 
 
+# A sentence, and where the ranks end.
+# fmt: off
+MISTAKES = {
+    "numbers of one parameter are added to those of another: each rank puts its gradients together in "
+    "an "
+    "order of its own":
+        mixed,
+}
+# fmt: on
 TICKET = Ticket(
     Engine6,
     "Collectives have no names: the first call of one rank meets the first call of the other. In "
@@ -83,11 +92,7 @@ TICKET = Ticket(
         "take all gradients first, dict(batch.gradients(...)), then reduce them in the order of "
         "self.parameters, which is the same on every rank.",
     ),
-    mistakes={
-        "numbers of one parameter are added to those of another: each rank puts its gradients together in "
-        "an "
-        "order of its own": mixed,
-    },
+    mistakes=MISTAKES,
     cost=_cost,
     cases=tuple(Case(ranks, by_name=True) for ranks in (3, 2, 4)),
 )

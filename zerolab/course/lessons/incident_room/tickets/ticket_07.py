@@ -54,6 +54,17 @@ def last(gradients: Gradients, owner: int) -> torch.Tensor:
     return sum_of(own[-1] for own in gradients) / sum(map(len, gradients))
 
 
+# A sentence, and where the ranks end.
+# fmt: off
+MISTAKES = {
+    "the gradients of earlier steps are still in the sum: self.total is not cleared":
+        piled,
+    "only the last micro-batch counts: the sum is cleared between micro-batches, and not between steps":
+        lambda case: trained(case, last),
+    "each update uses the gradient of the step before: clear the sum after the update, not before":
+        behind,
+}
+# fmt: on
 TICKET = Ticket(
     Engine7,
     "A sharded engine keeps gradients where zero_grad does not look. In DeepSpeed the engine's zero_grad "
@@ -67,12 +78,6 @@ TICKET = Ticket(
         "set self.total to 0 after the update, and not before it or between micro-batches.",
     ),
     cases=(Case(3, micro_batches=3), Case(2, micro_batches=2), Case(4)),
-    mistakes={
-        "the gradients of earlier steps are still in the sum: self.total is not cleared": piled,
-        "only the last micro-batch counts: the sum is cleared between micro-batches, and not between steps": lambda case: (
-            trained(case, last)
-        ),
-        "each update uses the gradient of the step before: clear the sum after the update, not before": behind,
-    },
+    mistakes=MISTAKES,
 )
 check_7 = TICKET.check(7, [Repaired])

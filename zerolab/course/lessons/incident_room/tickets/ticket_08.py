@@ -9,7 +9,7 @@ from zerolab.course.lessons.incident_room.engine import MOMENTUM
 from zerolab.course.lessons.incident_room.lockstep import resumed
 from zerolab.course.lessons.incident_room.room import PSI, Case
 
-UNITS = (42, 59)  # elements of the two units that flat consists of
+UNITS = (42, 61)  # elements of the two units that flat consists of
 
 
 class Engine8:
@@ -83,6 +83,17 @@ def shifted(case: Case, by: int) -> list[torch.Tensor]:
     return resumed(case, shift)
 
 
+# A sentence, and where the ranks end.
+# fmt: off
+MISTAKES = {
+    "the second unit's momentum is read too late, by as many elements as the first unit has padding":
+        lambda case: shifted(case, -UNITS[0] % case.ranks),
+    "the second unit's momentum is forgotten":
+        lambda case: shifted(case, PSI - UNITS[0]),
+    "the momentum is forgotten, so the first steps after the resume are too short":
+        lambda case: resumed(case, torch.zeros_like),
+}
+# fmt: on
 TICKET = Ticket(
     Engine8,
     "In Megatron-LM a checkpoint that may be loaded at another N stripped the padding of each bucket, and "
@@ -95,14 +106,6 @@ TICKET = Ticket(
     ),
     cases=(Case(4, resumed_on=4), Case(2, resumed_on=2), Case(3, resumed_on=3)),
     right=resumed,
-    mistakes={
-        "the second unit's momentum is read too late, by as many elements as the first unit has padding": lambda case: (
-            shifted(case, -UNITS[0] % case.ranks)
-        ),
-        "the second unit's momentum is forgotten": lambda case: shifted(case, PSI - UNITS[0]),
-        "the momentum is forgotten, so the first steps after the resume are too short": lambda case: resumed(
-            case, torch.zeros_like
-        ),
-    },
+    mistakes=MISTAKES,
 )
 check_8 = TICKET.check(8, [Repaired])

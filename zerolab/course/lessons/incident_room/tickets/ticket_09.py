@@ -72,6 +72,19 @@ def reversed_files(case: Case) -> list[torch.Tensor]:
     return resumed(case, lambda momentum: torch.cat(files(momentum)))
 
 
+# A sentence, and where the ranks end.
+# fmt: off
+MISTAKES = {
+    "each rank still starts with the file of its own number: at another N its shard is another slice":
+        lambda case: dealt(case, lambda rank: rank % case.ranks),
+    "every rank starts with the file of rank 0":
+        lambda case: dealt(case, lambda rank: 0),
+    "the momentum is forgotten, so the first steps after the resume are too short":
+        lambda case: resumed(case, torch.zeros_like),
+    "the files are put together in the wrong order":
+        reversed_files,
+}
+# fmt: on
 TICKET = Ticket(
     Engine9,
     "A shard has a meaning only together with N. For years DeepSpeed refused to load its optimizer state at "
@@ -85,15 +98,6 @@ TICKET = Ticket(
     ),
     cases=(Case(4, resumed_on=2), Case(2, resumed_on=4), Case(3, resumed_on=2)),
     right=resumed,
-    mistakes={
-        "each rank still starts with the file of its own number: at another N its shard is another slice": lambda case: (
-            dealt(case, lambda rank: rank % case.ranks)
-        ),
-        "every rank starts with the file of rank 0": lambda case: dealt(case, lambda rank: 0),
-        "the momentum is forgotten, so the first steps after the resume are too short": lambda case: resumed(
-            case, torch.zeros_like
-        ),
-        "the files are put together in the wrong order": reversed_files,
-    },
+    mistakes=MISTAKES,
 )
 check_9 = TICKET.check(9, [Repaired])

@@ -81,6 +81,21 @@ def _cost(case, ended) -> str | None:
     return found
 
 
+# A sentence, and where the ranks end.
+# fmt: off
+MISTAKES = {
+    "that is still a mean of means: a small micro-batch counts as much as a large one":
+        trained,
+    "each rank weighs its own micro-batches by their samples, and then all ranks count the same: "
+    "divide by "
+    "the samples of all ranks":
+        weighted(by_rank=True),
+    "the weighted sum is right, and nothing divides it":
+        weighted(divided=False),
+    "each rank divides its shard by its own samples: the count has to be summed over the ranks":
+        weighted(share=True),
+}
+# fmt: on
 TICKET = Ticket(
     Engine10,
     "A mean of means is the mean only where all parts are equally large. transformers averaged "
@@ -88,23 +103,13 @@ TICKET = Ticket(
     "huggingface/transformers#24725 and mended a year later in huggingface/transformers#34191, when "
     "everybody had noticed.",
     (
-        "batch.gradient is the mean over len(batch) samples. When is the mean of such means the mean of "
-        "all?",
+        "batch.gradient is the mean over len(batch) samples. When is the mean of such means the mean of all?",
         "multiply each gradient by len(batch), so that sums are added. What do you divide by in the end?",
         "by the number of samples on all ranks: all-reduce the count, one number.",
     ),
     cases=(Case(3, micro_batches=2, uneven=True), Case(2, uneven=True), Case(4, uneven=True)),
     right=weighted(),
-    mistakes={
-        "that is still a mean of means: a small micro-batch counts as much as a large one": trained,
-        "each rank weighs its own micro-batches by their samples, and then all ranks count the same: "
-        "divide by "
-        "the samples of all ranks": weighted(by_rank=True),
-        "the weighted sum is right, and nothing divides it": weighted(divided=False),
-        "each rank divides its shard by its own samples: the count has to be summed over the ranks": weighted(
-            share=True
-        ),
-    },
+    mistakes=MISTAKES,
     cost=_cost,
 )
 check_10 = TICKET.check(10, [Repaired])

@@ -68,6 +68,20 @@ def _cost(case, ended) -> str | None:
     return None
 
 
+# A sentence, and where the ranks end.
+# fmt: off
+MISTAKES = {
+    "the tied weight learns from its use in the head alone: the gradients of both uses have to be added":
+        lambda case: trained(case, uses=(0, 1)),
+    "the tied weight learns from its use in the embedding alone: the gradients of both uses have to "
+    "be added":
+        lambda case: trained(case, uses=(1, 0)),
+    "the two gradients of the tied weight are averaged: it is one parameter used twice, so they add up":
+        lambda case: trained(case, uses=(0.5, 0.5)),
+    "the gradients of the tied weight count twice":
+        lambda case: trained(case, uses=(2, 2)),
+}
+# fmt: on
 TICKET = Ticket(
     Engine11,
     "Engines that go through parameters by name, or module by module, meet a tied weight twice. With FSDP "
@@ -81,18 +95,7 @@ TICKET = Ticket(
         "build flat without 'head', and add the gradient of 'head' to that of 'embedding' in reduce.",
     ),
     cases=tuple(Case(ranks, by_name=True, tied=True) for ranks in (3, 2, 4)),
-    mistakes={
-        "the tied weight learns from its use in the head alone: the gradients of both uses have to be added": lambda case: (
-            trained(case, uses=(0, 1))
-        ),
-        "the tied weight learns from its use in the embedding alone: the gradients of both uses have to be added": lambda case: (
-            trained(case, uses=(1, 0))
-        ),
-        "the two gradients of the tied weight are averaged: it is one parameter used twice, so they add up": lambda case: (
-            trained(case, uses=(0.5, 0.5))
-        ),
-        "the gradients of the tied weight count twice": lambda case: trained(case, uses=(2, 2)),
-    },
+    mistakes=MISTAKES,
     cost=_cost,
 )
 check_11 = TICKET.check(11, [Repaired])
