@@ -1,6 +1,6 @@
 """Lesson 09, the incident room: twelve engines, each with one fault from the history of real ones."""
 
-from zerolab.course.lessons.incident_room.engine import Engine
+from zerolab.course.lessons.incident_room.engine import MOMENTUM, Engine
 from zerolab.course.lessons.incident_room.tickets.ticket_01 import Engine1, check_1
 from zerolab.course.lessons.incident_room.tickets.ticket_02 import Engine2, check_2
 from zerolab.course.lessons.incident_room.tickets.ticket_03 import Engine3, check_3
@@ -15,6 +15,7 @@ from zerolab.course.lessons.incident_room.tickets.ticket_11 import Engine11, che
 from zerolab.course.lessons.incident_room.tickets.ticket_12 import Engine12, check_12
 
 __all__ = [
+    "MOMENTUM",
     "Engine",
     "Engine1",
     "Engine2",
