@@ -63,6 +63,8 @@ def draw(step_of_resume=None, **curves):
         ax.semilogy(losses, label=label.replace("_", " "), **looks)
     if step_of_resume:
         ax.axvline(step_of_resume, color=INK, linestyle=":")
+    if max(losses) < 10 * min(losses):
+        ax.set_yscale("linear")
     ax.set(xlabel="step" + " (dotted: the resume)" * bool(step_of_resume), ylabel="loss of all samples")
     said = "; ".join(f"{label.replace('_', ' ')} {losses[-1]:.2g}" for label, losses in curves.items())
     show(fig, f"The loss of each step. At the end: {said}.")
@@ -194,20 +196,23 @@ my_guess = ...
 predict(my_guess, 8 * -(-103 // 4), quiz.KEPT)
 
 # %%
-seen = watch(Engine4, steps=3, micro_batches=4)[0]
-names = {"parts": "gradients", "momentum": "optimizer state", "shard.grad": "gradients"}
-for moment, held in enumerate(seen.kept):
-    when = f"before micro-batch {moment}" if moment < 4 else "after the step"
-    listed = ", ".join(
-        f"{name.split('.', 1)[1]} {size}" for name, size in sorted(held.items()) if "parts" in name
-    )
-    print(f"{when:21} rank 0 keeps {sum(held.values()):,} bytes: {listed or 'no parts'}")
+kept = watch(Engine4, steps=3, micro_batches=4)[0].kept
+moments = [f"before micro-batch {number}" for number in range(4)] + ["after the step"]
+state = [sum(size for name, size in held.items() if "momentum" in name) for held in kept]
+rest = [sum(held.values()) - size for held, size in zip(kept, state, strict=True)]
+fig = figure(height=2.4)
+ax = fig.subplots()
+ax.barh(moments, state, color=COLOURS["optimizer state"], label="optimizer state")
+bars = ax.barh(moments, rest, left=state, color=COLOURS["gradients"], label="gradients")
+ax.bar_label(bars, [f"{size:,}" for size in rest], padding=5, size=9)
+ax.set(xlabel="bytes that rank 0 keeps", xlim=(0, 3400), ylim=(4.5, -0.5))
+show(fig, "Bytes of gradients: " + ", ".join(map("{}: {:,}".format, moments, rest)) + ".")
 
 # %%
 show_source(Engine4)
 
 # %% [markdown]
-# (The 416 bytes beside the parts are the momentum, and the gradient of the step before, a shard each.)
+# (The first 208 bytes are the gradient of the step before, a shard.)
 #
 # > **Repair it. Difficulty 2 of 5 · 6 minutes.** Every micro-batch is reduced. Between micro-batches the
 # > engine keeps one shard of gradients, for any number of micro-batches.
@@ -382,8 +387,8 @@ check_9(Repaired)
 #
 # ## Ticket 10: the loss ends too high, and all ranks agree
 #
-# > "Our samples come in micro-batches of different sizes: 120, 20 or 10 samples. With the engine the loss ends
-# > almost twice as high as in one process. The ranks agree with each other to the last digit."
+# > "Our samples come in micro-batches of different sizes: 120, 20 or 10 samples. With the engine the loss
+# > ends almost twice as high as in one process. The ranks agree with each other to the last digit."
 
 # %%
 ranks = watch(Engine10, uneven=True)
@@ -412,9 +417,9 @@ check_10(Repaired)
 #
 # ## Ticket 11: more bytes than the model has
 #
-# > "The model has 103 parameters. Its embedding, 41 of them, is used twice: once at the input, and once more as
-# > the head at the output. So there is one tensor with two names, a *tied weight*. The ledger shows 2.8Ψ a
-# > step where 2Ψ are right, and the loss falls more slowly than in one process."
+# > "The model has 103 parameters. Its embedding, 41 of them, is used twice: once at the input, and once more
+# > as the head at the output. So there is one tensor with two names, a *tied weight*. The ledger shows 2.8Ψ
+# > a step where 2Ψ are right, and the loss falls more slowly than in one process."
 
 # %%
 ranks = watch(Engine11, by_name=True, tied=True)

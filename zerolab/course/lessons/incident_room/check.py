@@ -31,6 +31,7 @@ class Ticket:
         mistakes: by sentence, where they end instead.
         cost: what is wrong although the values are right, from the case and what the ranks ended with.
         gathers: whether its parameters are read with `gather()`, because no rank has them whole.
+        memory: whether `cost` looks at what the engine keeps.
     """
 
     broken: type
@@ -41,6 +42,7 @@ class Ticket:
     mistakes: Mapping[str, Callable[[Case], Tensors]] = field(default_factory=dict)
     cost: Callable[[Case, Sequence[Seen]], str | None] = lambda case, ended: too_dear(case, ended)
     gathers: bool = False
+    memory: bool = False
 
     def check(self, number: int, solution: Sequence[Callable]) -> Callable:
         """The ticket's check, for the reader."""
@@ -69,10 +71,11 @@ def _changed(engine: Callable, broken: type) -> bool:
 
 def look(ticket: Ticket, engine: Callable, case: Case) -> Finding:
     """Run the job with the engine, and compare what the ranks end with."""
-    outcome = attempt(train, [(engine, case, rank, None, ticket.gathers) for rank in range(case.ranks)])
+    how = (ticket.gathers, ticket.memory)
+    outcome = attempt(train, [(engine, case, rank, None, *how) for rank in range(case.ranks)])
     if case.resumed_on and not outcome.failure:
         again = outcome.values[0].flat, [ended.saved for ended in outcome.values]
-        outcome = attempt(train, [(engine, case, rank, again) for rank in range(case.resumed_on)])
+        outcome = attempt(train, [(engine, case, rank, again, *how) for rank in range(case.resumed_on)])
     where = str(case)
     if outcome.failure or outcome.engine:
         own = "that uses zerolab's own ZeroOptimizer: repair this engine"

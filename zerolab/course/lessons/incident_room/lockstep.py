@@ -16,6 +16,8 @@ Tensors = list[torch.Tensor]
 Gradients = list[Tensors]  # by rank and micro-batch
 Combine = Callable[[Gradients, int], torch.Tensor]
 """What the owner of a shard takes for the gradient, as a whole buffer of which its chunk counts."""
+Gather = Callable[["Lockstep", Tensors], None]
+"""What becomes of the owners' new shards."""
 
 
 @contextlib.contextmanager
@@ -66,7 +68,7 @@ class Lockstep:
         self.flats = [flat.clone() for _ in range(world_size)]
         self.momentum = torch.zeros_like(flat) if momentum is None else momentum.clone()
 
-    def step(self, data: Sequence[Sequence[Batch]], combine: Combine, gather: Callable | None = None) -> None:
+    def step(self, data: Sequence[Sequence[Batch]], combine: Combine, gather: Gather | None = None) -> None:
         """One step: gradients, what `combine` makes of them, the update, and the gather."""
         gradients = [
             [self.gradient(batch, flat) for batch in own] for flat, own in zip(self.flats, data, strict=True)
@@ -76,7 +78,7 @@ class Lockstep:
             mine = chunk(owner, self.world_size)
             self.momentum[mine] = MOMENTUM * self.momentum[mine] + combine(gradients, owner)[mine]
             updated.append(self.flats[owner][mine] - LR * self.momentum[mine])
-        (gather or self.gather)(updated)
+        (gather or Lockstep.gather)(self, updated)
 
     def gradient(self, batch: Batch, flat: torch.Tensor) -> torch.Tensor:
         """The gradient of a batch. A tied weight is used twice, and its gradients are added."""
@@ -94,24 +96,29 @@ class Lockstep:
         self.flats = [whole.clone() for _ in self.flats]
 
     def keep_apart(self, updated: Tensors) -> None:
-        """Every rank has its own new shard, and the old ones of the others."""
+        """Every rank has its own new shard, and the others' as they were."""
         for rank, shard in enumerate(updated):
             self.flats[rank][chunk(rank, self.world_size)] = shard
+
+    def gather_first(self, updated: Tensors) -> None:
+        """Every rank gets every shard as it was before the update, and has its own new one."""
+        self.gather([flat[chunk(rank, self.world_size)] for rank, flat in enumerate(self.flats)])
+        self.keep_apart(updated)
 
 
 def trained(
     case: Case,
     combine: Combine = mean,
     steps: int | None = None,
-    apart: bool = False,
+    gather: Gather | None = None,
     uses: tuple[float, float] = (1.0, 1.0),
 ) -> Tensors:
-    """Where the ranks end if the gradient is what `combine` makes of it; `apart`: and nobody gathers."""
+    """Where the ranks end if the gradient is what `combine` makes of it."""
     world = Lockstep(case.ranks)
     world.uses = uses
     data = [batches(case, rank) for rank in range(case.ranks)]
     for _ in range(case.steps if steps is None else steps):
-        world.step(data, combine, world.keep_apart if apart else None)
+        world.step(data, combine, gather)
     return world.flats
 
 
@@ -144,7 +151,7 @@ def lagging(case: Case) -> Tensors:
     world = Lockstep(case.ranks)
     data = [batches(case, rank) for rank in range(case.ranks)]
     for step in range(case.steps):
-        world.step(data, mean, world.keep_apart if step == case.steps - 1 else None)
+        world.step(data, mean, Lockstep.keep_apart if step == case.steps - 1 else None)
     return world.flats
 
 
@@ -183,24 +190,29 @@ def weighted_mean(gradients: Gradients, counts: list[list[int]]) -> torch.Tensor
     return sum_of(count * gradient for count, gradient in pairs) / sum(map(sum, counts))
 
 
-def patched(case: Case, base: Tensors, patch: Tensors, where: Callable[[int], slice]) -> Tensors:
-    """`base`, with a slice of each rank's taken from `patch`."""
-    made = [each.clone() for each in base]
-    for rank in range(case.ranks):
-        made[rank][where(rank)] = patch[rank][where(rank)]
-    return made
-
-
 def remainder_lost(case: Case) -> Tensors:
     """Where the ranks end if the last numel % N elements are no part of any shard."""
-    whole = slice(0, PSI - PSI % case.ranks)
+    return remainder_by(case, lambda rank: False, mean)
 
-    def cut(gradients: Gradients, owner: int) -> torch.Tensor:
-        gradient = mean(gradients)
-        gradient[whole.stop :] = 0
-        return gradient
 
-    return trained(case, cut)
+def remainder_by(case: Case, updates: Callable[[int], bool], combine: Combine) -> Tensors:
+    """The same, but each rank that `updates` updates the remainder for itself, and nobody gathers it."""
+    rest = slice(PSI - PSI % case.ranks, PSI)
+    momentum = torch.zeros(case.ranks, PSI, dtype=torch.float64)
+    latest: list[Gradients] = []
+
+    def note(gradients: Gradients, owner: int) -> torch.Tensor:
+        latest.append(gradients)
+        return mean(gradients)
+
+    def gather(world: Lockstep, updated: Tensors) -> None:
+        before = [flat[rest].clone() for flat in world.flats]
+        world.gather(updated)
+        for rank, flat in enumerate(world.flats):
+            momentum[rank] = MOMENTUM * momentum[rank] + combine(latest[-1], rank)
+            flat[rest] = before[rank] - LR * momentum[rank][rest] * updates(rank)
+
+    return trained(case, note, gather=gather)
 
 
 # A sentence, and where the ranks end.
@@ -215,9 +227,11 @@ COMMON: dict[str, Callable[[Case], Tensors]] = {
     "each rank updates its shard with its own gradient alone: reduce-scatter first":
         lambda case: trained(case, own),
     "each rank updates its own shard, and no rank ever gets the others': all-gather after the update":
-        lambda case: trained(case, apart=True),
+        lambda case: trained(case, gather=Lockstep.keep_apart),
     "each rank ends with the others' shards of the step before: gather last":
         lagging,
+    "the gather comes before the update, so each rank trains with the others' shards of the step before":
+        lambda case: trained(case, gather=Lockstep.gather_first),
     "the gradients of earlier steps are never cleared: begin each step with a new sum":
         piled,
     "each update uses the gradient of the step before":

@@ -132,10 +132,18 @@ class Seen(NamedTuple):
     saved: Any = None
 
 
-def train(engine: Callable, case: Case, rank: int, again: tuple | None = None, gathers: bool = False) -> Seen:
+def train(
+    engine: Callable,
+    case: Case,
+    rank: int,
+    again: tuple | None = None,
+    gathers: bool = False,
+    memory: bool = True,
+) -> Seen:
     """In the worker: run the job with an engine. `again`: the parameters and files to resume from.
 
-    `gathers`: whether the parameters are read with `gather()`, because no rank has them whole.
+    `gathers`: whether the parameters are read with `gather()`, because no rank has them whole. `memory`:
+    whether to look at what the engine keeps, which takes time.
     """
     flat, files = again or (start(), None)
     given = named(case, flat) if case.by_name else flat.clone()
@@ -144,25 +152,21 @@ def train(engine: Callable, case: Case, rank: int, again: tuple | None = None, g
     if again:
         mine.load(files)
     passes, logs = [], []
+    look = lambda: kept.append(_kept(alive, mine, given))
     for step in range(case.steps):
         for batch in data:
-            batch.watch = (
-                (lambda: kept.append(_kept(alive, mine, given))) if step == case.steps - 1 else _blind
-            )
+            batch.watch = look if memory and step == case.steps - 1 else batch.watch
         with Wire() as wire:
             mine.step(data)
         share = (dist.get_world_size() - 1) / dist.get_world_size()
         passes.append(sent_bytes(wire.messages, dist.get_world_size()) / (ITEM * PSI * share))
         logs.append(getattr(mine, "log", None))
-    kept.append(_kept(alive, mine, given))
+    if memory:
+        look()
     whole = torch.cat(_tensors(mine.gather() if gathers else given)).detach().clone()
     saved = mine.save() if case.resumed_on and not again else None
     errors = [sum(step) for step in zip(*(batch.errors for batch in data), strict=True)]
     return Seen(errors, sum(map(len, data)), whole, passes, kept, _state(mine), logs, saved)
-
-
-def _blind() -> None:
-    """Look at nothing."""
 
 
 def _tensors(given: Any) -> list[torch.Tensor]:

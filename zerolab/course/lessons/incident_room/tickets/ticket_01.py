@@ -6,8 +6,7 @@ import torch.distributed as dist
 from zerolab import ring
 from zerolab.course.lessons.incident_room.check import Ticket
 from zerolab.course.lessons.incident_room.engine import MOMENTUM
-from zerolab.course.lessons.incident_room.lockstep import own, patched, remainder_lost, trained
-from zerolab.course.lessons.incident_room.room import PSI
+from zerolab.course.lessons.incident_room.lockstep import mean, own, remainder_by, remainder_lost
 
 
 class Engine1:
@@ -48,10 +47,6 @@ class Repaired(Engine1):
         self.optimizer = torch.optim.SGD([self.shard], self.lr, MOMENTUM)
 
 
-def _remainder(case) -> slice:
-    return slice(PSI - PSI % case.ranks, PSI)
-
-
 # A sentence, and where the ranks end.
 # fmt: off
 MISTAKES = {
@@ -59,14 +54,9 @@ MISTAKES = {
         remainder_lost,
     "each rank updates the remainder with its own gradient alone, so the ranks drift apart there: its "
     "gradient has to be summed over the ranks, too":
-        lambda case: patched(case, trained(case), trained(case, own), lambda rank: _remainder(case)),
+        lambda case: remainder_by(case, lambda rank: True, own),
     "one rank updates the remainder, and the others never get it: gather it, too":
-        lambda case: patched(
-        case,
-        trained(case),
-        [trained(case, steps=0)[0]] * (case.ranks - 1) + trained(case)[-1:],
-        lambda rank: _remainder(case),
-    ),
+        lambda case: remainder_by(case, lambda rank: rank == case.ranks - 1, mean),
 }
 # fmt: on
 TICKET = Ticket(

@@ -67,6 +67,10 @@ def clipped_by(norm):
     return lambda case: trained(case, lambda gradients, owner: clipped(gradients, norm))
 
 
+def _by_shard(gradients: Gradients, owner: int) -> torch.Tensor:
+    return clipped(gradients, lambda norms: norms[owner])
+
+
 def _by_own(gradients: Gradients, owner: int) -> torch.Tensor:
     return mean(gradients) * (MAX_NORM / own(gradients, owner).norm()).clamp(max=1)
 
@@ -82,10 +86,7 @@ def _cost(case, ended) -> str | None:
 # fmt: off
 MISTAKES = {
     "each rank still clips by the norm of its own shard":
-        lambda case: trained(
-        case,
-        lambda gradients, owner: clipped(gradients, lambda norms: norms[owner]),
-    ),
+        lambda case: trained(case, _by_shard),
     "that adds the ranks' norms. Norms do not add, their squares do: sum the squares, then take the "
     "root":
         clipped_by(torch.sum),

@@ -90,6 +90,7 @@ TICKET = Ticket(
         "add the part to one running sum. A sum is a tensor of its own, and the gradient can go.",
     ),
     cases=(Case(3, micro_batches=4), Case(2, micro_batches=4), Case(4, micro_batches=4)),
+    memory=True,
     cost=lambda case, ended: kept_too_much(case, ended) or reduced_once(case, ended) or too_dear(case, ended),
 )
 check_4 = TICKET.check(4, [Repaired])

@@ -97,5 +97,6 @@ TICKET = Ticket(
     cases=(Case(3, micro_batches=4), Case(2, micro_batches=3), Case(4, micro_batches=4)),
     cost=lambda case, ended: sent_for(case, ended) or whole_at_rest(case, ended) or unsharded(case, ended),
     gathers=True,
+    memory=True,
 )
 check_12 = TICKET.check(12, [Repaired])
