@@ -70,6 +70,7 @@ def draw(step_of_resume=None, **curves):
     show(fig, f"The loss of each step. At the end: {said}.")
 
 
+# %%
 draw(one_process=loss_alone, four_ranks=curve(ranks))
 
 # %% [markdown]
@@ -332,7 +333,7 @@ check_7(Repaired)
 # > are right, I have compared every number. It has to be the momentum, and I do not see how."
 #
 # This engine has two units of 42 and 61 elements. Each unit is padded, so that all its shards are equally
-# long.
+# long. It is the longest of the twelve, because it also saves and loads.
 
 # %%
 before, after = watch_resume(Engine8, resumed_on=4)
@@ -434,8 +435,8 @@ show_source(Engine11)
 
 # %% [markdown]
 # > **Repair it. Difficulty 4 of 5 · 10 minutes.** The tied weight is one parameter: it is updated once, with
-# > the gradients of both its uses. `batch.gradients(parameters)` yields a gradient for each name. A step moves
-# > 2Ψ.
+# > the gradients of both its uses. `batch.gradients(parameters)` yields a gradient for each name. A step
+# > moves 2Ψ.
 
 
 # %%

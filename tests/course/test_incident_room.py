@@ -78,7 +78,7 @@ def test_the_sixth_dies():
 @pytest.mark.parametrize("number", NUMBERS)
 def test_an_engine_is_short(number):
     broken = getattr(incident_room, f"Engine{number}")
-    assert 25 <= len(inspect.getsource(broken).splitlines()) <= 45
+    assert 25 <= len(inspect.getsource(broken).splitlines()) <= 51
 
 
 @pytest.mark.parametrize("number", NUMBERS)
