@@ -63,7 +63,7 @@ def draw(step_of_resume=None, **curves):
         ax.semilogy(losses, label=label.replace("_", " "), **looks)
     if step_of_resume:
         ax.axvline(step_of_resume, color=INK, linestyle=":")
-    if max(losses) < 10 * min(losses):
+    if max(losses) < 5 * min(losses):
         ax.set_yscale("linear")
     ax.set(xlabel="step" + " (dotted: the resume)" * bool(step_of_resume), ylabel="loss of all samples")
     said = "; ".join(f"{label.replace('_', ' ')} {losses[-1]:.2g}" for label, losses in curves.items())

@@ -68,8 +68,9 @@ MISTAKES = {
 TICKET = Ticket(
     Engine5,
     "To gather late hides time, and everyone who reads the parameters in between has to know. In "
-    "Megatron-LM one optimizer lost the gather after a checkpoint was loaded, and ranks went on from "
-    "different models, without an error (NVIDIA/Megatron-LM#6920).",
+    "Megatron-LM one optimizer's gather after loading a checkpoint never ran: its list of models was "
+    "empty. The run went on from another model than the one it had saved, without an error "
+    "(NVIDIA/Megatron-LM#6920).",
     (
         "which parameters does a rank have between two steps? Compare flat on two ranks.",
         "the training loss is computed after the gather. The evaluation is computed before it.",

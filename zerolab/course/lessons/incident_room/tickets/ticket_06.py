@@ -82,9 +82,9 @@ MISTAKES = {
 # fmt: on
 TICKET = Ticket(
     Engine6,
-    "Collectives have no names: the first call of one rank meets the first call of the other. In "
-    "DistributedDataParallel ranks that took different branches called different collectives, and the job "
-    "hung, or added numbers of one tensor to those of another (pytorch/pytorch#72843). zerolab tags its "
+    "Collectives have no names: the first call of one rank meets the first call of the other. Under "
+    "DistributedDataParallel some ranks ran a module that others did not, so one rank's all-to-all met "
+    "another's all-reduce, and the job hung or read nonsense (pytorch/pytorch#72843). zerolab tags its "
     "messages and compares the order of collectives, so such ranks get an error.",
     (
         "what does each rank send first? The report says how many elements.",

@@ -87,10 +87,10 @@ MISTAKES = {
 # fmt: on
 TICKET = Ticket(
     Engine9,
-    "A shard has a meaning only together with N. For years DeepSpeed refused to load its optimizer state at "
-    "another N (deepspeedai/DeepSpeed#2898, deepspeedai/DeepSpeed#3810), which is the honest answer of an "
-    "engine that cannot. Today it converts checkpoints. zerolab's checkpoints store names and slices, so N "
-    "and the stage may differ.",
+    "A shard has a meaning only together with N. DeepSpeed refused to load its optimizer state at another "
+    "N (deepspeedai/DeepSpeed#2898, deepspeedai/DeepSpeed#3810), which is the honest answer of an engine "
+    "that cannot. Its universal checkpoints can (deepspeedai/DeepSpeed#1953). zerolab's checkpoints store "
+    "names and slices, so N and the stage may differ.",
     (
         "how long is rank 0's file from 4 ranks, and how long is rank 0's shard on 2?",
         "together the files are the whole momentum. Which slice of it does this rank own now?",

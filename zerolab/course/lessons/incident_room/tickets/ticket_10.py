@@ -99,9 +99,8 @@ MISTAKES = {
 TICKET = Ticket(
     Engine10,
     "A mean of means is the mean only where all parts are equally large. transformers averaged "
-    "micro-batches with different numbers of tokens as if they were equal, told in "
-    "huggingface/transformers#24725 and mended a year later in huggingface/transformers#34191, when "
-    "everybody had noticed.",
+    "micro-batches with different numbers of tokens as if they were equal. It was told in "
+    "huggingface/transformers#24725, and mended a year later in huggingface/transformers#34191.",
     (
         "batch.gradient is the mean over len(batch) samples. When is the mean of such means the mean of all?",
         "multiply each gradient by len(batch), so that sums are added. What do you divide by in the end?",

@@ -85,7 +85,7 @@ MISTAKES = {
 TICKET = Ticket(
     Engine11,
     "Engines that go through parameters by name, or module by module, meet a tied weight twice. With FSDP "
-    "tied weights came apart in NVIDIA-NeMo/RL#227, and had to be tied again after loading in "
+    "tied weights came apart in NVIDIA-NeMo/RL#227, and had to be tied again after initialisation in "
     "huggingface/accelerate#3154. Today FSDP2 refuses to shard one parameter in two groups "
     "(pytorch/pytorch#176257). zerolab counts a tied parameter once.",
     (
