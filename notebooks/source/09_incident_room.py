@@ -388,7 +388,7 @@ check_9(Repaired)
 #
 # ## Ticket 10: the loss ends too high, and all ranks agree
 #
-# > "Our samples come in micro-batches of different sizes: 120, 20 or 10 samples. With the engine the loss
+# > "Our samples come in micro-batches of different sizes: 120, 20, 10 or 7 samples. With the engine the loss
 # > ends almost twice as high as in one process. The ranks agree with each other to the last digit."
 
 # %%

@@ -13,7 +13,7 @@ from zerolab.course.attempts import attempt
 from zerolab.course.evidence import Finding, examine
 from zerolab.course.exercise import graded
 from zerolab.course.lessons.incident_room.lockstep import COMMON, Tensors, one_thread, trained
-from zerolab.course.lessons.incident_room.room import PSI, Case, Seen, train
+from zerolab.course.lessons.incident_room.room import PSI, Case, Seen, start, train
 
 CASES = (Case(3), Case(2), Case(4))
 
@@ -87,6 +87,8 @@ def look(ticket: Ticket, engine: Callable, case: Case) -> Finding:
         right = ticket.right(case)
         wrong = any(map(_differ, seen, right))
         mistakes = {why: ends(case) for why, ends in {**ticket.mistakes, **others}.items() if wrong}
+        told = wrong and not case.resumed_on
+        cause = _first_update(ticket, case, outcome.values[0]) if told else None
     return Finding(
         where,
         seen=seen,
@@ -94,6 +96,25 @@ def look(ticket: Ticket, engine: Callable, case: Case) -> Finding:
         mistakes=mistakes,
         cost=ticket.cost(case, outcome.values),
         also=None if alike else "the ranks end with different parameters",
+        cause=cause,
+    )
+
+
+def _first_update(ticket: Ticket, case: Case, ended: Seen) -> str | None:
+    """What rank 0's first update tells, where no known mistake explains the values."""
+    before = start()
+    if ended.first.shape != before.shape or not ended.flat.isfinite().all():
+        return None
+    got, want = ended.first - before, ticket.right(case._replace(steps=1))[0] - before
+    factor = float(got @ want / (want @ want))
+    if torch.allclose(got, want, rtol=1e-6, atol=1e-9):
+        return "the first step is right, and a later one is not: what is left over from step to step?"
+    if torch.allclose(got, factor * want, rtol=1e-6, atol=1e-9):
+        return f"the first update is {factor:.3g} times the right one: what scales the gradient?"
+    wrong = (~torch.isclose(got, want, rtol=1e-6, atol=1e-9)).nonzero().flatten()
+    return (
+        f"{len(wrong)} of {len(want)} elements are wrong after the first update, from {int(wrong[0])} to "
+        f"{int(wrong[-1])}, and no known mistake explains it: follow one of them through the four verbs"
     )
 
 

@@ -44,6 +44,11 @@ def own(gradients: Gradients, owner: int) -> torch.Tensor:
     return sum_of(gradients[owner]) / len(gradients[owner])
 
 
+def last(gradients: Gradients, owner: int) -> torch.Tensor:
+    """The last micro-batch alone, divided as if it were all of them."""
+    return sum_of(own[-1] for own in gradients) / sum(map(len, gradients))
+
+
 def times(factor: float) -> Combine:
     """A multiple of the mean."""
     return lambda gradients, owner: factor * mean(gradients)
@@ -99,6 +104,11 @@ class Lockstep:
         """Every rank has its own new shard, and the others' as they were."""
         for rank, shard in enumerate(updated):
             self.flats[rank][chunk(rank, self.world_size)] = shard
+
+    def from_rank_0(self, updated: Tensors) -> None:
+        """Every rank gets rank 0's parameters, in which its own shard alone is new."""
+        self.keep_apart(updated)
+        self.flats = [self.flats[0].clone() for _ in self.flats]
 
     def gather_first(self, updated: Tensors) -> None:
         """Every rank gets every shard as it was before the update, and has its own new one."""
@@ -230,12 +240,16 @@ COMMON: dict[str, Callable[[Case], Tensors]] = {
         lambda case: trained(case, gather=Lockstep.keep_apart),
     "each rank ends with the others' shards of the step before: gather last":
         lagging,
+    "every rank ends with rank 0's parameters, in which only rank 0's shard is new: gather the shards of all":
+        lambda case: trained(case, gather=Lockstep.from_rank_0),
     "the gather comes before the update, so each rank trains with the others' shards of the step before":
         lambda case: trained(case, gather=Lockstep.gather_first),
     "the gradients of earlier steps are never cleared: begin each step with a new sum":
         piled,
     "each update uses the gradient of the step before":
         behind,
+    "only the last micro-batch counts: add them all up":
+        lambda case: trained(case, last),
     "the last numel % N elements never change: the remainder is lost":
         remainder_lost,
 }

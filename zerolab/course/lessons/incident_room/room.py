@@ -29,6 +29,7 @@ class Case(NamedTuple):
         ranks: the number of ranks.
         micro_batches: of each rank and step.
         uneven: whether micro-batches have different numbers of samples.
+        small: whether the inputs are so small that no gradient has to be clipped.
         by_name: whether the engine gets the parameters by name.
         tied: whether one parameter has two names.
         steps: of training; as many follow after a resume.
@@ -38,15 +39,17 @@ class Case(NamedTuple):
     ranks: int
     micro_batches: int = 1
     uneven: bool = False
+    small: bool = False
     by_name: bool = False
     tied: bool = False
     steps: int = 3
     resumed_on: int = 0
 
     def __str__(self) -> str:
+        small = ", small inputs" * self.small
         many = f", {self.micro_batches} micro-batches" if self.micro_batches > 1 else ""
         after = f", resumed on {self.resumed_on}" if self.resumed_on else ""
-        return f"{self.ranks} ranks{many}{after}"
+        return f"{self.ranks} ranks{many}{small}{after}"
 
 
 @dataclass
@@ -101,8 +104,9 @@ def batches(case: Case, rank: int) -> list[Batch]:
     for micro in range(case.micro_batches):
         generator = torch.Generator().manual_seed(100 * rank + micro)
         # Where the numbers of samples differ, the small batches' samples have a question of their own.
-        samples = SAMPLES // (1 + 5 * ((rank + micro) % 3)) if case.uneven else SAMPLES
+        samples = SAMPLES // (1 + 5 * ((rank + micro) % 4)) if case.uneven else SAMPLES
         inputs = torch.randn(samples, width, generator=generator, dtype=torch.float64)
+        inputs *= 0.1 if case.small else 1
         targets = inputs @ weights * (1 if samples == SAMPLES else -1)
         made.append(Batch(inputs, targets, tuple(NAMES) if rank % 2 == 0 else tuple(reversed(NAMES))))
     return made
@@ -114,7 +118,7 @@ class Seen(NamedTuple):
     Attributes:
         errors: the squared errors of its samples, added up, in each step's backward.
         samples: how many it has.
-        flat: its parameters after the last step.
+        flat, first: its parameters after the last step, and after the first.
         passes: what it sent in each step, in Ψ by the paper's count: an all-gather is Ψ.
         kept: bytes that the engine keeps, by name, before each micro-batch of the last step, and after it.
         state: elements of optimizer state, in all of the engine's optimizers.
@@ -125,6 +129,7 @@ class Seen(NamedTuple):
     errors: list[float]
     samples: int
     flat: torch.Tensor
+    first: torch.Tensor
     passes: list[float]
     kept: list[dict[str, int]]
     state: int
@@ -151,7 +156,8 @@ def train(
     mine = engine(given, LR)
     if again:
         mine.load(files)
-    passes, logs = [], []
+    passes, logs, first = [], [], start()
+    whole = lambda: torch.cat(_tensors(mine.gather() if gathers else given)).detach().clone()
     look = lambda: kept.append(_kept(alive, mine, given))
     for step in range(case.steps):
         for batch in data:
@@ -161,12 +167,13 @@ def train(
         share = (dist.get_world_size() - 1) / dist.get_world_size()
         passes.append(sent_bytes(wire.messages, dist.get_world_size()) / (ITEM * PSI * share))
         logs.append(getattr(mine, "log", None))
+        first = whole() if step == 0 else first
     if memory:
         look()
-    whole = torch.cat(_tensors(mine.gather() if gathers else given)).detach().clone()
+    last = whole()
     saved = mine.save() if case.resumed_on and not again else None
     errors = [sum(step) for step in zip(*(batch.errors for batch in data), strict=True)]
-    return Seen(errors, sum(map(len, data)), whole, passes, kept, _state(mine), logs, saved)
+    return Seen(errors, sum(map(len, data)), last, first, passes, kept, _state(mine), logs, saved)
 
 
 def _tensors(given: Any) -> list[torch.Tensor]:

@@ -58,8 +58,6 @@ MISTAKES = {
         lambda case: trained(case, times(case.micro_batches)),
     "you took out the division by the number of ranks, and one by the micro-batches is still too many":
         lambda case: trained(case, times(case.ranks / case.micro_batches)),
-    "one division by the number of micro-batches is right now, and the one by the ranks is gone":
-        lambda case: trained(case, times(case.ranks)),
 }
 # fmt: on
 TICKET = Ticket(

@@ -7,6 +7,7 @@ from zerolab import ring
 from zerolab.course.lessons.incident_room.check import Ticket, too_dear
 from zerolab.course.lessons.incident_room.engine import MOMENTUM
 from zerolab.course.lessons.incident_room.lockstep import Gradients, chunk, mean, own, trained
+from zerolab.course.lessons.incident_room.room import Case
 
 MAX_NORM = 1.0
 
@@ -67,6 +68,10 @@ def clipped_by(norm):
     return lambda case: trained(case, lambda gradients, owner: clipped(gradients, norm))
 
 
+def _to_length_1(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient * (MAX_NORM / gradient.norm())
+
+
 def _by_shard(gradients: Gradients, owner: int) -> torch.Tensor:
     return clipped(gradients, lambda norms: norms[owner])
 
@@ -102,6 +107,8 @@ MISTAKES = {
         lambda case: trained(case, _by_own),
     "nothing is clipped any more":
         trained,
+    "a gradient that is shorter than max_norm is made longer: clipping never lengthens, so clamp at 1":
+        lambda case: trained(case, lambda gradients, owner: _to_length_1(mean(gradients))),
 }
 # fmt: on
 TICKET = Ticket(
@@ -114,6 +121,7 @@ TICKET = Ticket(
         "the norm of a vector is the root of the sum of its squares. Which number of each rank can be added?",
         "sum the squares of the shard, all-reduce that one number, then take the root.",
     ),
+    cases=(Case(3), Case(2), Case(4), Case(3, small=True)),
     right=clipped_by(lambda norms: norms.square().sum().sqrt()),
     mistakes=MISTAKES,
     cost=_cost,

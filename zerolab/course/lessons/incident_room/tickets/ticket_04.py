@@ -57,7 +57,7 @@ def kept_too_much(case, ended) -> str | None:
             count = "whole gradients" if len(whole) > 1 else "a whole gradient"
             return (
                 f"the values are right, but before its last micro-batch rank {rank} keeps {count} alive, in "
-                f"`{name}`: a view holds all of the storage behind it"
+                f"`{name}`: keep one shard of your own, not a view of a gradient and not a whole sum"
             )
         if sum(before.values()) > 3 * shard:
             return (

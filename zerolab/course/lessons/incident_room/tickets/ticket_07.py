@@ -6,7 +6,7 @@ import torch.distributed as dist
 from zerolab import ring
 from zerolab.course.lessons.incident_room.check import Ticket
 from zerolab.course.lessons.incident_room.engine import MOMENTUM
-from zerolab.course.lessons.incident_room.lockstep import Gradients, behind, piled, sum_of, trained
+from zerolab.course.lessons.incident_room.lockstep import behind, last, piled, trained
 from zerolab.course.lessons.incident_room.room import Case
 
 
@@ -47,11 +47,6 @@ class Repaired(Engine7):
         self.log = self.shard.grad.norm().item()
         self.optimizer.step()
         self.total = 0  # zero_grad clears shard.grad, and the sum is kept here
-
-
-def last(gradients: Gradients, owner: int) -> torch.Tensor:
-    """The last micro-batch alone, divided as if it were all of them."""
-    return sum_of(own[-1] for own in gradients) / sum(map(len, gradients))
 
 
 # A sentence, and where the ranks end.

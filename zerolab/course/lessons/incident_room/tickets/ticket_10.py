@@ -6,7 +6,7 @@ import torch.distributed as dist
 from zerolab import ring
 from zerolab.course.lessons.incident_room.check import Ticket, too_dear
 from zerolab.course.lessons.incident_room.engine import MOMENTUM
-from zerolab.course.lessons.incident_room.lockstep import Gradients, sum_of, trained
+from zerolab.course.lessons.incident_room.lockstep import Gradients, sum_of, trained, weighted_mean
 from zerolab.course.lessons.incident_room.room import Case, batches
 
 
@@ -74,6 +74,20 @@ def weighted(by_rank: bool = False, divided: bool = True, share: bool = False):
     return ended
 
 
+def by_micro_batch(case: Case) -> list[torch.Tensor]:
+    """Where the ranks end if each micro-batch is weighed over the ranks, and their means are averaged."""
+    counts = [[len(batch) for batch in batches(case, rank)] for rank in range(case.ranks)]
+
+    def combine(gradients: Gradients, owner: int) -> torch.Tensor:
+        means = [
+            weighted_mean([[own[micro]] for own in gradients], [[own[micro]] for own in counts])
+            for micro in range(case.micro_batches)
+        ]
+        return sum_of(means) / case.micro_batches
+
+    return trained(case, combine)
+
+
 def _cost(case, ended) -> str | None:
     found = too_dear(case, ended)
     if found and "moves" in found:
@@ -90,6 +104,9 @@ MISTAKES = {
     "divide by "
     "the samples of all ranks":
         weighted(by_rank=True),
+    "each micro-batch is weighed over the ranks, and then all micro-batches count the same: divide by the "
+    "samples of all of them":
+        by_micro_batch,
     "the weighted sum is right, and nothing divides it":
         weighted(divided=False),
     "each rank divides its shard by its own samples: the count has to be summed over the ranks":

@@ -55,13 +55,15 @@ def sent_for(case, ended) -> str | None:
     """What the bytes say: which gathers are too many, or whether whole gradients were accumulated."""
     moved, many = ended[0].passes[-1], case.micro_batches
     said = f"the values are right, but a step moves {moved:.0f}Ψ"
-    if moved > 2 * many + 0.5:
+    if round(moved) == 3 * many:
         return f"{said}: 3Ψ for each of {many} micro-batches. How often do parameters change in a step?"
-    if moved > many + 1.5:
+    if round(moved) == 2 * many:
         return (
             f"{said}: between two micro-batches parameters do not change, so one gather is enough for all. "
             f"That makes {many + 1}Ψ"
         )
+    if moved > many + 1.5:
+        return f"{said}, and {many + 1}Ψ are enough: one gather, and one reduce-scatter for each micro-batch"
     if moved < many + 0.5:
         return (
             f"the values are right, and a step moves only {moved:.0f}Ψ: whole gradients are accumulated and "
