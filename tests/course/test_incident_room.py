@@ -327,6 +327,23 @@ class NoRoot3(Engine3):
         self.shard.grad *= (max_norm / norm).clamp(max=1)
 
 
+class Lengthened3(Engine3):
+    def clip(self, max_norm=1.0):
+        squares = self.shard.grad.square().sum()
+        dist.all_reduce(squares)
+        self.shard.grad *= max_norm / squares.sqrt()
+
+
+class NoMean3(Engine3):
+    def update(self, micro_batches):
+        self.shard.grad = self.total
+        squares = self.shard.grad.square().sum()
+        dist.all_reduce(squares)
+        self.shard.grad *= (1 / squares.sqrt()).clamp(max=1) / (self.world_size * micro_batches)
+        self.optimizer.step()
+        self.total = 0
+
+
 class WholeGradient3(Engine3):
     def clip(self, max_norm=1.0):
         whole = torch.zeros_like(self.flat)
@@ -353,6 +370,19 @@ class OneView4(Engine4):
         part = ring.reduce_scatter(gradient)
         part += sum(self.parts)
         self.parts = [part]
+
+
+class LastOnly4(Engine4):
+    def reduce(self, gradient):
+        self.parts = [ring.reduce_scatter(gradient).clone()]
+
+
+class FromRank0(Engine5):
+    def step(self, batches):
+        for batch in batches:
+            self.reduce(batch.gradient(self.flat))
+        self.update(len(batches))
+        dist.broadcast(self.flat, 0)
 
 
 class TwoGathers5(Engine5):
@@ -466,6 +496,16 @@ class LastFirst9(Engine9):
         self.optimizer.state[self.shard]["momentum_buffer"] = whole[self.mine].clone()
 
 
+class MeanOfMicroBatches10(Engine10):
+    def step(self, batches):
+        for batch in batches:
+            count = torch.tensor(float(len(batch)))
+            dist.all_reduce(count)
+            self.reduce(batch.gradient(self.flat) * len(batch) / count * self.world_size)
+        self.update(len(batches))
+        self.gather()
+
+
 class MeanOfRanks10(Engine10):
     def step(self, batches):
         count = sum(map(len, batches))
@@ -530,6 +570,26 @@ class OneReduce12(Engine12):
         self.update(len(batches))
 
 
+class GatheredOnce12(Engine12):
+    whole = None
+
+    def step(self, batches):
+        self.whole = self.gather() if self.whole is None else self.whole
+        for batch in batches:
+            self.reduce(batch.gradient(self.whole))
+        self.update(len(batches))
+
+
+class AllReduce12(Engine12):
+    def step(self, batches):
+        whole = self.gather()
+        for batch in batches:
+            gradient = batch.gradient(whole)
+            dist.all_reduce(gradient)
+            self.total = self.total + gradient[self.mine]
+        self.update(len(batches))
+
+
 class KeptWhole12(Engine12):
     def step(self, batches):
         self.whole = self.gather()
@@ -548,10 +608,14 @@ REPAIRS = {
     SumOfNorms3: "Norms do not add, their squares do",
     LargestNorm3: "that takes the largest norm of a shard",
     NoRoot3: "the root of the sum of the squares is missing",
+    NoMean3: "the first update is 0.333 times the right one",
+    Lengthened3: "clipping never lengthens, so clamp at 1",
     WholeGradient3: "moves 3.0Ψ a step, and 2Ψ are enough. The norm needs one number",
     EveryShard4: "a shard for each micro-batch",
     WholeGradients4: "whole gradients are accumulated and reduced once",
     OneView4: "keeps a whole gradient alive, in `self.parts[0]`",
+    LastOnly4: "only the last micro-batch counts",
+    FromRank0: "in which only rank 0's shard is new",
     TwoGathers5: "a step moves 3Ψ where 2Ψ are enough",
     GatherBeforeUpdate5: "the gather comes before the update",
     NoGather5: "no rank ever gets the others'",
@@ -569,6 +633,7 @@ REPAIRS = {
     FirstFile9: "every rank starts with the file of rank 0",
     LastFirst9: "the files are put together in the wrong order",
     MeanOfRanks10: "each rank weighs its own micro-batches",
+    MeanOfMicroBatches10: "and then all micro-batches count the same",
     OwnCount10: "each rank divides its shard by its own samples",
     Undivided10: "the weighted sum is right, and nothing divides it",
     HeadLeftOut11: "from its use in the embedding alone",
@@ -576,6 +641,8 @@ REPAIRS = {
     Averaged11: "the two gradients of the tied weight are averaged",
     OneGatherEach12: "between two micro-batches parameters do not change",
     OneReduce12: "whole gradients are accumulated and reduced once",
+    GatheredOnce12: "the first step is right, and a later one is not",
+    AllReduce12: "one gather, and one reduce-scatter for each micro-batch",
     KeptWhole12: "keeps whole parameters, in `self.whole`",
 }
 

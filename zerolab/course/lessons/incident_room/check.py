@@ -86,7 +86,7 @@ def look(ticket: Ticket, engine: Callable, case: Case) -> Finding:
     with one_thread():
         right = ticket.right(case)
         wrong = any(map(_differ, seen, right))
-        mistakes = {why: ends(case) for why, ends in {**ticket.mistakes, **others}.items() if wrong}
+        mistakes = {why: ends(case) for why, ends in {**ticket.mistakes, **others}.items()}
         told = wrong and not case.resumed_on
         cause = _first_update(ticket, case, outcome.values[0]) if told else None
     return Finding(
