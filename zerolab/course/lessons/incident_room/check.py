@@ -5,7 +5,7 @@ Values are compared with one process, bytes with the ledger, and memory with wha
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 
 import torch
 
@@ -83,21 +83,24 @@ def look(ticket: Ticket, engine: Callable, case: Case) -> Finding:
     seen = [ended.flat for ended in outcome.values]
     alike = all(torch.equal(flat, seen[0]) for flat in seen)
     others = {why: ends for why, ends in COMMON.items() if ends not in ticket.mistakes.values()}
-    with one_thread():
-        right = ticket.right(case)
-        wrong = any(map(_differ, seen, right))
-        mistakes = {why: ends(case) for why, ends in {**ticket.mistakes, **others}.items()}
-        told = wrong and not case.resumed_on
-        cause = _first_update(ticket, case, outcome.values[0]) if told else None
+    right = _end(ticket.right, case)
+    told = any(map(_differ, seen, right)) and not case.resumed_on
     return Finding(
         where,
         seen=seen,
         right=right,
-        mistakes=mistakes,
+        mistakes={why: _end(ends, case) for why, ends in {**ticket.mistakes, **others}.items()},
         cost=ticket.cost(case, outcome.values),
         also=None if alike else "the ranks end with different parameters",
-        cause=cause,
+        cause=_first_update(ticket, case, outcome.values[0]) if told else None,
     )
+
+
+@cache
+def _end(ends: Callable[[Case], Tensors], case: Case) -> Tensors:
+    """Where the ranks end; computed once, because a reader checks more than one repair."""
+    with one_thread():
+        return ends(case)
 
 
 def _first_update(ticket: Ticket, case: Case, ended: Seen) -> str | None:
@@ -105,7 +108,7 @@ def _first_update(ticket: Ticket, case: Case, ended: Seen) -> str | None:
     before = start()
     if ended.first.shape != before.shape or not ended.flat.isfinite().all():
         return None
-    got, want = ended.first - before, ticket.right(case._replace(steps=1))[0] - before
+    got, want = ended.first - before, _end(ticket.right, case._replace(steps=1))[0] - before
     factor = float(got @ want / (want @ want))
     if torch.allclose(got, want, rtol=1e-6, atol=1e-9):
         return "the first step is right, and a later one is not: what is left over from step to step?"
