@@ -17,8 +17,8 @@
 # got an error message that helps, and most of them got none at all. Each engine is short, and **exactly one
 # thing in it is wrong**. What is it?
 #
-# Nothing here is invented for the course: each fault was in an engine that people use. When you have closed a
-# ticket, its check tells you which engine that was and where its users talked about it.
+# Each fault has a history: an engine that people use had it, or a close relative of it. When you have closed
+# a ticket, its check tells you which engine that was and where its users talked about it.
 
 # %%
 import torch
@@ -195,6 +195,9 @@ my_guess = ...
 
 # %%
 predict(my_guess, 8 * -(-103 // 4), quiz.KEPT)
+
+# %% [markdown]
+# And this is what the engine keeps in a step, counted from live storages.
 
 # %%
 kept = watch(Engine4, steps=3, micro_batches=4)[0].kept
