@@ -29,7 +29,7 @@ from zerolab.course.lessons.incident_room import (
 )
 from zerolab.course.lessons.incident_room.check import look
 from zerolab.course.lessons.incident_room.lockstep import alone
-from zerolab.course.lessons.incident_room.room import RANKS, watch
+from zerolab.course.lessons.incident_room.room import RANKS, report, watch
 
 solutions_travel_by_value(__name__)
 NUMBERS = range(1, 13)
@@ -73,6 +73,7 @@ def test_an_engine_is_wrong_where_its_ticket_says_and_nowhere_else(number):
 def test_the_sixth_dies():
     spec = ticket(6).TICKET
     assert "both must have the same size" in look(spec, spec.broken, spec.cases[0]).stopped
+    assert report(Engine6)[1] == "rank 1: ring.reduce_scatter sends 11 elements"
 
 
 @pytest.mark.parametrize("number", NUMBERS)
