@@ -12,8 +12,8 @@ import torch
 from zerolab.course.attempts import attempt
 from zerolab.course.evidence import Finding, examine
 from zerolab.course.exercise import graded
-from zerolab.course.lessons.incident_room.lockstep import COMMON, Tensors, one_thread, trained
-from zerolab.course.lessons.incident_room.room import PSI, Case, Seen, start, train
+from zerolab.course.lessons.incident_room.lockstep import COMMON, Tensors, trained
+from zerolab.course.lessons.incident_room.room import PSI, Case, Seen, one_thread, start, train
 
 CASES = (Case(3), Case(2), Case(4))
 

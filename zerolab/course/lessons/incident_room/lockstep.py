@@ -1,7 +1,6 @@
 """Where the job ends, done rightly and with each known mistake: all ranks in one process, in lockstep."""
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from zerolab import ring
 from zerolab.course.evidence import sum_of
 from zerolab.course.lessons.incident_room.engine import MOMENTUM
-from zerolab.course.lessons.incident_room.room import LR, PSI, RANKS, Batch, Case, batches, start
+from zerolab.course.lessons.incident_room.room import LR, PSI, RANKS, Batch, Case, batches, one_thread, start
 
 Tensors = list[torch.Tensor]
 Gradients = list[Tensors]  # by rank and micro-batch
@@ -18,17 +17,6 @@ Combine = Callable[[Gradients, int], torch.Tensor]
 """What the owner of a shard takes for the gradient, as a whole buffer of which its chunk counts."""
 Gather = Callable[["Lockstep", Tensors], None]
 """What becomes of the owners' new shards."""
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute with one thread: for so little work others only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def mean(gradients: Gradients, owner: int = 0) -> torch.Tensor:

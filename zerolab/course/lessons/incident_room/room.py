@@ -3,6 +3,7 @@
 The job is small and exact: 103 parameters in fp64, full batches. So a wrong digit is a fault, never rounding.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -110,6 +111,17 @@ def batches(case: Case, rank: int) -> list[Batch]:
         targets = inputs @ weights * (1 if samples == SAMPLES else -1)
         made.append(Batch(inputs, targets, tuple(NAMES) if rank % 2 == 0 else tuple(reversed(NAMES))))
     return made
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one thread: for so little work others only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 class Seen(NamedTuple):
