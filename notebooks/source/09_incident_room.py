@@ -1,0 +1,519 @@
+# %% [markdown]
+# # 09 · The incident room: twelve engines, and one fault in each
+#
+# > **90 minutes.** *You need:* stages 1 to 3 (lessons 04 to 06), and the four collectives (lesson 02).
+# >
+# > *Afterwards you can* read a loss curve, a ledger, a memory table and the report of a dead job, find the
+# > fault behind it in forty lines, and repair it without moving a byte more.
+# >
+# > *Paper:* ZeRO, §5 and §7, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
+# >
+# > *Words:* the [glossary](../docs/glossary.md) has all of them.
+
+# %% [markdown]
+# ## The question
+#
+# You are on call. Twelve teams train with engines of their own, and each has opened a ticket. None of them
+# got an error message that helps, and most of them got none at all. Each engine is short, and **exactly one
+# thing in it is wrong**. What is it?
+#
+# Each fault has a history: an engine that people use had it, or a close relative of it. When you have closed
+# a ticket, its check tells you which engine that was and where its users talked about it.
+
+# %%
+import torch
+import torch.distributed as dist  # noqa: F401, for the exercises
+
+from zerolab import ring  # noqa: F401, for the exercises
+from zerolab.course import answer, figure, predict, show, show_source
+from zerolab.course.lessons.incident_room import *
+from zerolab.course.lessons.incident_room import quiz
+from zerolab.course.lessons.incident_room.lockstep import alone
+from zerolab.course.lessons.incident_room.room import curve, exam, report, start, watch, watch_resume
+from zerolab.course.look import COLOURS, INK, PALE
+
+# %% [markdown]
+# ## The engine, in its right form
+#
+# All twelve engines have one form. Here it is without a fault: stage 1, with the textbook's ring. Its
+# optimizer is SGD with *momentum*: a running sum of the gradients, one number for each parameter. The
+# momentum is the optimizer state, so it is what stage 1 shards. Read the four verbs `cut`, `reduce`,
+# `update` and `gather`, and then `step`, which calls them. You will read them twelve times again.
+
+# %%
+show_source(Engine)
+
+# %% [markdown]
+# The job is small and exact: a linear model of 103 parameters in fp64, and four ranks with 120 samples each.
+# `watch` runs it on real ranks. `alone` does the same in one process. Both start with the same parameters.
+
+# %%
+ranks, (loss_alone, flat_alone) = watch(Engine), alone()
+close = all(torch.allclose(rank.flat, flat_alone, rtol=1e-9) for rank in ranks)
+print("every rank ends where one process ends:", close)
+print(f"a rank moves {ranks[0].passes[-1]:.1f}Ψ a step and holds {ranks[0].state} elements of momentum")
+
+
+# %%
+def draw(step_of_resume=None, **curves):
+    fig = figure(height=2.5)
+    ax = fig.subplots()
+    for place, (label, losses) in enumerate(curves.items()):
+        looks = {"color": PALE, "linewidth": 7, "marker": ""} if place == 0 else {"markevery": 4}
+        ax.semilogy(losses, label=label.replace("_", " "), **looks)
+    if step_of_resume:
+        ax.axvline(step_of_resume, color=INK, linestyle=":")
+    if max(losses) < 5 * min(losses):
+        ax.set_yscale("linear")
+    ax.set(xlabel="step" + " (dotted: the resume)" * bool(step_of_resume), ylabel="loss of all samples")
+    said = "; ".join(f"{label.replace('_', ' ')} {losses[-1]:.2g}" for label, losses in curves.items())
+    show(fig, f"The loss of each step. At the end: {said}.")
+
+
+# %%
+draw(one_process=loss_alone, four_ranks=curve(ranks))
+
+# %% [markdown]
+# Both numbers are those of lesson 04: 2Ψ, and 1/N of the optimizer state. The two curves lie on top of each
+# other. This is what "well" looks like.
+#
+# ## How to work on a ticket
+#
+# 1. Read the symptom. Which of the three is wrong: **values, bytes or memory**?
+# 2. Read the engine. It stands there in full, and one thing in it is wrong.
+# 3. Write `class Repaired(Engine1):` with the methods that you change. The others are inherited.
+# 4. The check runs your engine on 3, 2 and 4 ranks. It compares the parameters with one process, the bytes
+#    with the ledger, and what the engine keeps with what it should keep. If something is still wrong, it says
+#    what.
+#
+# ## Ticket 1: the loss stops falling
+#
+# > "Our loss falls as it should, and then it stays at 0.76. On two GPUs it falls lower than on four. In one
+# > process it falls to nearly zero. Same data, same seed, same learning rate."
+
+# %%
+ranks = watch(Engine1)
+draw(one_process=loss_alone, ticket_1=curve(ranks))
+
+# %%
+changed = ranks[0].flat != start()
+print(f"{int(changed.sum())} of {len(changed)} parameters have changed since the start")
+
+# %%
+show_source(Engine1)
+
+# %% [markdown]
+# > **Repair it. Difficulty 1 of 5 · 5 minutes.** All parameters learn, on any number of ranks. A step still
+# > moves 2Ψ, and the momentum stays sharded.
+
+
+# %%
+# Exercise
+class Repaired(Engine1): ...  # the methods that you change
+
+
+check_1(Repaired)
+
+# %% [markdown]
+# Stuck? `check_1.hint(1)` prints a hint, `hint(2)` and `hint(3)` say more, and `check_1.solution()` prints a
+# solution. It is so for every ticket.
+#
+# ## Ticket 2: more micro-batches, and the loss falls more slowly
+#
+# > "We went from one micro-batch to four, to have a larger batch. The memory is fine. But now the loss falls
+# > four times more slowly. Somebody has raised the learning rate to make up for it, and I do not like that."
+
+# %%
+one, four = watch(Engine2), watch(Engine2, micro_batches=4)
+draw(one_process=alone(micro_batches=4)[0], with_one_micro_batch=curve(one), with_four=curve(four))
+
+# %%
+show_source(Engine2)
+
+# %% [markdown]
+# > **Repair it. Difficulty 1 of 5 · 4 minutes.** The gradient is the mean over ranks and micro-batches.
+
+
+# %%
+# Exercise
+class Repaired(Engine2): ...
+
+
+check_2(Repaired)
+
+# %% [markdown]
+# Stuck? `check_2.hint(1)`, and `check_2.solution()`.
+#
+# ## Ticket 3: every rank logs another gradient norm
+#
+# > "We clip gradients to a norm of 1. The dashboard shows the norm before clipping, a line for each rank, and
+# > the lines are different. Which one is right?"
+
+# %%
+ranks = watch(Engine3)
+for rank, seen in enumerate(ranks):
+    print(f"rank {rank} logs a norm of {seen.logs[0]:5.2f} in the first step")
+
+# %% [markdown]
+# **What is the norm of the whole gradient?** Each line above is the norm of a quarter of it.
+
+# %%
+my_guess = ...
+
+# %%
+norms = torch.tensor([seen.logs[0] for seen in ranks])
+predict(my_guess, norms.square().sum().sqrt().item(), quiz.NORM)
+
+# %%
+show_source(Engine3)
+
+# %% [markdown]
+# > **Repair it. Difficulty 2 of 5 · 6 minutes.** All ranks clip by the norm of the whole mean gradient. That
+# > may cost a few bytes, and not a pass over the gradient.
+
+
+# %%
+# Exercise
+class Repaired(Engine3): ...
+
+
+check_3(Repaired)
+
+# %% [markdown]
+# Stuck? `check_3.hint(1)`, and `check_3.solution()`.
+#
+# ## Ticket 4: memory grows with every micro-batch
+#
+# > "We run stage 2, and reduce every micro-batch, so that a rank keeps 1/N of a gradient. With four
+# > micro-batches we run out of memory, with two we do not. The loss is perfect."
+#
+# **How many bytes of gradients should rank 0 keep when the last of four micro-batches begins?** There are 103
+# parameters of 8 bytes on four ranks, and rank 0's shard is one of the longer ones.
+
+# %%
+my_guess = ...
+
+# %%
+predict(my_guess, 8 * -(-103 // 4), quiz.KEPT)
+
+# %% [markdown]
+# And this is what the engine keeps in a step, counted from live storages.
+
+# %%
+kept = watch(Engine4, steps=3, micro_batches=4)[0].kept
+moments = [f"before micro-batch {number}" for number in range(4)] + ["after the step"]
+state = [sum(size for name, size in held.items() if "momentum" in name) for held in kept]
+rest = [sum(held.values()) - size for held, size in zip(kept, state, strict=True)]
+fig = figure(height=2.4)
+ax = fig.subplots()
+ax.barh(moments, state, color=COLOURS["optimizer state"], label="optimizer state")
+bars = ax.barh(moments, rest, left=state, color=COLOURS["gradients"], label="gradients")
+ax.bar_label(bars, [f"{size:,}" for size in rest], padding=5, size=9)
+ax.set(xlabel="bytes that rank 0 keeps", xlim=(0, 3400), ylim=(4.5, -0.5))
+show(fig, "Bytes of gradients: " + ", ".join(map("{}: {:,}".format, moments, rest)) + ".")
+
+# %%
+show_source(Engine4)
+
+# %% [markdown]
+# (The first 208 bytes are the gradient of the step before, a shard.)
+#
+# > **Repair it. Difficulty 2 of 5 · 6 minutes.** Every micro-batch is reduced. Between micro-batches the
+# > engine keeps one shard of gradients, for any number of micro-batches.
+
+
+# %%
+# Exercise
+class Repaired(Engine4): ...
+
+
+check_4(Repaired)
+
+# %% [markdown]
+# Stuck? `check_4.hint(1)`, and `check_4.solution()`.
+#
+# ## Ticket 5: the training loss is perfect, and the evaluation is not
+#
+# > "The training loss is the one of a single process, digit for digit. Then we stop and evaluate, and every
+# > rank gets another loss, and none gets the right one. We have been searching in the evaluation for a week."
+
+# %%
+ranks, (loss_alone_12, flat_alone_12) = watch(Engine5, steps=12), alone(steps=12)
+off = max(abs(a / b - 1) for a, b in zip(curve(ranks), loss_alone_12, strict=True))
+print("training loss as in one process:", off < 1e-9)
+print(f"evaluation, one process: {exam(flat_alone_12):.3f}")
+for rank, seen in enumerate(ranks):
+    print(f"evaluation, rank {rank}:      {exam(seen.flat):.3f}")
+
+# %%
+show_source(Engine5)
+
+# %% [markdown]
+# > **Repair it. Difficulty 2 of 5 · 5 minutes.** After `step` every rank has all new parameters. A step still
+# > moves 2Ψ.
+
+
+# %%
+# Exercise
+class Repaired(Engine5): ...
+
+
+check_5(Repaired)
+
+# %% [markdown]
+# Stuck? `check_5.hint(1)`, and `check_5.solution()`.
+#
+# ## Ticket 6: the job dies in its first step
+#
+# > "A process was killed in the middle of the backward pass, and the others lost their connection. It is our
+# > new model: half of the ranks take another branch of it. We have two parameters, `body` with 62 elements
+# > and `embedding` with 41. Here is what each rank was sending first when it died."
+#
+# `ring.reduce_scatter` sends a quarter of a buffer at a time, as 15 or 16 elements, or as 10 or 11.
+
+# %%
+print(*report(Engine6), sep="\n")
+
+# %% [markdown]
+# This engine gets its parameters by name, and `batch.gradients` yields their gradients as backward gets them
+# ready.
+
+# %%
+show_source(Engine6)
+
+# %% [markdown]
+# > **Repair it. Difficulty 3 of 5 · 8 minutes.** All ranks train, in whichever order their gradients get
+# > ready. A step moves 2Ψ.
+
+
+# %%
+# Exercise
+class Repaired(Engine6): ...
+
+
+check_6(Repaired)
+
+# %% [markdown]
+# Stuck? `check_6.hint(1)`, and `check_6.solution()`.
+#
+# This team was lucky. If `body` and `embedding` were equally long, no process would have died. The messages
+# would have fitted, and numbers of one parameter would have been added to those of the other.
+#
+# ## Ticket 7: the gradient norm climbs
+#
+# > "The loss falls for a few steps, and then it explodes. The gradient norm climbs from the first step on. We
+# > call `zero_grad()`, I have checked it three times."
+
+# %%
+ranks = watch(Engine7)
+draw(one_process=loss_alone, ticket_7=curve(ranks))
+
+# %%
+print("rank 0's gradient norm:", *(f"{norm:.0f}" for norm in ranks[0].logs[:6]))
+
+# %%
+show_source(Engine7)
+
+# %% [markdown]
+# > **Repair it. Difficulty 2 of 5 · 5 minutes.** Each step uses its own gradients, with any number of
+# > micro-batches.
+
+
+# %%
+# Exercise
+class Repaired(Engine7): ...
+
+
+check_7(Repaired)
+
+# %% [markdown]
+# Stuck? `check_7.hint(1)`, and `check_7.solution()`.
+#
+# ## Ticket 8: after a restart the loss falls more slowly
+#
+# > "We save every five steps. After a restart from the checkpoint the loss falls much more slowly than in a
+# > run without a restart. On two ranks all is well, and on four it is not. The parameters in the checkpoint
+# > are right, I have compared every number. It has to be the momentum, and I do not see how."
+#
+# This engine has two units of 42 and 61 elements. Each unit is padded, so that all its shards are equally
+# long. It is the longest of the twelve, because it also saves and loads.
+
+# %%
+before, after = watch_resume(Engine8, resumed_on=4)
+draw(5, without_restart=alone(steps=5, resumed_on=4)[0], ticket_8=curve(before) + curve(after))
+
+# %%
+show_source(Engine8)
+
+# %% [markdown]
+# > **Repair it. Difficulty 3 of 5 · 8 minutes.** After `load` every rank has the momentum that it saved, on
+# > any number of ranks.
+
+
+# %%
+# Exercise
+class Repaired(Engine8): ...
+
+
+check_8(Repaired)
+
+# %% [markdown]
+# Stuck? `check_8.hint(1)`, and `check_8.solution()`.
+#
+# ## Ticket 9: resumed on the rest of the machines
+#
+# > "Two of our four machines are gone, so we resumed on two. No error. But the loss falls more slowly than it
+# > should after the resume. Every rank has loaded a file, I have seen it in the log."
+#
+# `save` returns what a rank writes into its file, and `load` gets the list of all files.
+
+# %%
+before, after = watch_resume(Engine9, resumed_on=2)
+draw(5, one_process=alone(steps=5, resumed_on=2)[0], ticket_9=curve(before) + curve(after))
+
+# %%
+show_source(Engine9)
+
+# %% [markdown]
+# > **Repair it. Difficulty 2 of 5 · 6 minutes.** The momentum is right after a resume on any number of ranks.
+# > You may change `save` too.
+
+
+# %%
+# Exercise
+class Repaired(Engine9): ...
+
+
+check_9(Repaired)
+
+# %% [markdown]
+# Stuck? `check_9.hint(1)`, and `check_9.solution()`.
+#
+# ## Ticket 10: the loss ends too high, and all ranks agree
+#
+# > "Our samples come in micro-batches of different sizes: 120, 20, 10 or 7 samples. With the engine the loss
+# > ends almost twice as high as in one process. The ranks agree with each other to the last digit."
+
+# %%
+ranks = watch(Engine10, uneven=True)
+draw(one_process=alone(uneven=True)[0], ticket_10=curve(ranks))
+
+# %%
+print("samples of each rank:", *(seen.samples for seen in ranks))
+
+# %%
+show_source(Engine10)
+
+# %% [markdown]
+# > **Repair it. Difficulty 3 of 5 · 8 minutes.** The gradient is that of the mean over *all* samples.
+# > `len(batch)` is the number of samples of a micro-batch.
+
+
+# %%
+# Exercise
+class Repaired(Engine10): ...
+
+
+check_10(Repaired)
+
+# %% [markdown]
+# Stuck? `check_10.hint(1)`, and `check_10.solution()`.
+#
+# ## Ticket 11: more bytes than the model has
+#
+# > "The model has 103 parameters. Its embedding, 41 of them, is used twice: once at the input, and once more
+# > as the head at the output. So there is one tensor with two names, a *tied weight*. The ledger shows 2.8Ψ
+# > a step where 2Ψ are right, and the loss falls more slowly than in one process."
+
+# %%
+ranks = watch(Engine11, by_name=True, tied=True)
+draw(one_process=alone(by_name=True, tied=True)[0], ticket_11=curve(ranks))
+
+# %%
+print(f"a rank moves {ranks[0].passes[-1]:.1f}Ψ a step and holds {ranks[0].state} elements of momentum")
+print("a quarter of 103 parameters is 25 or 26")
+
+# %%
+show_source(Engine11)
+
+# %% [markdown]
+# > **Repair it. Difficulty 4 of 5 · 10 minutes.** The tied weight is one parameter: it is updated once, with
+# > the gradients of both its uses. `batch.gradients(parameters)` yields a gradient for each name. A step
+# > moves 2Ψ.
+
+
+# %%
+# Exercise
+class Repaired(Engine11): ...
+
+
+check_11(Repaired)
+
+# %% [markdown]
+# Stuck? `check_11.hint(1)`, and `check_11.solution()`.
+#
+# ## Ticket 12: with more micro-batches the network is full
+#
+# > "We run stage 3. Somebody read in the paper that it costs 1.5 times the traffic at most. We went from one
+# > micro-batch to four, and now the GPUs wait for the network most of the time. Values and memory are fine."
+#
+# **How many Ψ does this engine move in a step with four micro-batches?** Read it first.
+
+# %%
+show_source(Engine12)
+
+# %%
+my_guess = ...
+
+# %%
+moved = [watch(Engine12, steps=2, gathers=True, micro_batches=many)[0].passes[-1] for many in (1, 2, 4)]
+rows = [f"{many} micro-batches: {psi:.1f}Ψ" for many, psi in zip((1, 2, 4), moved, strict=True)]
+predict(my_guess, moved[-1], quiz.MOVED, *rows)
+
+# %% [markdown]
+# The team has found out that there is room for whole parameters during a step. There is no room for a whole
+# gradient beside them. At rest only shards may stay.
+#
+# > **Repair it. Difficulty 3 of 5 · 8 minutes.** Move as little as that allows: (M+1)Ψ for M micro-batches.
+
+
+# %%
+# Exercise
+class Repaired(Engine12): ...
+
+
+check_12(Repaired)
+
+# %% [markdown]
+# Stuck? `check_12.hint(1)`, and `check_12.solution()`.
+#
+# ## Debrief
+#
+# How many of the twelve engines raised an error? One, and its error named a connection. The others trained.
+# So these are the questions to ask of an engine, in this order:
+#
+# - **Does one step equal one step of a single process?** With numbers that differ for every element, rank and
+#   micro-batch, and with SGD: Adam hides a gradient that is too large or too small.
+# - **On which N?** 2 and 4 forgive more than 3. A size that N does not divide forgives least.
+# - **Do the ranks agree?** Compare the parameters over the ranks after every step, and not the losses.
+# - **How many Ψ?** Count the bytes of one step with one micro-batch, and with four.
+# - **What is alive?** Look between micro-batches and after the step.
+# - **Does a resume equal no resume?** On the same N, and on another.
+#
+# ## Quiz
+#
+# Five questions. Click an answer, or go to it with the Tab key and press Space. Each answer says why it is
+# right or wrong.
+
+# %%
+my_answers = ...
+answer(my_answers, quiz.QUESTIONS)
+
+# %% [markdown]
+# ## Summary
+#
+# - A fault of a sharded engine seldom raises an error. It shows in values, in bytes or in memory, and each of
+#   them has to be compared with a number that is known.
+# - Values: a single process. Bytes: 2Ψ, (M+1)Ψ, 3MΨ. Memory: what each stage should keep.
+# - The cheapest test has three ranks, sizes that three does not divide, several micro-batches, SGD, and a
+#   resume at another N.

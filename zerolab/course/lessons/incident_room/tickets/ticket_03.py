@@ -1,0 +1,129 @@
+"""Ticket 3: every rank logs another gradient norm."""
+
+import torch
+import torch.distributed as dist
+
+from zerolab import ring
+from zerolab.course.lessons.incident_room.check import Ticket, too_dear
+from zerolab.course.lessons.incident_room.engine import MOMENTUM
+from zerolab.course.lessons.incident_room.lockstep import Gradients, chunk, mean, own, trained
+from zerolab.course.lessons.incident_room.room import Case
+
+MAX_NORM = 1.0
+
+
+class Engine3:
+    def __init__(self, flat, lr):
+        self.flat, self.lr = flat, lr
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self.total = 0
+        self.cut()
+
+    def cut(self):
+        mine = ring.chunks(self.flat.numel(), self.world_size)[self.rank]
+        self.shard = self.flat[mine]
+        self.optimizer = torch.optim.SGD([self.shard], self.lr, MOMENTUM)
+
+    def reduce(self, gradient):
+        self.total = self.total + ring.reduce_scatter(gradient)
+
+    def clip(self, max_norm=1.0):
+        norm = self.shard.grad.norm()
+        self.shard.grad *= (max_norm / norm).clamp(max=1)
+        self.log = norm.item()  # what the dashboard shows
+
+    def update(self, micro_batches):
+        self.shard.grad = self.total / (self.world_size * micro_batches)
+        self.clip()
+        self.optimizer.step()
+        self.total = 0
+
+    def gather(self):
+        ring.all_gather(self.flat)
+
+    def step(self, batches):
+        for batch in batches:
+            self.reduce(batch.gradient(self.flat))
+        self.update(len(batches))
+        self.gather()
+
+
+class Repaired(Engine3):
+    def clip(self, max_norm=1.0):
+        squares = self.shard.grad.square().sum()
+        dist.all_reduce(squares)  # one number: the squares add up, the norms do not
+        norm = squares.sqrt()
+        self.shard.grad *= (max_norm / norm).clamp(max=1)
+        self.log = norm.item()
+
+
+def clipped(gradients: Gradients, norm) -> torch.Tensor:
+    """The mean gradient, scaled by the norm that `norm` makes of the shards' norms."""
+    gradient = mean(gradients)
+    norms = torch.stack([gradient[chunk(r, len(gradients))].norm() for r in range(len(gradients))])
+    return gradient * (MAX_NORM / norm(norms)).clamp(max=1)
+
+
+def clipped_by(norm):
+    return lambda case: trained(case, lambda gradients, owner: clipped(gradients, norm))
+
+
+def _to_length_1(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient * (MAX_NORM / gradient.norm())
+
+
+def _by_shard(gradients: Gradients, owner: int) -> torch.Tensor:
+    return clipped(gradients, lambda norms: norms[owner])
+
+
+def _by_own(gradients: Gradients, owner: int) -> torch.Tensor:
+    return mean(gradients) * (MAX_NORM / own(gradients, owner).norm()).clamp(max=1)
+
+
+def _cost(case, ended) -> str | None:
+    found = too_dear(case, ended)
+    if found and "moves" in found:
+        return f"{found}. The norm needs one number of each rank, not its gradient"
+    return found
+
+
+# A sentence, and where the ranks end.
+# fmt: off
+MISTAKES = {
+    "each rank still clips by the norm of its own shard":
+        lambda case: trained(case, _by_shard),
+    "that adds the ranks' norms. Norms do not add, their squares do: sum the squares, then take the "
+    "root":
+        clipped_by(torch.sum),
+    "that takes the largest norm of a shard, and the whole gradient's is larger":
+        clipped_by(torch.max),
+    "that takes the mean of the shards' norms, and the whole gradient's norm is larger":
+        clipped_by(torch.mean),
+    "the root of the sum of the squares is missing":
+        clipped_by(lambda norms: norms.square().sum()),
+    "that is the root of the mean of the squares: add the squares up, and do not divide":
+        clipped_by(lambda norms: norms.square().mean().sqrt()),
+    "each rank clips by the norm of its own gradient, before it is averaged":
+        lambda case: trained(case, _by_own),
+    "nothing is clipped any more":
+        trained,
+    "a gradient that is shorter than max_norm is made longer: clipping never lengthens, so clamp at 1":
+        lambda case: trained(case, lambda gradients, owner: _to_length_1(mean(gradients))),
+}
+# fmt: on
+TICKET = Ticket(
+    Engine3,
+    "Many engines clipped by the norm of what a rank holds. It is why FSDP got a clip_grad_norm_ of its own "
+    "(pytorch/pytorch#72548). A user of torchtitan found it as you did, by a norm that differs from rank to "
+    "rank (pytorch/torchtitan#766).",
+    (
+        "the gradient is one vector, and each rank has a part of it. Which norm does max_norm speak of?",
+        "the norm of a vector is the root of the sum of its squares. Which number of each rank can be added?",
+        "sum the squares of the shard, all-reduce that one number, then take the root.",
+    ),
+    cases=(Case(3), Case(2), Case(4), Case(3, small=True)),
+    right=clipped_by(lambda norms: norms.square().sum().sqrt()),
+    mistakes=MISTAKES,
+    cost=_cost,
+)
+check_3 = TICKET.check(3, [Repaired])

@@ -1,0 +1,103 @@
+"""Ticket 9: half of the machines are gone, and the job is resumed on the rest."""
+
+import torch
+import torch.distributed as dist
+
+from zerolab import ring
+from zerolab.course.lessons.incident_room.check import Ticket
+from zerolab.course.lessons.incident_room.engine import MOMENTUM
+from zerolab.course.lessons.incident_room.lockstep import chunk, resumed
+from zerolab.course.lessons.incident_room.room import Case
+
+
+class Engine9:
+    def __init__(self, flat, lr):
+        self.flat, self.lr = flat, lr
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self.cut()
+
+    def cut(self):
+        self.mine = ring.chunks(self.flat.numel(), self.world_size)[self.rank]
+        self.shard = self.flat[self.mine]
+        self.optimizer = torch.optim.SGD([self.shard], self.lr, MOMENTUM)
+
+    def reduce(self, gradient):
+        self.shard.grad = ring.reduce_scatter(gradient) / self.world_size
+
+    def update(self):
+        self.optimizer.step()
+
+    def gather(self):
+        ring.all_gather(self.flat)
+
+    def step(self, batches):
+        (batch,) = batches
+        self.reduce(batch.gradient(self.flat))
+        self.update()
+        self.gather()
+
+    def save(self):
+        return self.optimizer.state[self.shard]["momentum_buffer"].clone()  # this rank's file
+
+    def load(self, files):
+        saved = files[self.rank % len(files)]  # the file of this rank
+        momentum = torch.zeros_like(self.shard)
+        fits = min(len(saved), len(momentum))
+        momentum[:fits] = saved[:fits]
+        self.optimizer.state[self.shard]["momentum_buffer"] = momentum
+
+
+class Repaired(Engine9):
+    def load(self, files):
+        whole = torch.cat(files)  # what the shards were cut from
+        self.optimizer.state[self.shard]["momentum_buffer"] = whole[self.mine].clone()
+
+
+def dealt(case: Case, file_of) -> list[torch.Tensor]:
+    """Where the ranks end if rank r starts with the file `file_of(r)`, as far as it fits."""
+
+    def deal(momentum: torch.Tensor) -> torch.Tensor:
+        made = torch.zeros_like(momentum)
+        for rank in range(case.resumed_on):
+            saved, mine = momentum[chunk(file_of(rank), case.ranks)], chunk(rank, case.resumed_on)
+            fits = min(len(saved), mine.stop - mine.start)
+            made[mine.start : mine.start + fits] = saved[:fits]
+        return made
+
+    return resumed(case, deal)
+
+
+def reversed_files(case: Case) -> list[torch.Tensor]:
+    files = lambda momentum: [momentum[chunk(rank, case.ranks)] for rank in reversed(range(case.ranks))]
+    return resumed(case, lambda momentum: torch.cat(files(momentum)))
+
+
+# A sentence, and where the ranks end.
+# fmt: off
+MISTAKES = {
+    "each rank still starts with the file of its own number: at another N its shard is another slice":
+        lambda case: dealt(case, lambda rank: rank % case.ranks),
+    "every rank starts with the file of rank 0":
+        lambda case: dealt(case, lambda rank: 0),
+    "the momentum is forgotten, so the first steps after the resume are too short":
+        lambda case: resumed(case, torch.zeros_like),
+    "the files are put together in the wrong order":
+        reversed_files,
+}
+# fmt: on
+TICKET = Ticket(
+    Engine9,
+    "A shard has a meaning only together with N. DeepSpeed refused to load its optimizer state at another "
+    "N (deepspeedai/DeepSpeed#2898, deepspeedai/DeepSpeed#3810), which is the honest answer of an engine "
+    "that cannot. Its universal checkpoints can (deepspeedai/DeepSpeed#1953). zerolab's checkpoints store "
+    "names and slices, so N and the stage may differ.",
+    (
+        "how long is rank 0's file from 4 ranks, and how long is rank 0's shard on 2?",
+        "together the files are the whole momentum. Which slice of it does this rank own now?",
+        "torch.cat(files) is the whole momentum, in rank order; self.mine is this rank's slice of it.",
+    ),
+    cases=(Case(4, resumed_on=2), Case(2, resumed_on=4), Case(3, resumed_on=2)),
+    right=resumed,
+    mistakes=MISTAKES,
+)
+check_9 = TICKET.check(9, [Repaired])

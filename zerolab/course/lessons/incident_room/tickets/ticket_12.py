@@ -1,0 +1,104 @@
+"""Ticket 12: with more micro-batches the network is full."""
+
+import torch
+import torch.distributed as dist
+
+from zerolab import ring
+from zerolab.course.lessons.incident_room.check import Ticket, unsharded
+from zerolab.course.lessons.incident_room.engine import MOMENTUM
+from zerolab.course.lessons.incident_room.room import ITEM, PSI, Case
+
+
+class Engine12:
+    def __init__(self, flat, lr):
+        self.numel, self.lr = flat.numel(), lr
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self.total = 0
+        self.cut(flat)
+
+    def cut(self, flat):
+        self.mine = ring.chunks(self.numel, self.world_size)[self.rank]
+        self.shard = flat[self.mine].clone()  # all that a rank keeps of flat
+        self.optimizer = torch.optim.SGD([self.shard], self.lr, MOMENTUM)
+
+    def gather(self):
+        whole = self.shard.new_empty(self.numel)
+        whole[self.mine] = self.shard
+        ring.all_gather(whole)
+        return whole
+
+    def reduce(self, gradient):
+        self.total = self.total + ring.reduce_scatter(gradient)
+
+    def update(self, micro_batches):
+        self.shard.grad = self.total / (self.world_size * micro_batches)
+        self.optimizer.step()
+        self.total = 0
+
+    def step(self, batches):
+        for batch in batches:
+            self.loss = batch.loss(self.gather())  # forward; then whole is freed
+            self.reduce(batch.gradient(self.gather()))  # backward
+        self.update(len(batches))
+
+
+class Repaired(Engine12):
+    def step(self, batches):
+        whole = self.gather()  # no update comes before the last micro-batch
+        for batch in batches:
+            self.loss = batch.loss(whole)
+            self.reduce(batch.gradient(whole))
+        self.update(len(batches))
+
+
+def sent_for(case, ended) -> str | None:
+    """What the bytes say: which gathers are too many, or whether whole gradients were accumulated."""
+    moved, many = ended[0].passes[-1], case.micro_batches
+    said = f"the values are right, but a step moves {moved:.0f}Ψ"
+    if round(moved) == 3 * many:
+        return f"{said}: 3Ψ for each of {many} micro-batches. How often do parameters change in a step?"
+    if round(moved) == 2 * many:
+        return (
+            f"{said}: between two micro-batches parameters do not change, so one gather is enough for all. "
+            f"That makes {many + 1}Ψ"
+        )
+    if moved > many + 1.5:
+        return f"{said}, and {many + 1}Ψ are enough: one gather, and one reduce-scatter for each micro-batch"
+    if moved < many + 0.5:
+        return (
+            f"the values are right, and a step moves only {moved:.0f}Ψ: whole gradients are accumulated and "
+            "reduced once. The job has room for whole parameters or whole gradients, not for both"
+        )
+    return None
+
+
+def whole_at_rest(case, ended) -> str | None:
+    for rank, each in enumerate(ended):
+        whole = [name for name, size in each.kept[-1].items() if size >= PSI * ITEM]
+        if whole:
+            return (
+                f"the values are right, but after the step rank {rank} keeps whole parameters, in "
+                f"`{whole[0]}`: at stage 3 only shards are left at rest"
+            )
+    return None
+
+
+TICKET = Ticket(
+    Engine12,
+    "This is no error, but a price that nobody had read: stage 3 moves 3Ψ in each micro-batch. FairScale "
+    "kept its root from one micro-batch to the next for that reason (facebookresearch/fairscale#470). In "
+    "verl each micro-batch reduced gradients that only the last one needed reduced "
+    "(verl-project/verl#7095). FSDP2 has a setting for each half, `set_reshard_after_backward` and "
+    "`set_requires_gradient_sync`.",
+    (
+        "count the gathers and reduces of a step with four micro-batches.",
+        "a gather brings what has changed since the last one. When do parameters change?",
+        "gather once, before the first micro-batch, into a local variable, and use it in all forwards and "
+        "backwards.",
+    ),
+    cases=(Case(3, micro_batches=4), Case(2, micro_batches=3), Case(4, micro_batches=4)),
+    cost=lambda case, ended: sent_for(case, ended) or whole_at_rest(case, ended) or unsharded(case, ended),
+    gathers=True,
+    memory=True,
+)
+check_12 = TICKET.check(12, [Repaired])
