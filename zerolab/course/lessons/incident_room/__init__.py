@@ -1,0 +1,1 @@
+"""Lesson 09: the incident room."""
