@@ -3,9 +3,10 @@
 A broken engine is the real one in which one function is replaced while it trains.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -15,7 +16,8 @@ from zerolab.unit import FlatUnit
 from zerolab.unit.grads import FlatGrads
 
 
-class Engine(NamedTuple):
+@dataclass(frozen=True)
+class Engine:
     """An engine for the reader's test.
 
     Attributes:
@@ -26,7 +28,7 @@ class Engine(NamedTuple):
 
     does: str
     broken: Callable[[], Any] = nullcontext
-    settings: dict[str, int] = {}
+    settings: Mapping[str, int] = field(default_factory=dict)
 
 
 @contextmanager

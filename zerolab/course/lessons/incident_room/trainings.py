@@ -41,7 +41,7 @@ class Run:
 
 
 class Job(NamedTuple):
-    """A training, as it is told to the other ranks: the engine's number, and what ``train`` was called with."""
+    """A training, as the other ranks are told: the engine's number, and what ``train`` was called with."""
 
     engine: int
     ranks: int
@@ -52,7 +52,7 @@ class Job(NamedTuple):
 
 
 class Ladder(nn.Module):
-    """Three layers of 256 weights each. Three ranks cannot divide them evenly. No layer is outside of a unit."""
+    """Three layers of 256 weights, which three ranks cannot divide evenly. All of them are units."""
 
     def __init__(self):
         super().__init__()
@@ -108,7 +108,7 @@ class Ranks:
 
     @contextmanager
     def serving(self) -> Iterator[None]:
-        """On rank 0: the other ranks take part in what is trained inside the with block, and stop after it."""
+        """On rank 0: the others take part in what is trained inside the with block, and stop after it."""
         try:
             yield
         finally:
