@@ -140,12 +140,12 @@ def verified(stages: Stages, ranks: int, precision: str) -> Said:
 
 
 def _verified(stage: type[Stage], number: int, ranks: int, precision: str) -> str | None:
-    build = partial(_model_of, stage, number)
+    build, where = partial(_model_of, stage, number), f"on {ranks} ranks in {precision} precision"
     try:
         report = zerolab.verify(number, ranks, build, random_tokens, steps=2, precision=precision)
     except zerolab.WorkerError as error:
-        return f"verify stops on {ranks} ranks in {precision}: {str(error).splitlines()[0]}"
-    return None if report.ok else f"on {ranks} ranks in {precision}: {measured.report_problem(report)}"
+        return f"verify stops {where}: {str(error).splitlines()[0]}"
+    return None if report.ok else f"{where}: {measured.report_problem(report, precision)}"
 
 
 def _model_of(stage: type[Stage], number: int) -> nn.Module:

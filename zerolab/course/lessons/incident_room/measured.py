@@ -1,8 +1,9 @@
 """Lesson 09's last exercise: what is wrong with a stage, in words, from what was measured of it."""
 
+import re
 from collections.abc import Mapping, Sequence
 
-from zerolab.course.lessons.incident_room.stage_trial import Seen
+from zerolab.course.lessons.incident_room.stage_trial import Misused, Seen
 from zerolab.measure import MeasuredStates
 from zerolab.memory import ModelStates
 from zerolab.parity import Report
@@ -41,14 +42,14 @@ def _values(by_rank: Sequence[Seen]) -> str | None:
     if common:
         return ", or else ".join(common)
     ranks = [rank for rank, seen in enumerate(by_rank) if not seen.equal]
-    off = max(seen.off for seen in by_rank)
+    off = f"off by {max(seen.off for seen in by_rank):.1e}".replace("off by inf", "NaN")
     where = "on all ranks" if len(ranks) == len(by_rank) else f"on rank {', '.join(map(str, ranks))}"
     if by_rank[0].steps > 1:
         return (
-            f"right after the first step, and off by {off:.1e} after the second {where}: what the first "
+            f"right after the first step, and {off} after the second {where}: what the first "
             "update wrote does not reach the next forward"
         )
-    return f"off by {off:.1e} after one step, {where}"
+    return f"{off} after one step, {where}"
 
 
 def _traffic(number: int, seen: Seen) -> str | None:
@@ -78,12 +79,14 @@ def _memory(number: int, held: MeasuredStates, right: ModelStates) -> str | None
     for name, words in CATEGORIES.items():
         got, want = getattr(held, name), getattr(right, name)
         if abs(got - want) >= 1:
-            why = _less(number, name) if got < want else _more(number, name, held)
+            why = _less(number, name, got) if got < want else _more(number, name, held)
             return f"a rank holds {got:,.0f} bytes {words}, and stage {number} holds {want:,.0f}: {why}"
     return None
 
 
-def _less(number: int, name: str) -> str:
+def _less(number: int, name: str, got: float) -> str:
+    if not got:
+        return "no step was taken"
     if number < SHARDED_FROM[name]:
         return f"they are sharded from stage {SHARDED_FROM[name]} on"
     return "some elements have no owner. The ranks' parts come from self.comm.shard_range(unit.padded_numel)"
@@ -91,7 +94,7 @@ def _less(number: int, name: str) -> str:
 
 def _more(number: int, name: str, held: MeasuredStates) -> str:
     if number < SHARDED_FROM[name]:
-        return "something is kept twice"
+        return "that is more than one copy"
     if name == "optimizer_bytes":
         return "a rank owns its own part alone, unit.own(self.comm.shard_range(unit.padded_numel))"
     if name == "params_bytes":
@@ -116,13 +119,28 @@ def stopped(failure: str) -> str:
             "a rank used a buffer whose storage is freed. detach_shard comes before free, and refill before "
             "all_gather"
         )
-    return failure
+    if "cannot become ARRIVING" in failure:
+        return (
+            "update gathers into a unit that is sharded: at stage 3 it calls step(unit) and gathers nothing"
+        )
+    if "this parameter is sharded" in failure:
+        return (
+            "a parameter was used while it was sharded. setup ends with free, and unshard makes the unit "
+            "whole: refill, all_gather, then restore_parameters"
+        )
+    told = re.sub(rf"^rank \d+ stopped with {Misused.__name__}: ", "", failure)
+    return told.partition(" Every rank must make")[0]
 
 
-def report_problem(report: Report) -> str:
+def report_problem(report: Report, precision: str) -> str:
     """What `verify` found."""
     values = None if report.bit_identical else f"off by {report.max_abs_diff:.1e} from one process"
     memory = traffic = None
+    if values and precision != "fp32":
+        values += (
+            ", and right in fp32. unit.own makes the fp32 originals that are updated, and unit.grads.op says "
+            "what 16-bit gradients are reduced to"
+        )
     if not report.traffic_matches:
         got, want = report.traffic, report.predicted_traffic
         traffic = (

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from zerolab.parity.parity import random_tokens, small_gpt
 from zerolab.parity.prediction import predict
 from zerolab.rehearsal import Rehearsal
 from zerolab.stages.base import Stage
+from zerolab.unit import FlatUnit
 from zerolab.unit.sharded import as_plain_tensors
 
 VERBS = ("setup", "unshard", "reshard", "reduce_grads", "after_reduce", "update")
@@ -28,6 +30,10 @@ SGD = {"lr": 0.5, "momentum": 0.9}
 STEPS = 2
 OWN_STAGES = dict(STAGES)
 TRILLION_RANKS = 1024
+
+
+class Misused(RuntimeError):
+    """A method of a stage does not do what the engine relies on."""
 
 
 class Seen(NamedTuple):
@@ -71,10 +77,14 @@ def install(stage_class: type[Stage], number: int) -> list[tuple[str, Work]]:
                 setattr(comm, name, _noting(name, getattr(comm, name), started))
 
         def unshard(self, unit):
-            return _work(super().unshard(unit), "unshard")
+            return _work(super().unshard(unit), "unshard").then(partial(_see_whole, unit))
 
         def reduce_grads(self, unit):
             return _work(super().reduce_grads(unit), "reduce_grads")
+
+        def after_reduce(self, unit):
+            super().after_reduce(unit)
+            _see_kept(unit)
 
     for other, own in OWN_STAGES.items():
         for verb in VERBS:
@@ -94,16 +104,34 @@ def _noting(name: str, collective: Callable, started: list) -> Callable:
 
 def _work(returned: Any, verb: str) -> Work:
     if not isinstance(returned, Work):
-        raise TypeError(
+        raise Misused(
             f"{verb} returned {type(returned).__name__}, and the engine waits for the Work that it returns: "
             "return the one of the collective, or an empty Work()"
         )
     return returned
 
 
+def _see_whole(unit: FlatUnit) -> None:
+    if not unit.whole:
+        raise Misused(
+            f"unit {unit.name} is not whole when the Work of unshard ends: chain unit.restore_parameters to "
+            "it, with then"
+        )
+
+
+def _see_kept(unit: FlatUnit) -> None:
+    kept, owned = unit.grads.reduced, unit.owned.stop - unit.owned.start
+    if kept is None or len(kept) != owned:
+        what = "nothing" if kept is None else f"{len(kept)} elements"
+        raise Misused(
+            f"after_reduce kept {what} of unit {unit.name}, whose owned range has {owned} elements: hand "
+            "unit.grads.keep the gradients of unit.owned"
+        )
+
+
 def _refusal(number: int) -> Callable:
     def refuse(*_):
-        raise RuntimeError(f"this uses zerolab's own Stage{number}, which is what you write here")
+        raise Misused(f"this uses zerolab's own Stage{number}, which is what you write here")
 
     return refuse
 
@@ -135,7 +163,7 @@ def trial(stage_class: type[Stage], number: int) -> Seen:
         with optimizer.full_params():
             got, want = _flat(model), _flat(plain)
         if _anywhere(not torch.equal(got, want)):
-            fits = [] if step else _fits(got, before, want, gradients, _owners(optimizer, model))
+            fits = [] if step else _fits(got, before, want, gradients, *_places(optimizer, model))
             break
     predicted = predict(optimizer, number)
     waiting = [name for name, work in started if work.waits]
@@ -182,13 +210,15 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, mean: torch.Tensor
     optimizer.step()
 
 
-def _owners(optimizer: ZeroOptimizer, model: nn.Module) -> torch.Tensor:
-    """For each element the rank that owns it, where each rank owns an equal part of every unit."""
-    found = {}
+def _places(optimizer: ZeroOptimizer, model: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
+    """For each element the rank that owns it, where each owns an equal part of every unit; and its unit."""
+    owners, units = {}, {}
     for unit in optimizer.units:
-        owners = torch.arange(unit.padded_numel) // unit.shard_numel
-        found |= {span.name: span.view(owners).flatten() for span in unit.spans}
-    return torch.cat([found[name] for name, _ in model.named_parameters()])
+        owner = torch.arange(unit.padded_numel) // unit.shard_numel
+        owners |= {span.name: span.view(owner).flatten() for span in unit.spans}
+        units |= {span.name: torch.full((span.numel,), unit.index) for span in unit.spans}
+    names = [name for name, _ in model.named_parameters()]
+    return torch.cat([owners[name] for name in names]), torch.cat([units[name] for name in names])
 
 
 def _fits(
@@ -197,14 +227,16 @@ def _fits(
     right: torch.Tensor,
     gradients: list[torch.Tensor],
     owners: torch.Tensor,
+    units: torch.Tensor,
 ) -> list[str]:
-    """The mistakes that lead to these parameters in the first step."""
+    """The mistakes that lead to these parameters in the first step. Some of the units may be right."""
     rank, ranks = dist.get_rank(), len(gradients)
     after = lambda gradient: before - SGD["lr"] * gradient
     total = torch.stack(gradients).sum(dim=0)
-    own, mine = after(gradients[rank]), owners == rank
+    own, mine = after(gradients[rank] / ranks), owners == rank
     mistakes = {
-        "nothing was updated: update calls step(unit) for every unit": before,
+        "the parameters are those from before the step: either update does not call step(unit) for every "
+        "unit, or whole parameters are not made from the new shards": before,
         "the gradients were not reduced: each rank updates with its own": own,
         "the gradients were added up and not divided": after(total),
         "the gradients were divided by the number of ranks twice: the engine divides, not the stage": after(
@@ -216,7 +248,10 @@ def _fits(
         "leaves the result in the own part only": torch.where(mine, right, own),
         "each rank has what the others updated, and its own part is old": torch.where(mine, before, right),
     }
-    return [why for why, values in mistakes.items() if torch.allclose(got, values, rtol=1e-5, atol=1e-6)]
+    close = lambda values, part: torch.allclose(got[part], values[part], rtol=1e-5, atol=1e-6)
+    parts = [units == unit for unit in units.unique()]
+    wrong = [part for part in parts if not close(right, part)]
+    return [why for why, values in mistakes.items() if wrong and all(close(values, part) for part in wrong)]
 
 
 def _copies(optimizer: ZeroOptimizer, alive: Alive, plain: nn.Module, stock: Any) -> tuple[int, str | None]:
