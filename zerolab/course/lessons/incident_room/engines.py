@@ -16,7 +16,7 @@ from zerolab.unit import FlatUnit
 from zerolab.unit.grads import FlatGrads
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Engine:
     """An engine for the reader's test.
 

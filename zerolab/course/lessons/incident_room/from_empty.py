@@ -33,7 +33,8 @@ from zerolab.stages.base import Stage
 Stages = Mapping[int, type[Stage]]  # by number
 Said = dict[int, str | None]  # by number: what is wrong with a stage, or None
 
-RANKS, SECONDS = 3, 20.0  # of a trial, and how long one stage may take
+RANKS, SECONDS = 3, 20.0  # of a trial, and how long it may take before the first stage
+STAGE_SECONDS = 10.0
 VERIFY_SECONDS = 60
 NOT_WRITTEN = "not written yet"
 OWN = "unit.own(self.comm.shard_range(unit.padded_numel))"
@@ -124,7 +125,7 @@ def on_ranks(stages: Stages) -> Said:
     """Two steps of training: together if possible, and one stage after the other where one of them stops."""
     if not stages:
         return {}
-    outcome = attempt(trials, [(dict(stages),)] * RANKS, timeout=SECONDS + 5 * len(stages))
+    outcome = attempt(trials, [(dict(stages),)] * RANKS, timeout=SECONDS + STAGE_SECONDS * len(stages))
     if not outcome.failure:
         by_rank = outcome.values
         return {number: measured.problem(number, [seen[number] for seen in by_rank]) for number in stages}
@@ -157,7 +158,7 @@ def _model_of(stage: type[Stage], number: int) -> nn.Module:
 
 def at_a_trillion(stages: Stages) -> Said:
     """A rehearsal, compared with one of the package's own stage."""
-    outcome = attempt(rehearsals, [(dict(stages),)], timeout=4 * SECONDS)
+    outcome = attempt(rehearsals, [(dict(stages),)], timeout=SECONDS + STAGE_SECONDS * len(stages))
     if outcome.failure:
         return dict.fromkeys(stages, f"at 10¹² parameters {outcome.failure}")
     return {

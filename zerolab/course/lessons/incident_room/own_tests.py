@@ -3,15 +3,16 @@
 import ast
 import linecache
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
+from torch.utils._python_dispatch import _disable_current_modes
 
 from zerolab.course.attempts import attempt
 from zerolab.course.exercise import graded
-from zerolab.course.lessons.incident_room.engines import BROKEN, RIGHT, Engine
+from zerolab.course.lessons.incident_room.engines import BROKEN, RIGHT
 from zerolab.course.lessons.incident_room.part_two_solution import my_test
 from zerolab.course.lessons.incident_room.trainings import MOST_RANKS, Ranks, Trainer
 from zerolab.course.wire import own_place
@@ -54,10 +55,10 @@ class Verdict(NamedTuple):
 )
 def check_test(fn: Callable) -> str | None:
     """Run fn(train) with the right engine and with broken ones, and name those that it lets pass."""
-    right, stopped = _verdicts(fn, RIGHT, RIGHT_SECONDS)
+    right, stopped = _verdicts(fn, RIGHT_SECONDS)
     if problem := stopped or _fails_what_is_right(right):
         return problem
-    broken, stopped = _verdicts(fn, BROKEN, BROKEN_SECONDS)
+    broken, stopped = _verdicts(fn, BROKEN_SECONDS, broken=True)
     if stopped:
         return f"with a broken engine, {stopped}"
     survivors = [engine.does for engine, verdict in zip(BROKEN, broken, strict=True) if not verdict.error]
@@ -68,10 +69,9 @@ def check_test(fn: Callable) -> str | None:
     return f"your test finds {found or 'none'} of {len(BROKEN)} broken engines. These pass it:{listed}"
 
 
-def _verdicts(fn: Callable, engines: Sequence[Engine], seconds: float) -> tuple[list[Verdict], str | None]:
+def _verdicts(fn: Callable, seconds: float, broken: bool = False) -> tuple[list[Verdict], str | None]:
     """What the test says of each engine, or why it did not come to its end."""
-    kind = engines is BROKEN
-    outcome = attempt(_try, [(fn, kind)] * MOST_RANKS, timeout=seconds)
+    outcome = attempt(_try, [(fn, broken)] * MOST_RANKS, timeout=seconds)
     if outcome.failure:
         return [], outcome.failure.replace("rank 0's process", "its process").replace("rank 0", "your test")
     return outcome.values[0], None
@@ -80,24 +80,26 @@ def _verdicts(fn: Callable, engines: Sequence[Engine], seconds: float) -> tuple[
 def _try(fn: Callable, broken: bool) -> list[Verdict]:
     """In the worker: rank 0 runs the test with one engine after the other; the others train with it."""
     engines = BROKEN if broken else RIGHT
-    ranks = Ranks(engines)
-    if dist.get_rank() > 0:
-        ranks.serve()
-        return []
-    with ranks.serving():
-        return [_verdict(fn, Trainer(ranks, number)) for number in range(len(engines))]
+    with _disable_current_modes():  # these messages are not the reader's
+        ranks = Ranks(engines)
+        if dist.get_rank() > 0:
+            ranks.serve()
+            return []
+        with ranks.serving():
+            return [_verdict(fn, Trainer(ranks, number)) for number in range(len(engines))]
 
 
 def _verdict(fn: Callable, train: Trainer) -> Verdict:
     try:
         returned = fn(train)
     except (Exception, SystemExit) as error:
-        frames = list(traceback.walk_tb(error.__traceback__))
-        places = [(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in frames]
-        place = own_place(reversed(places))
         text = str(error).strip().partition("\n")[0][:300]
-        if place and not text and isinstance(error, AssertionError):
-            text = compared(frames[places.index(tuple(place))][0], place.file, place.line)
+        place, frame = None, None
+        for each, line in traceback.walk_tb(error.__traceback__):
+            if own := own_place([(each.f_code.co_filename, line, each.f_code.co_name)]):
+                place, frame = own, each  # the innermost is the last
+        if place and frame and not text and isinstance(error, AssertionError):
+            text = compared(frame, place.file, place.line)
         return Verdict(train.calls, "", type(error).__name__, text, str(place or ""))
     said = "" if returned is None else f"{type(returned).__name__} {repr(returned)[:40]}"
     return Verdict(train.calls, said)
@@ -107,13 +109,12 @@ def compared(frame: FrameType, file: str, line: int) -> str:
     """The two values that an assert in that line compared, or nothing where it is no such assert."""
     try:
         (statement,) = ast.parse(linecache.getline(file, line).strip()).body
-        sides = [statement.test.left, *statement.test.comparators]  # type: ignore[attr-defined]
-        values = [eval(ast.unparse(side), frame.f_globals, frame.f_locals) for side in sides]
+        both = [statement.test.left, *statement.test.comparators]  # type: ignore[attr-defined]
+        sides = [ast.unparse(side) for side in both if not isinstance(side, ast.Constant)]
+        values = [_short(eval(side, frame.f_globals, frame.f_locals)) for side in sides]
     except Exception:
         return ""
-    return ", ".join(
-        f"{ast.unparse(side)} is {_short(value)}" for side, value in zip(sides, values, strict=True)
-    )
+    return ", ".join(f"{side} is {value}" for side, value in zip(sides, values, strict=True))
 
 
 def _short(value: Any) -> str:
