@@ -157,11 +157,13 @@ def rehearsal_problem(got: Rehearsal | str, right: Rehearsal) -> str | None:
     where = "with 10¹² parameters on 1,024 ranks"
     if isinstance(got, str):
         return f"{where} it stops with {got.splitlines()[0]}"
-    if got.traffic != right.traffic:
-        sizes = [run.traffic.logical_bytes / 1e9 for run in (got, right)]
-        return f"{where} a step moves {sizes[0]:,.1f} GB, and {sizes[1]:,.1f} are enough"
-    for held, words in ((got.memory.total_bytes, "holds"), (max(got.peak_by_phase.values()), "peaks at")):
-        enough = right.memory.total_bytes if words == "holds" else max(right.peak_by_phase.values())
+    moved, enough = got.traffic.logical_bytes, right.traffic.logical_bytes
+    if moved != enough:
+        return f"{where} a step moves {moved / 1e9:,.1f} GB, and zerolab's moves {enough / 1e9:,.1f}"
+    for does, held, enough in (
+        ("holds", got.memory.total_bytes, right.memory.total_bytes),
+        ("peaks at", max(got.peak_by_phase.values()), max(right.peak_by_phase.values())),
+    ):
         if held > enough + 1:
-            return f"{where} a rank {words} {held / 1e9:,.1f} GB, and {enough / 1e9:,.1f} are enough"
+            return f"{where} a rank {does} {held / 1e9:,.1f} GB, and {enough / 1e9:,.1f} are enough"
     return None

@@ -148,7 +148,9 @@ def trial(stage_class: type[Stage], number: int) -> Seen:
     torch.manual_seed(0)
     model = small_gpt()
     plain = copy.deepcopy(model)
-    stock, alive = torch.optim.SGD(plain.parameters(), **SGD), Alive()
+    stock = torch.optim.SGD(plain.parameters(), **SGD)
+    with as_plain_tensors():  # the last trial's parameters may be here still
+        alive = Alive()
     optimizer = ZeroOptimizer(model, torch.optim.SGD, stage=number, **SGD)
     fits: list[str] = []
     for step in range(STEPS):
