@@ -228,6 +228,15 @@ class ParksGradients(Stage2):
         super().after_reduce(unit)
 
 
+LOG: list = []
+
+
+class KeepsALog(Stage2):
+    def after_reduce(self, unit):
+        LOG.append(unit.grads.local)
+        super().after_reduce(unit)
+
+
 class NeverReshards(Stage3):
     def reshard(self, unit):
         pass
@@ -264,6 +273,7 @@ WRONG = {  # by stage: values, traffic, memory
     KeepsAView: (2, RIGHT, RIGHT, "a view keeps all"),
     FreesNothing: (2, RIGHT, RIGHT, "unit.grads.free_local()"),
     ParksGradients: (2, RIGHT, RIGHT, "are kept in self.last"),
+    KeepsALog: (2, RIGHT, RIGHT, "are kept in LOG[0]"),
     NeverReshards: (3, "not made from the new shards", "2Ψ", "freed in setup, after detach_shard"),
     GathersNothing: (3, "NaN", "once more, for backward", RIGHT),
     GathersAfterUpdate: (3, RIGHT, "gathered after the update too", RIGHT),

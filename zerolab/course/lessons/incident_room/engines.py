@@ -28,7 +28,7 @@ class Engine:
 
     does: str
     broken: Callable[[], Any] = nullcontext
-    settings: Mapping[str, int] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @contextmanager

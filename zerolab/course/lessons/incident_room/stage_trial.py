@@ -26,7 +26,7 @@ from zerolab.unit.sharded import as_plain_tensors
 
 VERBS = ("setup", "unshard", "reshard", "reduce_grads", "after_reduce", "update")
 COLLECTIVES = ("reduce_scatter", "all_gather", "all_reduce")
-SGD = {"lr": 0.5, "momentum": 0.9}
+SGD: dict[str, Any] = {"lr": 0.5, "momentum": 0.9}
 STEPS = 2
 OWN_STAGES = dict(STAGES)
 TRILLION_RANKS = 1024
@@ -214,7 +214,8 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, mean: torch.Tensor
 
 def _places(optimizer: ZeroOptimizer, model: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
     """For each element the rank that owns it, where each owns an equal part of every unit; and its unit."""
-    owners, units = {}, {}
+    owners: dict[str, torch.Tensor] = {}
+    units: dict[str, torch.Tensor] = {}
     for unit in optimizer.units:
         owner = torch.arange(unit.padded_numel) // unit.shard_numel
         owners |= {span.name: span.view(owner).flatten() for span in unit.spans}
@@ -264,9 +265,11 @@ def _copies(optimizer: ZeroOptimizer, alive: Alive, plain: nn.Module, stock: Any
     for state in [*optimizer.state.values(), *stock.state.values()]:
         known += state.values()
     smallest = min(unit.shard_numel for unit in optimizer.units) * 4
+    own = {f"self.{name}": value for name, value in vars(optimizer.stage).items() if name != "comm"}
+    own |= {each.__name__: each for each in type(optimizer.stage).__mro__[1:] if each not in Stage.__mro__}
     with as_plain_tensors():
         found = alive.storages(known, at_least=smallest)
-        names = {key: kept_by(tensor, self=optimizer.stage) for key, tensor in found.items()}
+        names = {key: kept_by(tensor, **own) for key, tensor in found.items()}
         kept = {key: tensor for key, tensor in found.items() if names[key]}
         return nbytes(kept), next(filter(None, names.values()), None)
 

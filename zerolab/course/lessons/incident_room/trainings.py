@@ -19,7 +19,7 @@ from zerolab.optimizer import ZeroOptimizer
 
 MOST_RANKS, MOST_STEPS, MOST_MICRO_BATCHES = 4, 4, 4
 WIDTH, DEPTH = 16, 3
-SGD = {"lr": 0.5, "momentum": 0.9}
+SGD: dict[str, Any] = {"lr": 0.5, "momentum": 0.9}
 
 
 @dataclass(frozen=True)
