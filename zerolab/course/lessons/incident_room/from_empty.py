@@ -16,15 +16,15 @@ import zerolab
 from zerolab.course.attempts import attempt
 from zerolab.course.exercise import graded
 from zerolab.course.lessons.incident_room import measured
-from zerolab.course.lessons.incident_room.part_two_solution import Stage0, Stage1, Stage2, Stage3
-from zerolab.course.lessons.incident_room.stage_trial import (
+from zerolab.course.lessons.incident_room.installed import (
     TRILLION_RANKS,
     VERBS,
     install,
     rehearsals,
-    trials,
     trillion,
 )
+from zerolab.course.lessons.incident_room.part_two_solution import Stage0, Stage1, Stage2, Stage3
+from zerolab.course.lessons.incident_room.stage_trial import trials
 from zerolab.optimizer import STAGES
 from zerolab.parity.parity import random_tokens, small_gpt
 from zerolab.rehearsal import Rehearsal

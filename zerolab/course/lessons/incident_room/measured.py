@@ -3,7 +3,8 @@
 import re
 from collections.abc import Mapping, Sequence
 
-from zerolab.course.lessons.incident_room.stage_trial import Misused, Seen
+from zerolab.course.lessons.incident_room.installed import Misused
+from zerolab.course.lessons.incident_room.stage_trial import Seen
 from zerolab.measure import MeasuredStates
 from zerolab.memory import ModelStates
 from zerolab.parity import Report
