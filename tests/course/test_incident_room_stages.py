@@ -4,7 +4,7 @@ import sys
 
 import cloudpickle
 import pytest
-from support.readers_stages import RIGHT, STOPPED, STYLES, WRONG, Blank, RightOnFewRanks
+from support.readers_stages import RIGHT, STOPPED, STYLES, WRONG, Blank, FreesLate, RightOnFewRanks
 
 from zerolab.course.attempts import attempt
 from zerolab.course.exercise import solution_text
@@ -71,9 +71,10 @@ def test_a_stage_that_stops_the_training_is_told_why(stage):
     assert says in line and message.count(": not written yet") == 3
 
 
-def test_a_rehearsal_finds_what_shows_on_many_ranks_only():
-    said = at_a_trillion({1: RightOnFewRanks, 2: Stage2})
-    assert "on 1,024 ranks" in said[1] and "are enough" in said[1] and said[2] is None
+def test_a_rehearsal_finds_what_shows_on_many_ranks_or_at_the_peak():
+    said = at_a_trillion({1: RightOnFewRanks, 2: FreesLate, 3: Stage3})
+    assert "on 1,024 ranks a rank holds" in said[1] and "at the peak" not in said[1]
+    assert "GB at the peak" in said[2] and said[3] is None
 
 
 def test_the_answer_is_four_classes():

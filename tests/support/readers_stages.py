@@ -352,6 +352,18 @@ STOPPED = {
 }
 
 
+class FreesLate(Stage2):
+    """Its gradients are whole until the update. After the step nothing of them is left."""
+
+    def after_reduce(self, unit):
+        unit.grads.keep(unit.grads.local[unit.owned].clone())
+
+    def update(self, units, step):
+        for unit in units:
+            unit.grads.free_local()
+        super().update(units, step)
+
+
 class RightOnFewRanks(Stage1):
     """It is wrong where nobody can look at values."""
 
