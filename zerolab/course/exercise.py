@@ -35,18 +35,19 @@ class Result:
 
 
 def graded(
-    passed: str, call: str = "", hints: Sequence[str] = (), solution: Sequence[Callable] = ()
+    passed: str, call: str | None = "", hints: Sequence[str] = (), solution: Sequence[Callable] = ()
 ) -> Callable[[Diagnose], Callable[[Any], Result]]:
     """Turn a function that diagnoses a solution into a check that prints `passed` or the mistake.
 
     A diagnosis is the sentence that names the mistake, or None. `call` is how the check calls the reader's
-    function, such as ``average(own)``. The check has its diagnosis as ``diagnose``, and ``hint(number)`` and
-    ``solution()`` for the reader.
+    function, such as ``average(own)``, or None where the answer is no function. The check has its diagnosis
+    as ``diagnose``, and ``hint(number)`` and ``solution()`` for the reader.
     """
 
     def checked_by(diagnose: Diagnose) -> Callable[[Any], Result]:
         def mistake_of(answer: Any) -> str | None:
-            return cannot_call(answer, call, diagnose.__name__) or diagnose(answer)
+            uncallable = None if call is None else cannot_call(answer, call, diagnose.__name__)
+            return uncallable or diagnose(answer)
 
         @functools.wraps(diagnose)
         def check(answer: Any) -> Result:

@@ -1,6 +1,8 @@
-"""Lesson 09, the incident room: twelve engines, each with one fault from the history of real ones."""
+"""Lesson 09, the incident room: twelve engines with one fault each, a test of your own, and four stages."""
 
 from zerolab.course.lessons.incident_room.engine import MOMENTUM, Engine
+from zerolab.course.lessons.incident_room.from_empty import check_stages, show_trillion
+from zerolab.course.lessons.incident_room.own_tests import check_test
 from zerolab.course.lessons.incident_room.tickets.ticket_01 import Engine1, check_1
 from zerolab.course.lessons.incident_room.tickets.ticket_02 import Engine2, check_2
 from zerolab.course.lessons.incident_room.tickets.ticket_03 import Engine3, check_3
@@ -41,4 +43,7 @@ __all__ = [
     "check_10",
     "check_11",
     "check_12",
+    "check_stages",
+    "check_test",
+    "show_trillion",
 ]

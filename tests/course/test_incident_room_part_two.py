@@ -1,0 +1,279 @@
+"""Lesson 09, second part: what the check of the reader's own test says of good tests and of weak ones."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+
+from zerolab import cost, memory
+from zerolab.course.attempts import attempt
+from zerolab.course.lessons.incident_room import own_tests
+from zerolab.course.lessons.incident_room.engines import BROKEN, RIGHT
+from zerolab.course.lessons.incident_room.own_tests import check_test
+from zerolab.course.lessons.incident_room.part_two_solution import my_test
+from zerolab.course.lessons.incident_room.trainings import MOST_RANKS, Ranks, Trainer
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as a notebook's cells travel
+
+
+def look(train, stages=range(4), ranks=3, steps=2, micro_batches=2, clip=0.1, close=None, who=slice(None)):
+    """A good test, with a knob for each thing that a weak one leaves out."""
+    for stage in stages:
+        run = train(ranks, stage, steps, micro_batches, clip)
+        for parameters in run.parameters[who]:
+            same = torch.allclose(parameters, run.alone) if close else torch.equal(parameters, run.alone)
+            assert same, "values"
+        for held, sent in zip(run.memory[who], run.sent[who], strict=True):
+            yield run, stage, ranks, held, sent, micro_batches
+
+
+def see_memory(run, stage, ranks, held):
+    right = memory.model_states(run.psi, ranks, stage, "fp32", k=4)
+    for name in ("params_bytes", "grads_bytes", "optimizer_bytes"):
+        assert getattr(held, name) == getattr(right, name), name
+
+
+def see_traffic(run, stage, sent, micro_batches):
+    assert sent == 4 * cost.communication_volume(run.psi, stage, micro_batches, reduce_each=True)
+
+
+def good(train, **knobs):
+    for run, stage, ranks, held, sent, micro_batches in look(train, **knobs):
+        see_memory(run, stage, ranks, held)
+        see_traffic(run, stage, sent, micro_batches)
+
+
+def one_thing_at_a_time(train):
+    """Right: three trainings of each stage."""
+    good(train, steps=1)
+    good(train, micro_batches=1)
+    good(train, clip=None)
+
+
+def compared_with_stage_0(train):
+    """Right: numbers instead of formulas, and stages compared with each other."""
+    whole = {"params_bytes": 3072, "grads_bytes": 3072, "optimizer_bytes": 3072}
+    volume = {0: 4, 1: 3, 2: 3, 3: 6}
+    for stage in range(4):
+        run = train(clip=0.1, ranks=3, stage=stage, steps=2, micro_batches=2)
+        for rank in range(3):
+            if run.parameters[rank].tolist() != run.alone.tolist():
+                raise AssertionError(f"rank {rank} at stage {stage}")
+            for place, name in enumerate(("optimizer_bytes", "grads_bytes", "params_bytes"), start=1):
+                if getattr(run.memory[rank], name) * (3 if stage >= place else 1) != whole[name]:
+                    raise AssertionError(name)
+            assert run.sent[rank] == volume[stage] * 4 * 768
+
+
+def raises_another_error(train):
+    """Right: whatever a test raises, it has found something."""
+    try:
+        good(train)
+    except Exception as error:
+        raise ValueError("this engine is broken") from error
+
+
+def only_values(train):
+    for _ in look(train):
+        pass
+
+
+def without_memory(train):
+    for run, stage, _, _, sent, micro_batches in look(train):
+        see_traffic(run, stage, sent, micro_batches)
+
+
+def without_traffic(train):
+    for run, stage, ranks, held, _, _ in look(train):
+        see_memory(run, stage, ranks, held)
+
+
+def only_rank_0(train):
+    good(train, steps=1, clip=None, who=slice(1))
+
+
+def two_ranks(train):
+    good(train, ranks=2)
+
+
+def nearly_equal(train):
+    good(train, close=True)
+
+
+def one_step(train):
+    good(train, steps=1)
+
+
+def one_micro_batch(train):
+    good(train, micro_batches=1)
+
+
+def without_clipping(train):
+    good(train, clip=None)
+
+
+def stage_2_alone(train):
+    good(train, stages=[2])
+
+
+def asserts_nothing(train):
+    train(ranks=3, stage=3)
+
+
+def swallows_everything(train):
+    with contextlib.suppress(Exception):
+        good(train)
+
+
+SUM, BY_TWO, REMAINDER, ORDER, LAST_BATCH, MOMENTUM, CLIP, LAST_RANK, THREE_PSI, STATE, VIEW, COPY = BROKEN
+LET_PASS = {
+    only_values: {THREE_PSI, STATE, VIEW, COPY},
+    without_memory: {VIEW, COPY},
+    without_traffic: {THREE_PSI},
+    only_rank_0: {MOMENTUM, CLIP, LAST_RANK},
+    two_ranks: {BY_TWO, REMAINDER, ORDER},
+    nearly_equal: {SUM, BY_TWO, ORDER},  # clipping hides by what a gradient was divided
+    one_step: {MOMENTUM},
+    one_micro_batch: {LAST_BATCH},
+    without_clipping: {CLIP},
+    stage_2_alone: {THREE_PSI, STATE, COPY},
+    asserts_nothing: set(BROKEN),
+    swallows_everything: set(BROKEN),
+}
+SOUND = [my_test, good, one_thing_at_a_time, compared_with_stage_0, raises_another_error]
+
+
+def returns_false(train):
+    return bool(train().alone.isnan().any())
+
+
+def expects_too_much(train):
+    run = train(ranks=3, stage=2)
+    held = run.memory[0].params_bytes
+    assert held == 1024
+
+
+def does_not_know_padding(train):
+    assert train(ranks=3, stage=1).memory[0].padding_bytes == 0, "there is padding"
+
+
+def five_ranks(train):
+    train(ranks=5)
+
+
+def misspelt(train):
+    assert train().params
+
+
+def exits(train):
+    train()
+    sys.exit(1)
+
+
+def never_trains(train): ...
+
+
+REFUSED = {
+    returns_false: "Your test returns bool False",
+    expects_too_much: "assert 3072 == 1024 (line ",
+    does_not_know_padding: "AssertionError: there is padding (line ",
+    five_ranks: "ValueError: ranks is 5: pass a whole number from 1 to 4",
+    misspelt: "AttributeError: 'Run' object has no attribute 'params'",
+    exits: "Your test called sys.exit",
+    never_trains: "Not written yet: your test never calls train",
+}
+
+
+def _try_all(tests: list[Callable], broken: bool) -> list[list]:
+    """In the worker: as `own_tests._try`, for many tests, which share the trainings."""
+    engines = BROKEN if broken else RIGHT
+    ranks = Ranks(engines)
+    if dist.get_rank() > 0:
+        ranks.serve()
+        return []
+    with ranks.serving():
+        return [[own_tests._verdict(fn, Trainer(ranks, n)) for n in range(len(engines))] for fn in tests]
+
+
+@pytest.fixture(scope="module")
+def verdicts() -> dict[tuple[str, bool], list]:
+    """What each test says of each engine, by the test's name and by whether the engines are broken."""
+    seen = {}
+    for broken, tests in ((False, [*SOUND, *LET_PASS, *REFUSED]), (True, [*SOUND, *LET_PASS])):
+        outcome = attempt(_try_all, [(tests, broken)] * MOST_RANKS, timeout=240)
+        assert outcome.failure is None
+        seen |= {(fn.__name__, broken): own for fn, own in zip(tests, outcome.values[0], strict=True)}
+    return seen
+
+
+@pytest.fixture
+def judged(verdicts, monkeypatch) -> Callable[[Callable], str]:
+    """What check_test prints of one of these tests."""
+    known = lambda fn, seconds, broken=False: (verdicts[fn.__name__, broken], None)
+    monkeypatch.setattr(own_tests, "_verdicts", known)
+    return lambda fn: check_test(fn).message
+
+
+@pytest.mark.parametrize("fn", SOUND, ids=lambda fn: fn.__name__)
+def test_a_test_that_finds_every_broken_engine_passes_however_it_is_written(judged, fn):
+    assert judged(fn) == "Your test passes with the right engine, and it finds all 12 broken ones."
+
+
+@pytest.mark.parametrize("fn", LET_PASS, ids=lambda fn: fn.__name__)
+def test_the_engines_that_a_weak_test_lets_pass_are_named(judged, fn):
+    message, survivors = judged(fn), LET_PASS[fn]
+    assert f"finds {12 - len(survivors) or 'none'} of 12 broken engines" in message
+    named = {engine for engine in BROKEN if f"- an engine that {engine.does}" in message}
+    assert {engine.does for engine in named} == {engine.does for engine in survivors}
+
+
+@pytest.mark.parametrize("fn", REFUSED, ids=lambda fn: fn.__name__)
+def test_a_test_that_fails_the_right_engine_is_told_why(judged, fn):
+    assert REFUSED[fn] in judged(fn)
+
+
+def test_an_assert_without_a_text_is_told_with_its_values(tmp_path):
+    cell = tmp_path / "cell.py"
+    cell.write_text("held, ranks = 3072, 3\nassert held == 1024 * ranks / 2\n")
+    with pytest.raises(AssertionError) as raised:
+        exec(compile(cell.read_text(), cell, "exec"), {})
+    said = own_tests.compared(raised.traceback[-1].frame.raw, str(cell), 2)
+    assert said == "held is 3072, 1024 * ranks / 2 is 1536.0"
+    assert own_tests.compared(raised.traceback[-1].frame.raw, str(cell), 1) == ""
+
+
+def ends_its_process(train):
+    os._exit(3)
+
+
+def never_ends(train):
+    while train().psi:
+        pass
+
+
+def prints_megabytes(train):
+    for _ in range(20_000):
+        print("x" * 100)
+    never_trains(train)
+
+
+@pytest.mark.parametrize(
+    ("fn", "says"),
+    [
+        (ends_its_process, "your test ended its own process, as os._exit does"),
+        (never_ends, "your test was still computing, not waiting: an endless loop? (line "),
+        (prints_megabytes, "not written yet"),
+        (lambda run, train: None, "called as my_test(train), and that does not fit yours"),
+        (good.__code__, "no function"),
+    ],
+    ids=["exit", "loop", "print", "arguments", "value"],
+)
+def test_a_test_that_cannot_be_used_is_told_so(monkeypatch, capsys, fn, says):
+    monkeypatch.setattr(own_tests, "RIGHT_SECONDS", 12.0)
+    assert says in check_test.diagnose(fn)
+    assert len(capsys.readouterr().out) < 10_000

@@ -1,0 +1,120 @@
+"""Lesson 09: puts a stage that the reader wrote into zerolab's engine, and looks at how it is used.
+
+All of this runs in worker processes, which end with the trial: nothing is put back.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+import zerolab
+from zerolab.collectives import Work
+from zerolab.optimizer import STAGES
+from zerolab.rehearsal import Rehearsal
+from zerolab.stages.base import Stage
+from zerolab.unit import FlatUnit
+
+VERBS = ("setup", "unshard", "reshard", "reduce_grads", "after_reduce", "update")
+COLLECTIVES = ("reduce_scatter", "all_gather", "all_reduce")
+OWN_STAGES = dict(STAGES)
+TRILLION_RANKS = 1024
+
+
+class Misused(RuntimeError):
+    """A method of a stage does not do what the engine relies on."""
+
+
+def install(stage_class: type[Stage], number: int) -> list[tuple[str, Work]]:
+    """Let ZeroOptimizer build this class as its stage `number`; what it returns, and sends, is looked at.
+
+    Returns: the collectives that it will start.
+    """
+    started: list[tuple[str, Work]] = []
+
+    class Watched(stage_class):  # type: ignore[misc, valid-type]
+        def __init__(self, comm):
+            super().__init__(comm)
+            for name in COLLECTIVES:
+                setattr(comm, name, _noting(name, getattr(comm, name), started))
+
+        def unshard(self, unit):
+            return _work(super().unshard(unit), "unshard").then(partial(_see_whole, unit))
+
+        def reduce_grads(self, unit):
+            return _work(super().reduce_grads(unit), "reduce_grads")
+
+        def after_reduce(self, unit):
+            super().after_reduce(unit)
+            _see_kept(unit)
+
+    for other, own in OWN_STAGES.items():
+        for verb in VERBS:
+            setattr(own, verb, _refusal(other))
+    STAGES[number] = Watched
+    return started
+
+
+def _noting(name: str, collective: Callable, started: list) -> Callable:
+    def noted(*args, **kwargs):
+        work = collective(*args, **kwargs)
+        started.append((name, work))
+        return work
+
+    return noted
+
+
+def _work(returned: Any, verb: str) -> Work:
+    if not isinstance(returned, Work):
+        raise Misused(
+            f"{verb} returned {type(returned).__name__}, and the engine waits for the Work that it returns: "
+            "return the one of the collective, or an empty Work()"
+        )
+    return returned
+
+
+def _see_whole(unit: FlatUnit) -> None:
+    if not unit.whole:
+        raise Misused(
+            f"unit {unit.name} is not whole when the Work of unshard ends: chain unit.restore_parameters to "
+            "it, with then"
+        )
+
+
+def _see_kept(unit: FlatUnit) -> None:
+    kept, owned = unit.grads.reduced, unit.owned.stop - unit.owned.start
+    if kept is None or len(kept) != owned:
+        what = "nothing" if kept is None else f"{len(kept)} elements"
+        raise Misused(
+            f"after_reduce kept {what} of unit {unit.name}, whose owned range has {owned} elements: hand "
+            "unit.grads.keep the gradients of unit.owned"
+        )
+
+
+def _refusal(number: int) -> Callable:
+    def refuse(*_):
+        raise Misused(f"this uses zerolab's own Stage{number}, which is what you write here")
+
+    return refuse
+
+
+def trillion() -> nn.Module:
+    """A GPT of 1.001 · 10¹² parameters in a few large blocks, which a rehearsal goes through quickly."""
+    return zerolab.models.GPT(vocab=50_257, width=143_360, depth=4, heads=8, context=1024)
+
+
+def rehearsals(stages: Mapping[int, type[Stage]]) -> dict[int, Rehearsal | str]:
+    """By stage, a step of a trillion parameters on 1,024 ranks, or the error that it ended with."""
+    dist.destroy_process_group()  # a rehearsal makes its own
+    found: dict[int, Rehearsal | str] = {}
+    with _disable_current_modes():
+        for number, stage_class in stages.items():
+            install(stage_class, number)
+            try:
+                found[number] = zerolab.rehearse(trillion, TRILLION_RANKS, number)
+            except Exception as error:
+                found[number] = f"{type(error).__name__}: {error}"
+    return found

@@ -1,0 +1,141 @@
+"""Lesson 09's exercise: a test that passes with the right engine and fails with each broken one."""
+
+import ast
+import linecache
+import traceback
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+from torch.utils._python_dispatch import _disable_current_modes
+
+from zerolab.course.attempts import attempt
+from zerolab.course.exercise import graded
+from zerolab.course.lessons.incident_room.engines import BROKEN, RIGHT
+from zerolab.course.lessons.incident_room.part_two_solution import my_test
+from zerolab.course.lessons.incident_room.trainings import MOST_RANKS, Ranks, Trainer
+from zerolab.course.wire import own_place
+
+RIGHT_SECONDS, BROKEN_SECONDS = 30.0, 120.0
+HINTS = (
+    "begin with the values: torch.equal(run.parameters[rank], run.alone), on every rank and at every stage. "
+    "Then let the check say what passes your test.",
+    "many mistakes need something to show in: three ranks, two micro-batches, a second step, clip=0.1. One "
+    "training can have all of them.",
+    'memory.model_states(run.psi, ranks, stage, "fp32", k=4) says what a rank holds (SGD with momentum '
+    "remembers 4 bytes a parameter), and 4 * cost.communication_volume(run.psi, stage, micro_batches, "
+    "reduce_each=True) what it sends. Assert both at every stage.",
+)
+
+
+class Verdict(NamedTuple):
+    """What a test said of one engine.
+
+    Attributes:
+        calls: how often it called train.
+        returned: what it returned, in words, if that is not None.
+        error: the kind of exception that it ended with; "" if it passed.
+        text: the exception's text, or else the values that an assert compared.
+        place: the reader's line.
+    """
+
+    calls: int
+    returned: str = ""
+    error: str = ""
+    text: str = ""
+    place: str = ""
+
+
+@graded(
+    f"Your test passes with the right engine, and it finds all {len(BROKEN)} broken ones.",
+    call="my_test(train)",
+    hints=HINTS,
+    solution=[my_test],
+)
+def check_test(fn: Callable) -> str | None:
+    """Run fn(train) with the right engine and with broken ones, and name those that it lets pass."""
+    right, stopped = _verdicts(fn, RIGHT_SECONDS)
+    if problem := stopped or _fails_what_is_right(right):
+        return problem
+    broken, stopped = _verdicts(fn, BROKEN_SECONDS, broken=True)
+    if stopped:
+        return f"with a broken engine, {stopped}"
+    survivors = [engine.does for engine, verdict in zip(BROKEN, broken, strict=True) if not verdict.error]
+    if not survivors:
+        return None
+    found = len(BROKEN) - len(survivors)
+    listed = "".join(f"\n  - an engine that {does}" for does in survivors)
+    return f"your test finds {found or 'none'} of {len(BROKEN)} broken engines. These pass it:{listed}"
+
+
+def _verdicts(fn: Callable, seconds: float, broken: bool = False) -> tuple[list[Verdict], str | None]:
+    """What the test says of each engine, or why it did not come to its end."""
+    outcome = attempt(_try, [(fn, broken)] * MOST_RANKS, timeout=seconds)
+    if outcome.failure:
+        return [], outcome.failure.replace("rank 0's process", "its process").replace("rank 0", "your test")
+    return outcome.values[0], None
+
+
+def _try(fn: Callable, broken: bool) -> list[Verdict]:
+    """In the worker: rank 0 runs the test with one engine after the other; the others train with it."""
+    engines = BROKEN if broken else RIGHT
+    with _disable_current_modes():  # these messages are not the reader's
+        ranks = Ranks(engines)
+        if dist.get_rank() > 0:
+            ranks.serve()
+            return []
+        with ranks.serving():
+            return [_verdict(fn, Trainer(ranks, number)) for number in range(len(engines))]
+
+
+def _verdict(fn: Callable, train: Trainer) -> Verdict:
+    try:
+        returned = fn(train)
+    except (Exception, SystemExit) as error:
+        text = str(error).strip().partition("\n")[0][:300]
+        place, frame = None, None
+        for each, line in traceback.walk_tb(error.__traceback__):
+            if own := own_place([(each.f_code.co_filename, line, each.f_code.co_name)]):
+                place, frame = own, each  # the innermost is the last
+        if place and frame and not text and isinstance(error, AssertionError):
+            text = compared(frame, place.file, place.line)
+        return Verdict(train.calls, "", type(error).__name__, text, str(place or ""))
+    said = "" if returned is None else f"{type(returned).__name__} {repr(returned)[:40]}"
+    return Verdict(train.calls, said)
+
+
+def compared(frame: FrameType, file: str, line: int) -> str:
+    """The two values that an assert in that line compared, or nothing where it is no such assert."""
+    try:
+        (statement,) = ast.parse(linecache.getline(file, line).strip()).body
+        both = [statement.test.left, *statement.test.comparators]  # type: ignore[attr-defined]
+        sides = [ast.unparse(side) for side in both if not isinstance(side, ast.Constant)]
+        values = [_short(eval(side, frame.f_globals, frame.f_locals)) for side in sides]
+    except Exception:
+        return ""
+    return ", ".join(f"{side} is {value}" for side, value in zip(sides, values, strict=True))
+
+
+def _short(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) < 60 else f"{text[:60]}…"
+
+
+def _fails_what_is_right(verdicts: list[Verdict]) -> str | None:
+    """Why a test cannot be used: it says something wrong of an engine that is right, or nothing."""
+    for engine, verdict in zip(RIGHT, verdicts, strict=True):
+        at = f" ({verdict.place})" if verdict.place else ""
+        if verdict.error == "SystemExit":
+            return f"your test called sys.exit: let it return, and use assert for what must hold{at}"
+        if verdict.error:
+            said = f"{verdict.error}{f': {verdict.text}' if verdict.text else ''}"
+            return f"your test fails with an engine that {engine.does}: {said}{at}"
+        if verdict.returned:
+            return (
+                f"your test returns {verdict.returned}, and nobody looks at it: a test says assert, and "
+                "raises AssertionError where that does not hold"
+            )
+        if not verdict.calls:
+            return "not written yet: your test never calls train, so it knows nothing of the engine"
+    return None
