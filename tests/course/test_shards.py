@@ -1,0 +1,302 @@
+"""Lesson 04's exercises on shards: whatever the style, right answers pass, and each mistake is named."""
+
+import pytest
+import torch
+from support.answers import together
+from support.lessons import solutions_travel_by_value
+
+from zerolab import ring
+from zerolab.course.lessons.zero_stage_1 import check_load_shard, check_owned_slices
+
+solutions_travel_by_value(__name__)
+
+
+def up(numel, parts):
+    return (numel + parts - 1) // parts
+
+
+# ---- which slices of the parameters does a rank own?
+
+
+def clipped(sizes, n, rank, length=None, clip=min):
+    """The right slices, as Python's own slice objects; `length` and `clip` make mistakes of it."""
+    size, at, found = length or up(sum(sizes), n), 0, []
+    for numel in sizes:
+        low, high = max(rank * size - at, 0), clip((rank + 1) * size - at, numel)
+        found.append(slice(low, high) if low < high else slice(0, 0))
+        at += numel
+    return found
+
+
+def by_element(sizes, n, rank):
+    """Right: asks of each element whether it is in the shard."""
+    mine = range(rank * up(sum(sizes), n), (rank + 1) * up(sum(sizes), n))
+    found, at = [], 0
+    for numel in sizes:
+        own = [element for element in range(numel) if at + element in mine]
+        found.append((own[0], own[-1] + 1) if own else (numel, numel))
+        at += numel
+    return tuple(found)
+
+
+def by_tensor(sizes, n, rank):
+    """Right: numbers of torch's, ranges, and the empty slice wherever it falls."""
+    ends = torch.tensor(sizes).cumsum(0)
+    starts, size = ends - torch.tensor(sizes), up(sum(sizes), n)
+    low = (rank * size - starts).clamp(min=0).minimum(torch.tensor(sizes))
+    high = ((rank + 1) * size - starts).clamp(min=0).minimum(torch.tensor(sizes))
+    return [range(int(a), int(b)) for a, b in zip(low, high, strict=True)]
+
+
+def floor(sizes, n, rank):
+    size = sum(sizes) // n
+    return [(s.start, s.stop) for s in clipped(sizes, n, rank, size)] if size else [(0, 0)] * len(sizes)
+
+
+def in_the_buffer(sizes, n, rank):
+    starts = [sum(sizes[:place]) for place in range(len(sizes))]
+    return [
+        (s.start + at, s.stop + at) if s.stop else (0, 0)
+        for s, at in zip(clipped(sizes, n, rank), starts, strict=True)
+    ]
+
+
+def uneven(sizes, n, rank):
+    cut, at, found = ring.chunks(sum(sizes), n)[rank], 0, []
+    for numel in sizes:
+        low, high = max(cut.start - at, 0), min(cut.stop - at, numel)
+        found.append((low, high) if low < high else (0, 0))
+        at += numel
+    return found
+
+
+def not_cut_off(sizes, n, rank):
+    return clipped(sizes, n, rank, clip=lambda end, _: end)
+
+
+def never_empty(sizes, n, rank):
+    size, at, found = up(sum(sizes), n), 0, []
+    for numel in sizes:
+        found.append((max(rank * size - at, 0), min((rank + 1) * size - at, numel)))
+        at += numel
+    return found
+
+
+def without_empty(sizes, n, rank):
+    return [s for s in clipped(sizes, n, rank) if s.stop]
+
+
+def whole(sizes, n, rank):
+    return [(0, numel if s.stop else 0) for s, numel in zip(clipped(sizes, n, rank), sizes, strict=True)]
+
+
+def the_list(sizes, n, rank):
+    mine = ring.chunks(len(sizes), n)[rank]
+    return [
+        (0, numel) if place in range(mine.start, mine.stop) else (0, 0) for place, numel in enumerate(sizes)
+    ]
+
+
+def each_by_itself(sizes, n, rank):
+    return [(cut.start, cut.stop) for cut in (ring.chunks(numel, n)[rank] for numel in sizes)]
+
+
+def lengths(sizes, n, rank):
+    return [(s.start, s.stop - s.start) for s in clipped(sizes, n, rank)]
+
+
+def last_element(sizes, n, rank):
+    return [(s.start, max(s.stop - 1, 0)) for s in clipped(sizes, n, rank)]
+
+
+def a_gap(sizes, n, rank):
+    """Nobody expects this one: every slice but the first begins one late."""
+    return [(s.start + (place > 0), s.stop) for place, s in enumerate(clipped(sizes, n, rank))]
+
+
+def overlapping(sizes, n, rank):
+    return [(max(s.start - 1, 0), s.stop) for s in clipped(sizes, n, rank)]
+
+
+def one_too_many(sizes, n, rank):
+    return [*clipped(sizes, n, rank), (0, 0)]
+
+
+SLICES_RIGHT = [clipped, by_element, by_tensor]
+SLICES_WRONG = [
+    (lambda sizes, n, rank: None, "not written yet"),
+    (lambda sizes, n, rank: {}, "returned dict {}: return a list with one (start, stop)"),
+    (lambda sizes, n, rank: [None for _ in sizes], "returned None for a parameter"),
+    (lambda sizes, n, rank: [(0.5, 1) for _ in sizes], "returned tuple for a parameter (0.5, 1)"),
+    (floor, "numel // N rounds down"),
+    (uneven, "the first shards are one longer than the rest"),
+    (in_the_buffer, "these are positions in the flat buffer"),
+    (not_cut_off, "a slice ends where the shard ends, behind its parameter's last element"),
+    (never_empty, "gets a negative stop, and [0:-2] is not empty"),
+    (without_empty, "Keep an empty slice for each"),
+    (whole, "is there whole: a cut may go through the middle"),
+    (the_list, "that cuts the list of parameters"),
+    (each_by_itself, "which is FSDP2's way"),
+    (lengths, "that is (start, length)"),
+    (last_element, "stop is one too small"),
+    (lambda sizes, n, rank: clipped(sizes, n, rank - 1), "previous rank: ranks begin with 0"),
+    (lambda sizes, n, rank: clipped(sizes, n, 0), "use rank"),
+    (lambda sizes, n, rank: clipped(sizes, n, rank)[::-1], "reverse order"),
+    (a_gap, "no rank owns element 0 of parameter 1"),
+    (overlapping, "the ranks [1, 2] all own element 2 of parameter 2"),
+    (one_too_many, "your list has 5 slices for 4 parameters"),
+    (lambda sizes, n, rank: sizes[rank + 9], "your function stopped with IndexError"),
+]
+slices_of = together(check_owned_slices, [*SLICES_RIGHT, *(wrong for wrong, _ in SLICES_WRONG)])
+
+
+@pytest.mark.parametrize("right", SLICES_RIGHT)
+def test_right_slices_pass_however_they_are_written(right):
+    assert slices_of(right) is None
+
+
+@pytest.mark.parametrize(("wrong", "words"), SLICES_WRONG)
+def test_wrong_slices_are_named(wrong, words):
+    assert words in slices_of(wrong)
+
+
+# ---- load at another number of ranks
+
+
+def piece_by_piece(read, saved_by, numel, n, rank):
+    """Right: pieces end to end, then padding."""
+    saved, own = up(numel, saved_by), up(numel, n)
+    low, high = min(own * rank, numel), min(own * (rank + 1), numel)
+    pieces = [torch.zeros(0)]
+    for file in range(saved_by):
+        start, stop = max(low, file * saved), min(high, (file + 1) * saved)
+        if start < stop:
+            pieces.append(read(file, start - file * saved, stop - file * saved))
+    shard = torch.cat(pieces)
+    return torch.nn.functional.pad(shard, (0, own - shard.numel()))
+
+
+def one_at_a_time(read, saved_by, numel, n, rank):
+    """Right, and slow: one element a read."""
+    saved, own = up(numel, saved_by), up(numel, n)
+    at = range(own * rank, own * (rank + 1))
+    return torch.tensor([read(i // saved, i % saved, i % saved + 1).item() if i < numel else 0.0 for i in at])
+
+
+def file_after_file(read, saved_by, numel, n, rank):
+    """Right: walks on from the first element, file by file."""
+    saved, own = up(numel, saved_by), up(numel, n)
+    shard, at, end = torch.zeros(own), own * rank, min(own * (rank + 1), numel)
+    while at < end:
+        file, place = divmod(at, saved)
+        count = min(saved - place, end - at)
+        shard[at - own * rank :][:count] = read(file, place, place + count)
+        at += count
+    return shard
+
+
+def everything(read, saved_by, numel):
+    saved = up(numel, saved_by)
+    return torch.cat([read(file, 0, saved) for file in range(saved_by)])
+
+
+def padded(values, size):
+    return torch.cat([values, torch.zeros(size - values.numel())])
+
+
+def reads_everything(read, saved_by, numel, n, rank):
+    own = up(numel, n)
+    return padded(everything(read, saved_by, numel)[:numel][own * rank : own * (rank + 1)], own)
+
+
+def whole_files(read, saved_by, numel, n, rank):
+    saved, own = up(numel, saved_by), up(numel, n)
+    low, high = min(own * rank, numel), min(own * (rank + 1), numel)
+    if low == high:
+        return torch.zeros(own)
+    files = range(low // saved, (high - 1) // saved + 1)
+    joined = torch.cat([read(file, 0, saved) for file in files])
+    return padded(joined[low - files[0] * saved : high - files[0] * saved], own)
+
+
+def padding_kept(read, saved_by, numel, n, rank):
+    joined = everything(read, saved_by, numel)
+    own = up(joined.numel(), n)
+    return padded(joined[own * rank : own * (rank + 1)], own)
+
+
+def garbage_behind(read, saved_by, numel, n, rank):
+    own = up(numel, n)
+    return padded(everything(read, saved_by, numel)[own * rank : own * (rank + 1)], own)
+
+
+def no_padding(read, saved_by, numel, n, rank):
+    own = up(numel, n)
+    return everything(read, saved_by, numel)[:numel][own * rank : own * (rank + 1)]
+
+
+def chunked(read, saved_by, numel, n, rank):
+    return everything(read, saved_by, numel)[:numel][ring.chunks(numel, n)[rank]]
+
+
+def own_file(read, saved_by, numel, n, rank):
+    return read(rank % saved_by, 0, up(numel, saved_by))
+
+
+def all_of_it(read, saved_by, numel, n, rank):
+    return everything(read, saved_by, numel)[:numel]
+
+
+def first_file(read, saved_by, numel, n, rank):
+    saved, own = up(numel, saved_by), up(numel, n)
+    file, place = divmod(own * rank, saved)
+    stop = min(place + own, saved, numel - file * saved)
+    return padded(read(file, place, stop) if stop > place else torch.zeros(0), own)
+
+
+def next_rank(read, saved_by, numel, n, rank):
+    return reads_everything(read, saved_by, numel, n, (rank + 1) % n)
+
+
+def in_half(read, saved_by, numel, n, rank):
+    return piece_by_piece(read, saved_by, numel, n, rank).half().float()
+
+
+def in_float64(read, saved_by, numel, n, rank):
+    return piece_by_piece(read, saved_by, numel, n, rank).double()
+
+
+def beyond(read, saved_by, numel, n, rank):
+    return read(rank, 0, up(numel, n))
+
+
+LOAD_RIGHT = [piece_by_piece, one_at_a_time, file_after_file]
+LOAD_WRONG = [
+    (lambda read, saved_by, numel, n, rank: None, "not written yet"),
+    (lambda read, saved_by, numel, n, rank: [1.0], "it returned list, [1.0]"),
+    (reads_everything, "For silver: rank 0 reads 12 elements, everything"),
+    (whole_files, "bronze, because the values are right. For silver: rank 0 reads 6 elements, whole files"),
+    (padding_kept, "the old padding is not dropped"),
+    (garbage_behind, "the old padding is still there, where the new padding belongs"),
+    (no_padding, "the last shards are shorter"),
+    (chunked, "the first shards are one longer"),
+    (own_file, "each rank returns the file with its own number"),
+    (all_of_it, "each rank returns the whole state"),
+    (first_file, "takes the first one's part only"),
+    (next_rank, "the next rank's elements"),
+    (in_half, "went through float16"),
+    (in_float64, "it returned float64"),
+    (beyond, "stopped with IndexError: read(0, 0, 4): a file has the elements 0 to 3"),
+    (lambda read, saved_by, numel, n, rank: torch.zeros(up(numel, n)), "made and never filled"),
+]  # fmt: skip
+loaded_by = together(check_load_shard, [*LOAD_RIGHT, *(wrong for wrong, _ in LOAD_WRONG)])
+
+
+@pytest.mark.parametrize("right", LOAD_RIGHT)
+def test_right_loading_passes_however_it_is_written(right):
+    assert loaded_by(right) is None
+
+
+@pytest.mark.parametrize(("wrong", "words"), LOAD_WRONG)
+def test_wrong_loading_is_named(wrong, words):
+    assert words in loaded_by(wrong)
