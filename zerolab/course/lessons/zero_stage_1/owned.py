@@ -136,7 +136,7 @@ MISTAKES: dict[str, Callable[[Case], Slices]] = {
     "parameters is cut":
         _each_padded,
     "stop is one too small: it is the first element that is not in the slice, as in Python":
-        lambda c: plain((start, stop - 1) for start, stop in inside(c)),
+        lambda c: [(start, max(stop - 1, 0)) for start, stop in inside(c)],
     "that is (start, length): return (start, stop)":
         lambda c: [(start, stop - start) for start, stop in inside(c)],
     "these are the slices of the next rank":

@@ -1,0 +1,378 @@
+"""Lesson 05's exercises on order and on clipping: any right style passes, and each mistake is named."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.answers import alone, together
+from support.lessons import solutions_travel_by_value
+
+from zerolab import ring
+from zerolab.course.lessons.zero_stage_2 import check_clip, check_in_order
+
+solutions_travel_by_value(__name__)
+
+
+# ---- units in one order
+
+
+class Queue:
+    """Right: a flag for each unit; each subclass below changes one thing."""
+
+    def __init__(self, sizes):
+        self.sizes, self.shards = sizes, {}
+        self.flats = dict.fromkeys(sizes)
+
+    def ready(self, name, flat):
+        self.flats[name] = flat
+        self.drain()
+
+    def drain(self):
+        for name in self.sizes:
+            if name in self.shards:
+                continue
+            if self.flats[name] is None:
+                return
+            self.take(name)
+
+    def take(self, name):
+        flat, self.flats[name] = self.flats[name], None
+        self.shards[name] = self.reduce(flat)
+
+    def reduce(self, flat):
+        return ring.reduce_scatter(flat).clone()
+
+    def finish(self):
+        for name, numel in self.sizes.items():
+            if name not in self.shards:
+                if self.flats[name] is None:
+                    self.flats[name] = torch.zeros(numel)
+                self.take(name)
+
+
+class Recursive:
+    """Right: the next name is remembered, and each reduction looks for the one after it."""
+
+    def __init__(self, sizes):
+        self.sizes, self.names, self.shards, self.ahead = sizes, iter(sizes), {}, {}
+        self.turn = next(self.names)
+
+    def ready(self, name, flat):
+        self.ahead[name] = flat
+        if self.turn in self.ahead:
+            turn, self.turn = self.turn, next(self.names, None)
+            self.shards[turn] = torch.clone(ring.reduce_scatter(self.ahead.pop(turn)))
+            if self.turn in self.ahead:
+                self.ready(self.turn, self.ahead.pop(self.turn))
+
+    def finish(self):
+        while self.turn:
+            self.ready(self.turn, torch.zeros(self.sizes[self.turn]))
+
+
+class ByMessages(Queue):
+    """Right: every rank sends each chunk to its owner."""
+
+    def reduce(self, flat):
+        rank, size = dist.get_rank(), dist.get_world_size()
+        pieces = ring.chunks(flat.numel(), size)
+        mine = flat[pieces[rank]].clone()
+        for distance in range(1, size):
+            there, landing = (rank + distance) % size, torch.empty_like(mine)
+            work = dist.isend(flat[pieces[there]], there)
+            dist.recv(landing, (rank - distance) % size)
+            work.wait()
+            mine += landing
+        return mine
+
+
+class Stub:
+    def __init__(self, sizes):
+        self.shards = {}
+
+    def ready(self, name, flat): ...
+
+    def finish(self): ...
+
+
+class AtOnce(Queue):
+    def ready(self, name, flat):
+        self.flats[name] = flat
+        self.take(name)
+
+
+class AllInFinish(Queue):
+    def ready(self, name, flat):
+        self.flats[name] = flat
+
+
+class NoZeros(Queue):
+    def finish(self):
+        for name in self.sizes:
+            if self.flats[name] is not None:
+                self.take(name)
+
+
+class NoFinish(Queue):
+    def finish(self): ...
+
+
+class Views(Queue):
+    def reduce(self, flat):
+        return ring.reduce_scatter(flat)
+
+
+class AllReduced(Queue):
+    def reduce(self, flat):
+        ring.all_reduce(flat)
+        return flat.chunk(dist.get_world_size())[dist.get_rank()].clone()
+
+
+class NativeAllReduce(Queue):
+    def reduce(self, flat):
+        dist.all_reduce(flat)
+        return flat.chunk(dist.get_world_size())[dist.get_rank()].clone()
+
+
+class Mean(Queue):
+    def reduce(self, flat):
+        return super().reduce(flat) / dist.get_world_size()
+
+
+class Own(Queue):
+    def reduce(self, flat):
+        return flat[ring.chunks(flat.numel(), dist.get_world_size())[dist.get_rank()]].clone()
+
+
+class Whole(Queue):
+    def reduce(self, flat):
+        ring.all_reduce(flat)
+        return flat.clone()
+
+
+class Misnamed(Queue):
+    """Reduces in the right order, and keeps the sum under the name that just got ready."""
+
+    def __init__(self, sizes):
+        super().__init__(sizes)
+        self.named, self.made = [], []
+
+    def ready(self, name, flat):
+        self.named.append(name)
+        super().ready(name, flat)
+
+    def finish(self):
+        super().finish()
+        names = [*self.named, *(name for name in self.sizes if name not in self.named)]
+        self.shards = dict(zip(names, [self.shards[name] for name in self.sizes], strict=True))
+
+
+class History(Queue):
+    def take(self, name):
+        self.past = [*getattr(self, "past", []), self.flats[name]]
+        super().take(name)
+
+
+class Listed(Queue):
+    def finish(self):
+        super().finish()
+        self.shards = list(self.shards.values())
+
+
+class NextChunk(Queue):
+    def reduce(self, flat):
+        ring.all_reduce(flat)
+        size = dist.get_world_size()
+        return flat[ring.chunks(flat.numel(), size)[(dist.get_rank() + 1) % size]].clone()
+
+
+class Doubled(Queue):
+    def reduce(self, flat):
+        return super().reduce(2 * flat)
+
+
+class MissesFirst(Queue):
+    """Rank 0's gradients are lost."""
+
+    def reduce(self, flat):
+        return super().reduce(flat if dist.get_rank() else torch.zeros_like(flat))
+
+
+ORDER_RIGHT = [Queue, Recursive, ByMessages]
+ORDER_WRONG = [
+    (Stub, "not written yet"),
+    (alone(AtOnce), "the ranks reduce different units at the same time"),
+    (AllInFinish, "For gold: after unit a got ready rank 0 holds 1 whole buffers, and 0 wait"),
+    (alone(NoZeros), "finish has to reduce zeros for each such unit"),
+    (alone(NoFinish), "was never sent: rank 1 has returned"),
+    (Views, "keep a clone of the chunk: a view keeps the buffer"),
+    (AllReduced, "bronze, because the values are right. For silver: rank 0 sends"),
+    (NativeAllReduce, "that calls torch's own dist.all_reduce: use ring.reduce_scatter"),
+    (Mean, "each shard is the mean over the ranks"),
+    (Own, "each shard is this rank's own gradient"),
+    (Whole, "every rank keeps the whole sum"),
+    (Misnamed, "kept under other units' names"),
+    (History, "(look at `self.past[0]`)"),
+    (Listed, "self.shards is of type list"),
+    (NextChunk, "the next rank's shard"),
+    (Doubled, "what is there is 2 times what it should be"),
+    (MissesFirst, "rank 0's a is missing"),
+    (lambda sizes: sizes, "'dict' object has no attribute 'ready'"),
+]  # fmt: skip
+in_order = together(check_in_order, [*ORDER_RIGHT, *(wrong for wrong, _ in ORDER_WRONG)])
+
+
+@pytest.mark.parametrize("right", ORDER_RIGHT)
+def test_every_right_order_passes(right):
+    assert in_order(right) is None
+
+
+@pytest.mark.parametrize(("wrong", "words"), ORDER_WRONG)
+def test_wrong_orders_are_named(wrong, words):
+    assert words in in_order(wrong)
+
+
+# ---- clipping
+
+
+def summed(number):
+    total = torch.as_tensor(number, dtype=torch.float32).reshape(1)
+    dist.all_reduce(total)
+    return total.item()
+
+
+def clip(shard, max_norm, norm=lambda shard: summed(shard.norm() ** 2) ** 0.5, factor=min):
+    """Right, with a knob for the norm and one for the factor."""
+    of_all = norm(shard)
+    shard *= factor(1.0, max_norm / (of_all + 1e-6))
+    return of_all
+
+
+def gathered(shard, max_norm):
+    """Right: every rank gets all squares, and a tensor is returned."""
+    squares = [torch.zeros(()) for _ in range(dist.get_world_size())]
+    dist.all_gather(squares, (shard * shard).sum())
+    norm = torch.stack(squares).sum().sqrt()
+    if norm > max_norm:
+        shard.copy_(shard * max_norm / norm)
+    return norm
+
+
+def by_ring(shard, max_norm):
+    """Right: zerolab's ring on a tensor of one element."""
+    square = torch.dot(shard, shard).reshape(1)
+    ring.all_reduce(square)
+    norm = square.sqrt()
+    shard.mul_((max_norm / norm).clamp(max=1.0))
+    return norm
+
+
+def whole_gradient(shard, max_norm):
+    """The values are right, and every rank has sent its shard to all."""
+    everything = [torch.zeros(64) for _ in range(dist.get_world_size())]
+    dist.all_gather(everything, torch.nn.functional.pad(shard, (0, 64 - shard.numel())))
+    return clip(shard, max_norm, norm=lambda _: torch.cat(everything).norm().item())
+
+
+def only_if_large(shard, max_norm):
+    norm = shard.norm().item()
+    if norm > max_norm:
+        norm = summed(norm**2) ** 0.5
+        shard.mul_(max_norm / norm)
+    return norm
+
+
+def largest(shard):
+    norm = shard.norm().reshape(1)
+    dist.all_reduce(norm, op=dist.ReduceOp.MAX)
+    return norm.item()
+
+
+def with_norm(norm):
+    return lambda shard, max_norm: clip(shard, max_norm, norm=norm)
+
+
+def with_factor(factor):
+    return lambda shard, max_norm: clip(shard, max_norm, factor=factor)
+
+
+def not_in_place(shard, max_norm):
+    norm = summed(shard.norm() ** 2) ** 0.5
+    shard = shard * min(1.0, max_norm / norm)
+    return norm
+
+
+def own_factor(shard, max_norm):
+    own, norm = shard.norm(), summed(shard.norm() ** 2) ** 0.5
+    if own > max_norm:
+        shard.mul_(max_norm / own)
+    return norm
+
+
+def too_large_only(shard, max_norm):
+    own, norm = shard.norm(), summed(shard.norm() ** 2) ** 0.5
+    if own > max_norm:
+        shard.mul_(max_norm / norm)
+    return norm
+
+
+def clamped(shard, max_norm):
+    norm = summed(shard.norm() ** 2) ** 0.5
+    shard.clamp_(-max_norm, max_norm)
+    return norm
+
+
+def after(shard, max_norm):
+    clip(shard, max_norm)
+    return summed(shard.norm() ** 2) ** 0.5
+
+
+def the_shard(shard, max_norm):
+    clip(shard, max_norm)
+    return shard
+
+
+def torchs_own(shard, max_norm):
+    parameter = torch.nn.Parameter(torch.zeros_like(shard))
+    parameter.grad = shard
+    return torch.nn.utils.clip_grad_norm_([parameter], max_norm)
+
+
+def twice(shard, max_norm):
+    norm = clip(shard, max_norm)
+    shard *= min(1.0, max_norm / norm)
+    return norm
+
+
+CLIP_RIGHT = [clip, gathered, by_ring]
+CLIP_WRONG = [
+    (lambda shard, max_norm: None, "not written yet"),
+    (torchs_own, "the norm of this rank's own shard"),
+    (with_norm(lambda shard: summed(shard.norm())), "squares can be added, norms cannot"),
+    (with_norm(largest), "the largest of the shards' norms"),
+    (with_norm(lambda shard: summed(shard.norm() ** 2)), "the sum of the squares: take its root"),
+    (with_norm(lambda shard: (summed(shard.norm() ** 2) / dist.get_world_size()) ** 0.5), "root of the mean"),
+    (with_norm(lambda shard: summed(shard.norm()) ** 0.5), "the root of the sum of the norms"),
+    (whole_gradient, "For silver: rank 0 moves 768 bytes with dist.all_gather"),
+    (alone(only_if_large), "Does a rank with a small norm of its own leave the collective out?"),
+    (not_in_place, "the shard is what it was: scale it in place"),
+    (own_factor, "each shard is scaled by its own norm, which changes the direction"),
+    (too_large_only, "only ranks whose own norm is too large scale"),
+    (with_factor(lambda one, factor: factor), "a gradient below max_norm is scaled up"),
+    (with_factor(max), "the smaller of 1 and max_norm / norm, not the larger"),
+    (clamped, "each element is clamped"),
+    (after, "the norm after the clipping"),
+    (twice, "the shard is scaled twice"),
+    (the_shard, "rank 0 returned a tensor of shape (64,): return the norm"),
+    (lambda shard, max_norm: clip(shard, max_norm) and None, "rank 0 returned None: return the norm"),
+]  # fmt: skip
+clipped_by = together(check_clip, [*CLIP_RIGHT, *(wrong for wrong, _ in CLIP_WRONG)])
+
+
+@pytest.mark.parametrize("right", CLIP_RIGHT)
+def test_every_right_clipping_passes(right):
+    assert clipped_by(right) is None
+
+
+@pytest.mark.parametrize(("wrong", "words"), CLIP_WRONG)
+def test_wrong_clipping_is_named(wrong, words):
+    assert words in clipped_by(wrong)
