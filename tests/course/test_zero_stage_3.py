@@ -66,6 +66,15 @@ def into_freed_storage(layer):
     ring.all_gather(layer.flat)
 
 
+def resized_to(nbytes):
+    def unshard(layer):
+        layer.flat.untyped_storage().resize_(nbytes)
+        layer.flat[layer.owned] = layer.shard
+        ring.all_gather(layer.flat)
+
+    return unshard
+
+
 def whole_tensors(layer):
     """Everybody sends everybody a whole tensor, zero where another rank owns it."""
     layer.flat.untyped_storage().resize_(8 * layer.flat.numel())
@@ -250,6 +259,9 @@ WRONG = [
     (alone(partial(step, unshard=refill)), "not the values"),
     (alone(partial(step, regather=refill)), "not the values"),
     (alone(partial(step, unshard=into_freed_storage)), "storage is freed"),
+    (partial(step, unshard=resized_to(36)), "is resized to 36 bytes, and its weight has 36 elements of 8"),
+    (partial(step, unshard=resized_to(2 * 288)), "resize_ takes bytes, 288 of them here"),
+    (partial(step, regather=resized_to(144)), "layer 3's storage is resized to 144 bytes"),
     (partial(step, unshard=whole_tensors, regather=whole_tensors), "sends whole tensors"),
     (partial(step, reduce=nothing), "no grad_shard"),
     (partial(step, reduce=first_only), "not one for all"),

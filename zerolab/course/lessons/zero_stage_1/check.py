@@ -16,6 +16,7 @@ from zerolab.course.attempts import Attempt, attempt
 from zerolab.course.evidence import Finding, examine, first_wrong
 from zerolab.course.exercise import graded
 from zerolab.course.lessons.zero_stage_1.solution import MyZero1
+from zerolab.course.lessons.zero_stage_1.updates import Updates, nothing_updated, of_another_rank
 from zerolab.course.lessons.zero_stage_1.world import LR, MISTAKES, STEPS, World, mean
 from zerolab.course.reading import Parts
 from zerolab.course.wire import Message
@@ -40,13 +41,18 @@ HINTS = (
 
 
 class Ended(NamedTuple):
-    """What one rank ended with: parameters, bytes of optimizer state (None if none), what else it holds."""
+    """What one rank ended with: parameters, bytes of optimizer state (None if none), what else it holds.
+
+    `nothing`: why its optimizer did nothing; `place`: the part of flat that its optimizer has as a view.
+    """
 
     flat: torch.Tensor
     state_bytes: int | None
     grown_bytes: int
     whole_copies: int
     name: str | None
+    nothing: str | None
+    place: slice | None
 
 
 @graded(
@@ -70,12 +76,13 @@ def _train(cls: Callable, world: World, rank: int) -> Ended:
     flat, sizes = world.start, []
     held: dict[int, torch.Tensor] = {}
     alive = Alive()
-    mine = cls(flat, world.optimizer_class, LR)
-    for step in range(STEPS):
-        before, held = set(held), {}
-        mine.step(world.gradient(step, rank))
-        held = alive.storages()
-        sizes.append(nbytes(held))
+    with Updates(flat).counted() as updates:
+        mine = cls(flat, world.optimizer_class, LR)
+        for step in range(STEPS):
+            before, held = set(held), {}
+            mine.step(world.gradient(step, rank))
+            held = alive.storages()
+            sizes.append(nbytes(held))
     new = [tensor for key, tensor in held.items() if key not in before]
     whole = [t for t in held.values() if t.untyped_storage().nbytes() >= flat.nbytes]
     names = (kept_by(tensor, self=mine) for tensor in [*new, *whole])
@@ -86,6 +93,8 @@ def _train(cls: Callable, world: World, rank: int) -> Ended:
         grown,
         len(whole),
         next((name for name in names if name and not name.endswith(".grad")), None),
+        nothing_updated(updates.steps, updates.with_gradient),
+        updates.place,
     )
 
 
@@ -107,8 +116,11 @@ def _look(cls: Callable, world: World) -> Finding:
             where, outcome.failure or "that uses zerolab's own ZeroOptimizer, which is what you write here"
         )
     flats = [ended.flat for ended in outcome.values]
-    if not any(outcome.calls) and all(torch.equal(flat, world.start) for flat in flats):
+    unchanged = all(torch.equal(flat, world.start) for flat in flats)
+    if not any(outcome.calls) and unchanged:
         return Finding(where, "not written yet: nothing was sent and flat is what it was")
+    if unchanged and outcome.values[0].nothing:
+        return Finding(where, outcome.values[0].nothing)
     finding = Finding(
         where,
         None,
@@ -119,7 +131,12 @@ def _look(cls: Callable, world: World) -> Finding:
         also=outcome.hint_of_calls or _differing(flats),
         cause=_state_is_wrong(world),
     )
-    return finding if finding.fitting() or not finding.wrong else _one_chunk(finding, world)
+    if not finding.wrong:
+        return finding
+    others = (of_another_rank(world, rank, outcome.values[rank].place) for rank in ranks)
+    if other := next(filter(None, others), None):
+        return Finding(where, other)
+    return finding if finding.fitting() else _one_chunk(finding, world)
 
 
 def _differing(flats: list[torch.Tensor]) -> str | None:

@@ -100,6 +100,8 @@ MISTAKES: dict[str, Callable[[World, int], torch.Tensor]] = {
     "that is the sum of the gradients and not the mean: divide by the number of ranks. (Adam would hide this "
     "mistake, because its step does not depend on the gradient's scale; SGD shows it)":
         lambda w, r: w.trained(sum_of),
+    "the sum was divided by 2, whatever the number of ranks: divide by the number of ranks":
+        lambda w, r: w.trained(lambda g: sum_of(g) / 2),
     "the gradient was divided by the number of ranks twice: once is enough":
         lambda w, r: w.trained(lambda g: mean(g) / len(g)),
     "the optimizer forgets m and v at every step: build it once, in __init__":

@@ -10,7 +10,7 @@ import torch
 from zerolab.course.attempts import Attempt, Odd, attempt, returned
 from zerolab.course.evidence import Finding, examine
 from zerolab.course.exercise import graded
-from zerolab.course.lessons.zero_stage_2.solution import clip
+from zerolab.course.lessons.zero_stage_2.solution import clip_shard
 from zerolab.course.targets import bronze
 
 HINTS = (
@@ -131,9 +131,9 @@ class Clipped(NamedTuple):
 @graded(
     "Silver: the norm is that of the whole gradient on 2, 3 and 4 ranks, every shard is scaled by the same "
     "factor, and a rank sends a number, not its gradient.",
-    call="clip(shard, max_norm)",
+    call="clip_shard(shard, max_norm)",
     hints=HINTS,
-    solution=[clip],
+    solution=[clip_shard],
 )
 def check_clip(fn: Callable) -> str | None:
     """Run fn(shard, max_norm) on 2 to 4 ranks: it scales `shard` in place and returns the norm before.

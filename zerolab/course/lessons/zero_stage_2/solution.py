@@ -29,7 +29,7 @@ class InOrder:
                 self.ready(name, torch.zeros(self.sizes[name]))
 
 
-def clip(shard, max_norm):
+def clip_shard(shard, max_norm):
     square = shard.norm().square().view(1)
     dist.all_reduce(square)  # every rank, also one that has nothing to clip
     norm = square.sqrt().item()

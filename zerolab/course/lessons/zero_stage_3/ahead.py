@@ -47,7 +47,7 @@ class Forward(NamedTuple):
 @graded(
     "Gold: the outputs are right, each layer is gathered once and early enough, and at most prefetch + 1 "
     "layers are there at any time.",
-    call="forward(layers, x, prefetch)",
+    call="forward_ahead(layers, x, prefetch)",
     hints=HINTS,
     solution=[forward_ahead],
 )

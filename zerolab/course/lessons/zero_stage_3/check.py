@@ -21,6 +21,7 @@ from zerolab.course.lessons.zero_stage_3.layers import (
     input_of,
     out_of_order,
     owned_by,
+    resized_to_fit,
     true_gradients,
 )
 from zerolab.course.lessons.zero_stage_3.solution import forward_backward, reshard, unshard
@@ -105,7 +106,8 @@ def _pass(fn: Callable, rank: int) -> Seen:
     for index in range(DEPTH):
         ShardedLayer(index, watch)
     layers, watch.alive = watch.layers, Alive()
-    fn(list(layers), x)
+    with resized_to_fit(layers):
+        fn(list(layers), x)
     peak = watch.whole_at_once
     watch.look(**{getattr(fn, "__name__", "fn"): fn})
     shards = [layer.grad_shard for layer in layers]

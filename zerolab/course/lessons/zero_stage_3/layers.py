@@ -1,6 +1,9 @@
 """Lesson 06's exercise: layers whose weights are freed, which watch how they are used."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -98,6 +101,24 @@ class ShardedLayer:
         if not torch.equal(self.flat, weight_of(self.index)):
             raise RuntimeError(f"layer {self.index}'s storage is back in {phase}, but {_NOT_FILLED}")
         return self.flat.view(WIDTH, WIDTH)
+
+
+@contextmanager
+def resized_to_fit(layers: list[ShardedLayer]) -> Iterator[None]:
+    """Raise an error where a weight's storage gets too few bytes or too many; writing to one too small crashes."""
+    plain = torch.UntypedStorage.resize_
+
+    def resize(storage: torch.UntypedStorage, size: int):
+        for layer in layers:
+            if layer.flat.untyped_storage()._cdata == storage._cdata and size not in (0, 8 * NUMEL):
+                raise RuntimeError(
+                    f"layer {layer.index}'s storage is resized to {size} bytes, and its weight has {NUMEL} "
+                    f"elements of 8 bytes: resize_ takes bytes, {8 * NUMEL} of them here"
+                )
+        return plain(storage, size)
+
+    with mock.patch.object(torch.UntypedStorage, "resize_", resize):
+        yield
 
 
 def owned_by(rank: int, world_size: int) -> slice:
