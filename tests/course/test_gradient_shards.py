@@ -7,7 +7,7 @@ from support.answers import alone, together
 from support.lessons import solutions_travel_by_value
 
 from zerolab import ring
-from zerolab.course.lessons.zero_stage_2 import check_clip, check_in_order
+from zerolab.course.lessons.zero_stage_2 import check_clip, check_order
 
 solutions_travel_by_value(__name__)
 
@@ -218,7 +218,7 @@ ORDER_WRONG = [
     (MissesFirst, "rank 0's a is missing"),
     (lambda sizes: sizes, "'dict' object has no attribute 'ready'"),
 ]  # fmt: skip
-in_order = together(check_in_order, [*ORDER_RIGHT, *(wrong for wrong, _ in ORDER_WRONG)])
+in_order = together(check_order, [*ORDER_RIGHT, *(wrong for wrong, _ in ORDER_WRONG)])
 
 
 @pytest.mark.parametrize("right", ORDER_RIGHT)

@@ -6,7 +6,7 @@ from support.answers import together
 from support.lessons import solutions_travel_by_value
 
 from zerolab import ring
-from zerolab.course.lessons.zero_stage_1 import check_load_shard, check_owned_slices
+from zerolab.course.lessons.zero_stage_1 import check_load, check_owned
 
 solutions_travel_by_value(__name__)
 
@@ -147,7 +147,7 @@ SLICES_WRONG = [
     (one_too_many, "your list has 5 slices for 4 parameters"),
     (lambda sizes, n, rank: sizes[rank + 9], "your function stopped with IndexError"),
 ]
-slices_of = together(check_owned_slices, [*SLICES_RIGHT, *(wrong for wrong, _ in SLICES_WRONG)])
+slices_of = together(check_owned, [*SLICES_RIGHT, *(wrong for wrong, _ in SLICES_WRONG)])
 
 
 @pytest.mark.parametrize("right", SLICES_RIGHT)
@@ -274,8 +274,8 @@ LOAD_RIGHT = [piece_by_piece, one_at_a_time, file_after_file]
 LOAD_WRONG = [
     (lambda read, saved_by, numel, n, rank: None, "not written yet"),
     (lambda read, saved_by, numel, n, rank: [1.0], "it returned list, [1.0]"),
-    (reads_everything, "For silver: rank 0 reads 12 elements, everything"),
-    (whole_files, "bronze, because the values are right. For silver: rank 0 reads 6 elements, whole files"),
+    (reads_everything, "For silver: rank 0 reads 12 elements, all there are, and its shard has 4"),
+    (whole_files, "bronze, because the values are right. For silver: rank 0 reads 6 elements, and its shard has 4"),
     (padding_kept, "the old padding is not dropped"),
     (garbage_behind, "the old padding is still there, where the new padding belongs"),
     (no_padding, "the last shards are shorter"),
@@ -289,7 +289,7 @@ LOAD_WRONG = [
     (beyond, "stopped with IndexError: read(0, 0, 4): a file has the elements 0 to 3"),
     (lambda read, saved_by, numel, n, rank: torch.zeros(up(numel, n)), "made and never filled"),
 ]  # fmt: skip
-loaded_by = together(check_load_shard, [*LOAD_RIGHT, *(wrong for wrong, _ in LOAD_WRONG)])
+loaded_by = together(check_load, [*LOAD_RIGHT, *(wrong for wrong, _ in LOAD_WRONG)])
 
 
 @pytest.mark.parametrize("right", LOAD_RIGHT)

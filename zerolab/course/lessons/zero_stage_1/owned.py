@@ -164,7 +164,7 @@ MISTAKES: dict[str, Callable[[Case], Slices]] = {
     hints=HINTS,
     solution=[owned_slices],
 )
-def check_owned_slices(fn: Callable) -> str | None:
+def check_owned(fn: Callable) -> str | None:
     """Ask fn(sizes, world_size, rank) for the slices of every rank of six models; name what is wrong."""
     outcome = attempt(_answers, [(fn,)])
     if outcome.failure:

@@ -168,7 +168,7 @@ class Files:
     hints=HINTS,
     solution=[load_shard],
 )
-def check_load_shard(fn: Callable) -> str | None:
+def check_load(fn: Callable) -> str | None:
     """Let fn(read, saved_by, numel, world_size, rank) load every rank's shard of eight checkpoints.
 
     Bronze for right values, silver if a rank reads no more elements than its shard has.
@@ -211,9 +211,9 @@ def _compared(case: Case, loaded: list[Loaded]) -> Finding:
 def _read_too_much(case: Case, loaded: list[Loaded]) -> str | None:
     for rank, own in enumerate(loaded):
         if own.read > case.own:
-            what = "everything" if own.read >= case.numel else "whole files"
+            all_of_it = ", all there are" if own.read >= case.numel else ""
             return bronze(
-                f"rank {rank} reads {own.read} elements, {what}, and its shard has {case.own}. With a model "
-                "that fits on no single machine this fails: read only where your shard and the file overlap"
+                f"rank {rank} reads {own.read} elements{all_of_it}, and its shard has {case.own}: read a file "
+                "only where your shard overlaps it"
             )
     return None

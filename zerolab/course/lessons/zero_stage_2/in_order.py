@@ -39,7 +39,7 @@ class Reduced(NamedTuple):
     hints=HINTS,
     solution=[InOrder],
 )
-def check_in_order(cls: Callable) -> str | None:
+def check_order(cls: Callable) -> str | None:
     """Run cls(sizes) through four backward passes in which the ranks' units get ready in different orders.
 
     Bronze for right shards, silver for one reduce-scatter of each unit, gold if a buffer is freed once it is

@@ -105,7 +105,7 @@ class ShardedLayer:
 
 @contextmanager
 def resized_to_fit(layers: list[ShardedLayer]) -> Iterator[None]:
-    """Raise an error where a weight's storage gets too few bytes or too many; writing to one too small crashes."""
+    """Raise an error where a weight's storage gets too few or too many bytes, before a write crashes."""
     plain = torch.UntypedStorage.resize_
 
     def resize(storage: torch.UntypedStorage, size: int):
