@@ -394,8 +394,9 @@ check_zero1(MyZero1)
 # job may have more GPUs or fewer. Then the cuts are at other places, and the padding at the end has another
 # length: 1,001 numbers on 4 ranks are 4 × 251 with 3 numbers of padding, and on 6 ranks 6 × 167 with 1.
 #
-# The padding belongs to no parameter. It must be dropped before the state is cut again, or all later elements
-# move. `zerolab.save` and `zerolab.load` do this for you, and also where the stage is another one.
+# The padding belongs to no parameter. Drop it before the state is cut again: with it the new shards are too
+# long, and every cut is at the wrong place. `zerolab.save` and `zerolab.load` do this for you, also where the
+# stage is another one.
 #
 # ## Third exercise: load at another number of ranks
 #

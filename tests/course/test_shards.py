@@ -275,7 +275,7 @@ LOAD_WRONG = [
     (lambda read, saved_by, numel, n, rank: None, "not written yet"),
     (lambda read, saved_by, numel, n, rank: [1.0], "it returned list, [1.0]"),
     (reads_everything, "For silver: rank 0 reads 12 elements, all there are, and its shard has 4"),
-    (whole_files, "bronze, because the values are right. For silver: rank 0 reads 6 elements, and its shard has 4"),
+    (whole_files, "For silver: rank 0 reads 6 elements, and its shard has 4"),
     (padding_kept, "the old padding is not dropped"),
     (garbage_behind, "the old padding is still there, where the new padding belongs"),
     (no_padding, "the last shards are shorter"),

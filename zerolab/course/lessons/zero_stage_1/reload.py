@@ -213,7 +213,7 @@ def _read_too_much(case: Case, loaded: list[Loaded]) -> str | None:
         if own.read > case.own:
             all_of_it = ", all there are" if own.read >= case.numel else ""
             return bronze(
-                f"rank {rank} reads {own.read} elements{all_of_it}, and its shard has {case.own}: read a file "
-                "only where your shard overlaps it"
+                f"rank {rank} reads {own.read} elements{all_of_it}, and its shard has {case.own}: read a "
+                "file only where your shard overlaps it"
             )
     return None
