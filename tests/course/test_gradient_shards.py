@@ -172,6 +172,11 @@ class History(Queue):
         super().take(name)
 
 
+class Backwards(Queue):
+    def __init__(self, sizes):
+        super().__init__(dict(reversed(sizes.items())))
+
+
 class Listed(Queue):
     def finish(self):
         super().finish()
@@ -212,6 +217,7 @@ ORDER_WRONG = [
     (Whole, "every rank keeps the whole sum"),
     (Misnamed, "kept under other units' names"),
     (History, "(look at `self.past[0]`)"),
+    (Backwards, "reduces the units in the order d, c, b, a; the one of sizes is a, b, c, d"),
     (Listed, "self.shards is of type list"),
     (NextChunk, "the next rank's shard"),
     (Doubled, "what is there is 2 times what it should be"),
@@ -343,6 +349,17 @@ def twice(shard, max_norm):
     return norm
 
 
+def mean_square(shard):
+    return summed(shard.square().mean() if len(shard) else 0.0) ** 0.5
+
+
+def square_compared(shard, max_norm):
+    square = summed(shard.norm() ** 2)
+    if square > max_norm:
+        shard.mul_(max_norm / square**0.5)
+    return square**0.5
+
+
 CLIP_RIGHT = [clip, gathered, by_ring]
 CLIP_WRONG = [
     (lambda shard, max_norm: None, "not written yet"),
@@ -362,6 +379,10 @@ CLIP_WRONG = [
     (clamped, "each element is clamped"),
     (after, "the norm after the clipping"),
     (twice, "the shard is scaled twice"),
+    (with_norm(mean_square), "the squares are averaged over the elements of a shard"),
+    (with_norm(lambda shard: abs(summed(shard.sum()))), "the sum of the elements: add their squares"),
+    (with_norm(lambda shard: summed(shard.abs().sum())), "the 1-norm"),
+    (square_compared, "scale only if the norm, not its square, is larger"),
     (the_shard, "rank 0 returned a tensor of shape (64,): return the norm"),
     (lambda shard, max_norm: clip(shard, max_norm) and None, "rank 0 returned None: return the norm"),
 ]  # fmt: skip

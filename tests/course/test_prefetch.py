@@ -179,6 +179,15 @@ def backwards(layers, x, prefetch):
     return after_each(layers[::-1], x, prefetch)
 
 
+def one_left_out(layers, x, prefetch):
+    for layer in layers:
+        layer.gather()
+        layer.wait()
+        x = layer.forward(x) if layer.index else x
+        layer.free()
+    return x
+
+
 def first_twice(layers, x, prefetch):
     layers[0].gather()
     return after_each(layers, x, prefetch)
@@ -215,6 +224,7 @@ WRONG = [
     (nothing_returned, "it returned None"),
     (same_input, "pass on what the layer before returned"),
     (backwards, "the layers computed in another order"),
+    (one_left_out, "or not all of them once"),
     (first_twice, "layer 0 is gathered a second time while it is there"),
     (another_order, "begin their gathers in different orders"),
 ]  # fmt: skip

@@ -118,6 +118,22 @@ def overlapping(sizes, n, rank):
     return [(max(s.start - 1, 0), s.stop) for s in clipped(sizes, n, rank)]
 
 
+def one_place_more(sizes, n, rank):
+    return clipped(sizes, n, rank, sum(sizes) // n + 1)
+
+
+def padded_parameters(sizes, n, rank):
+    longer = [up(numel, n) * n for numel in sizes]
+    return [
+        (min(s.start, numel), min(s.stop, numel))
+        for s, numel in zip(clipped(longer, n, rank), sizes, strict=True)
+    ]
+
+
+def nobodys_last(sizes, n, rank):
+    return [*clipped(sizes, n, rank)[:-1], (0, 0)]
+
+
 def one_too_many(sizes, n, rank):
     return [*clipped(sizes, n, rank), (0, 0)]
 
@@ -127,7 +143,7 @@ SLICES_WRONG = [
     (lambda sizes, n, rank: None, "not written yet"),
     (lambda sizes, n, rank: {}, "returned dict {}: return a list with one (start, stop)"),
     (lambda sizes, n, rank: [None for _ in sizes], "returned None for a parameter"),
-    (lambda sizes, n, rank: [(0.5, 1) for _ in sizes], "returned tuple for a parameter (0.5, 1)"),
+    (lambda sizes, n, rank: [(0.5, 1) for _ in sizes], "a slice that is not of whole numbers, (0.5, 1)"),
     (floor, "numel // N rounds down"),
     (uneven, "the first shards are one longer than the rest"),
     (in_the_buffer, "these are positions in the flat buffer"),
@@ -144,6 +160,9 @@ SLICES_WRONG = [
     (lambda sizes, n, rank: clipped(sizes, n, rank)[::-1], "reverse order"),
     (a_gap, "no rank owns element 0 of parameter 1"),
     (overlapping, "the ranks [1, 2] all own element 2 of parameter 2"),
+    (one_place_more, "numel // N + 1 is one too many where N divides numel"),
+    (padded_parameters, "each parameter is padded by itself"),
+    (nobodys_last, "no rank owns element 0 of parameter 3"),
     (one_too_many, "your list has 5 slices for 4 parameters"),
     (lambda sizes, n, rank: sizes[rank + 9], "your function stopped with IndexError"),
 ]
@@ -254,6 +273,21 @@ def first_file(read, saved_by, numel, n, rank):
     return padded(read(file, place, stop) if stop > place else torch.zeros(0), own)
 
 
+def padding_first(read, saved_by, numel, n, rank):
+    own = no_padding(read, saved_by, numel, n, rank)
+    return torch.cat([torch.zeros(up(numel, n) - own.numel()), own])
+
+
+def nan_behind(read, saved_by, numel, n, rank):
+    own = no_padding(read, saved_by, numel, n, rank)
+    return torch.cat([own, torch.full((up(numel, n) - own.numel(),), float("nan"))])
+
+
+def in_turn(read, saved_by, numel, n, rank):
+    own = everything(read, saved_by, numel)[:numel][rank::n]
+    return padded(own, up(numel, n))
+
+
 def next_rank(read, saved_by, numel, n, rank):
     return reads_everything(read, saved_by, numel, n, (rank + 1) % n)
 
@@ -283,6 +317,9 @@ LOAD_WRONG = [
     (own_file, "each rank returns the file with its own number"),
     (all_of_it, "each rank returns the whole state"),
     (first_file, "takes the first one's part only"),
+    (padding_first, "the new padding stands before the values"),
+    (nan_behind, "element 2 of its shard is padding, which has to be 0, and is nan"),
+    (in_turn, "element 1 of its shard is element 0 of file 1, and element 1 of the state belongs there"),
     (next_rank, "the next rank's elements"),
     (in_half, "went through float16"),
     (in_float64, "it returned float64"),

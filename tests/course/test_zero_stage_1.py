@@ -289,6 +289,16 @@ class ByTwo(Right):
         return ring.reduce_scatter(gradient) / 2
 
 
+class RateTimesRanks(Right):
+    def __init__(self, flat, optimizer_class, lr):
+        super().__init__(flat, optimizer_class, lr * dist.get_world_size())
+
+
+class AlwaysSGD(Right):
+    def __init__(self, flat, optimizer_class, lr):
+        super().__init__(flat, torch.optim.SGD, lr)
+
+
 class TheEngine:
     def __init__(self, flat, optimizer_class, lr):
         self.module = torch.nn.Module()
@@ -329,6 +339,8 @@ WRONG = [
     (alone(NeighboursView), "rank 0's optimizer has elements 333 to 666 of flat, which are rank 1's"),
     (alone(FirstView), "rank 1's optimizer has elements 0 to 333 of flat, which are rank 0's"),
     (ByTwo, "the sum was divided by 2, whatever the number of ranks"),
+    (RateTimesRanks, "lr was multiplied by the number of ranks"),
+    (AlwaysSGD, "the optimizer is SGD, and optimizer_class is AdamW here"),
     (alone(TheEngine), "zerolab's own ZeroOptimizer"),
     (lambda flat, optimizer_class, lr: flat, "'Tensor' object has no attribute 'step'"),
 ]

@@ -53,6 +53,7 @@ class Ended(NamedTuple):
     name: str | None
     nothing: str | None
     place: slice | None
+    kind: str
 
 
 @graded(
@@ -95,6 +96,7 @@ def _train(cls: Callable, world: World, rank: int) -> Ended:
         next((name for name in names if name and not name.endswith(".grad")), None),
         nothing_updated(updates.steps, updates.with_gradient),
         updates.place,
+        updates.kind,
     )
 
 
@@ -136,6 +138,9 @@ def _look(cls: Callable, world: World) -> Finding:
     others = (of_another_rank(world, rank, outcome.values[rank].place) for rank in ranks)
     if other := next(filter(None, others), None):
         return Finding(where, other)
+    kind, right = outcome.values[0].kind, world.optimizer_class.__name__
+    if kind not in ("", right):
+        return Finding(where, f"the optimizer is {kind}, and optimizer_class is {right} here: build that one")
     return finding if finding.fitting() else _one_chunk(finding, world)
 
 

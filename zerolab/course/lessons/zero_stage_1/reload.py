@@ -102,6 +102,8 @@ MISTAKES: dict[str, Callable[[Case, int], torch.Tensor]] = {
         lambda c, r: zeros_behind(c.joined(), _even(c.saved * c.saved_by, c.world_size, r)),
     "the old padding is still there, where the new padding belongs: stop at numel, and fill up with zeros":
         lambda c, r: zeros_behind(c.joined(), c.shard(r)),
+    "the new padding stands before the values: it belongs behind them":
+        lambda c, r: torch.cat([torch.zeros(c.own - len(own := c.state()[c.shard(r)])), own]),
     "the last shards are shorter, because the new padding is missing: every rank's shard has ceil(numel / "
     "world_size) elements":
         lambda c, r: c.state()[c.shard(r)],
@@ -205,7 +207,31 @@ def _compared(case: Case, loaded: list[Loaded]) -> Finding:
         {why: [value(case, rank) for rank in ranks] for why, value in MISTAKES.items()},
         whole=torch.cat(right),
         cost=_read_too_much(case, loaded),
+        cause=_misplaced(case, [own.value for own in loaded], right),
     )
+
+
+def _misplaced(case: Case, seen: list[torch.Tensor | Odd], right: list[torch.Tensor]) -> str | None:
+    """Where the first wrong element comes from; all numbers of a state differ."""
+    for got, want in zip(seen, right, strict=True):
+        if isinstance(got, Odd) or got.dtype != want.dtype or got.shape != want.shape or got.equal(want):
+            continue
+        element = int((got != want).nonzero()[0])
+        rank_begins = next(rank for rank, each in enumerate(right) if each is want) * case.own
+        at = (case.joined() == got[element]).nonzero().flatten()
+        if rank_begins + element >= case.numel:
+            return f"element {element} of its shard is padding, which has to be 0, and is {got[element]:.4g}"
+        if not got[element]:
+            return f"element {element} of its shard is 0, and was never filled"
+        if not at.numel():
+            return None
+        file, place = divmod(int(at[0]), case.saved)
+        return (
+            f"element {element} of its shard is element {place} of file {file}, and element "
+            f"{rank_begins + element} of the state belongs there, which is in file "
+            f"{(rank_begins + element) // case.saved} at {(rank_begins + element) % case.saved}"
+        )
+    return None
 
 
 def _read_too_much(case: Case, loaded: list[Loaded]) -> str | None:

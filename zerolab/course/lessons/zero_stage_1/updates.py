@@ -15,11 +15,13 @@ class Updates:
     Attributes:
         steps: how often an optimizer's step was called; those with a gradient are counted in `with_gradient`.
         place: the range of `flat` that an optimizer has as a view, if it has one.
+        kind: the optimizer's class, by name.
     """
 
     def __init__(self, flat: torch.Tensor):
         self.steps, self.with_gradient = 0, 0
         self.place: slice | None = None
+        self.kind = ""
         self._flat = flat
 
     @contextmanager
@@ -33,7 +35,7 @@ class Updates:
 
     def _look(self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
-        self.steps += 1
+        self.steps, self.kind = self.steps + 1, type(optimizer).__name__
         self.with_gradient += any(each.grad is not None for each in parameters)
         for each in parameters:
             if each.untyped_storage().data_ptr() == self._flat.untyped_storage().data_ptr():
@@ -50,7 +52,8 @@ def nothing_updated(steps: int, with_gradient: int) -> str | None:
     if not with_gradient:
         return (
             "the optimizer took its steps without a gradient, and then it does nothing: before step(), "
-            "assign the mean gradient to the .grad of the very tensor that you gave to the optimizer"
+            "assign the mean gradient to the .grad of the very tensor that you gave to the optimizer, and do "
+            "not clear it"
         )
     return None
 

@@ -126,6 +126,8 @@ MISTAKES: dict[str, Callable[[World, int], torch.Tensor]] = {
         lambda w, r: w.patched(w.start, w.trained(mean), 0),
     "lr was divided by the number of ranks: the mean of the gradients is divided already":
         lambda w, r: w.trained(mean, lr=LR / w.world_size),
+    "lr was multiplied by the number of ranks: pass it on as it is":
+        lambda w, r: w.trained(mean, lr=LR * w.world_size),
     "the gradient was added to the parameters, not subtracted":
         lambda w, r: 2 * w.start - w.trained(mean),
     "the remainder is lost: the last numel % N elements never change. Cut with ring.chunks, or pad":

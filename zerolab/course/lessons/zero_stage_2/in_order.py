@@ -155,6 +155,12 @@ def _held_too_much(outcome: Attempt, case: Case) -> str | None:
         name = f" (look at `{values.name}`)" if values.name else ""
         moments = [f"unit {unit} got ready" for unit in case.orders[rank]] + ["finish()"]
         for when, held, waiting in zip(moments, values.whole, [*case.waiting(rank), 0], strict=True):
+            made = list(values.shards)
+            if held > waiting and made != list(case.sizes):
+                orders = ", ".join(made), ", ".join(case.sizes)
+                return silver(
+                    f"rank {rank} reduces the units in the order {orders[0]}; the one of sizes is {orders[1]}"
+                )
             if held > waiting:
                 return silver(
                     f"after {when} rank {rank} holds {held} whole buffers, and {waiting} wait for their "

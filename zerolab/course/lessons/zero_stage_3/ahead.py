@@ -81,14 +81,17 @@ def _look(fn: Callable, case: Case) -> Finding:
         ]
         for why, f in MISTAKES.items()
     }
-    return Finding(
+    finding = Finding(
         str(case),
         None,
         [values.output for values in outcome.values],
         [output_of(rank) for rank in ranks],
         mistakes,
-        cost=next(filter(None, (_cost(case, r, v.moments) for r, v in enumerate(outcome.values))), None),
     )
+    if not finding.wrong:
+        costs = (_cost(case, rank, values.moments) for rank, values in enumerate(outcome.values))
+        finding.cost = next(filter(None, costs), None)
+    return finding
 
 
 def _through(rank: int, layers: list[int]) -> torch.Tensor:
