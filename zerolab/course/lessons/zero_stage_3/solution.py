@@ -40,3 +40,7 @@ def forward_ahead(layers, x, prefetch):
         x = layer.forward(x)
         layer.free()
     return x
+
+
+def most_whole(root, blocks, prefetch):
+    return root + max(sum(blocks[i : i + prefetch + 1]) for i in range(len(blocks)))
