@@ -188,6 +188,14 @@ def one_left_out(layers, x, prefetch):
     return x
 
 
+def all_outputs(layers, x, prefetch):
+    outputs = []
+    for layer in layers:
+        layer.gather()
+        outputs.append(use(layer, outputs[-1] if outputs else x))
+    return outputs[0]
+
+
 def first_twice(layers, x, prefetch):
     layers[0].gather()
     return after_each(layers, x, prefetch)
@@ -222,9 +230,10 @@ WRONG = [
     (alone(around), "gathers layer 0 2 times"),
     (freed_first, "layer 0 computes, and its weight was not gathered"),
     (nothing_returned, "it returned None"),
-    (same_input, "pass on what the layer before returned"),
-    (backwards, "the layers computed in another order"),
-    (one_left_out, "or not all of them once"),
+    (same_input, "layer 1's forward got something other than what layer 0's forward returned"),
+    (backwards, "forward ran the layers [3, 2, 1, 0]: it goes through [0, 1, 2, 3]"),
+    (one_left_out, "forward ran the layers [1, 2, 3]"),
+    (all_outputs, "return what the last layer's forward returned"),
     (first_twice, "layer 0 is gathered a second time while it is there"),
     (another_order, "begin their gathers in different orders"),
 ]  # fmt: skip

@@ -16,7 +16,7 @@ from zerolab.course.attempts import Attempt, attempt
 from zerolab.course.evidence import Finding, examine, first_wrong
 from zerolab.course.exercise import graded
 from zerolab.course.lessons.zero_stage_1.solution import MyZero1
-from zerolab.course.lessons.zero_stage_1.updates import Updates, nothing_updated, of_another_rank
+from zerolab.course.lessons.zero_stage_1.updates import Updated, Watch, wrong_update
 from zerolab.course.lessons.zero_stage_1.world import LR, MISTAKES, STEPS, World, mean
 from zerolab.course.reading import Parts
 from zerolab.course.wire import Message
@@ -41,19 +41,14 @@ HINTS = (
 
 
 class Ended(NamedTuple):
-    """What one rank ended with: parameters, bytes of optimizer state (None if none), what else it holds.
-
-    `nothing`: why its optimizer did nothing; `place`: the part of flat that its optimizer has as a view.
-    """
+    """What one rank ended with: parameters, bytes of optimizer state (None if none), what else it holds."""
 
     flat: torch.Tensor
     state_bytes: int | None
     grown_bytes: int
     whole_copies: int
     name: str | None
-    nothing: str | None
-    place: slice | None
-    kind: str
+    updated: Updated
 
 
 @graded(
@@ -76,8 +71,8 @@ def _train(cls: Callable, world: World, rank: int) -> Ended:
     """In the worker: three steps with the reader's class, then a look at what it holds."""
     flat, sizes = world.start, []
     held: dict[int, torch.Tensor] = {}
-    alive = Alive()
-    with Updates(flat).counted() as updates:
+    alive, watch = Alive(), Watch(flat)
+    with watch.watched():
         mine = cls(flat, world.optimizer_class, LR)
         for step in range(STEPS):
             before, held = set(held), {}
@@ -94,9 +89,7 @@ def _train(cls: Callable, world: World, rank: int) -> Ended:
         grown,
         len(whole),
         next((name for name in names if name and not name.endswith(".grad")), None),
-        nothing_updated(updates.steps, updates.with_gradient),
-        updates.place,
-        updates.kind,
+        watch.seen,
     )
 
 
@@ -121,8 +114,6 @@ def _look(cls: Callable, world: World) -> Finding:
     unchanged = all(torch.equal(flat, world.start) for flat in flats)
     if not any(outcome.calls) and unchanged:
         return Finding(where, "not written yet: nothing was sent and flat is what it was")
-    if unchanged and outcome.values[0].nothing:
-        return Finding(where, outcome.values[0].nothing)
     finding = Finding(
         where,
         None,
@@ -135,13 +126,14 @@ def _look(cls: Callable, world: World) -> Finding:
     )
     if not finding.wrong:
         return finding
-    others = (of_another_rank(world, rank, outcome.values[rank].place) for rank in ranks)
-    if other := next(filter(None, others), None):
-        return Finding(where, other)
-    kind, right = outcome.values[0].kind, world.optimizer_class.__name__
-    if kind not in ("", right):
-        return Finding(where, f"the optimizer is {kind}, and optimizer_class is {right} here: build that one")
-    return finding if finding.fitting() else _one_chunk(finding, world)
+    updated = [ended.updated for ended in outcome.values]
+    if wrong := wrong_update(world, updated, unchanged):
+        return Finding(where, wrong)
+    if finding.fitting():
+        return finding
+    if updated[0].options:
+        return Finding(where, f"the optimizer was built with {updated[0].options}: pass on lr=lr and no more")
+    return _one_chunk(finding, world)
 
 
 def _differing(flats: list[torch.Tensor]) -> str | None:

@@ -65,6 +65,12 @@ def _floor(case: Case, rest: int = 0) -> slice:
     return slice(size * case.rank, size * (case.rank + 1) + rest * last)
 
 
+def _rest_first(case: Case) -> slice:
+    """A shard of numel // N elements; rank 0's is longer by the rest."""
+    size, rest = divmod(case.numel, case.world_size)
+    return slice(size * case.rank + (rest if case.rank else 0), size * (case.rank + 1) + rest)
+
+
 def _of_list(case: Case) -> Slices:
     """Whole parameters, an equal part of the list for each rank."""
     mine = ring.chunks(len(case.sizes), case.world_size)[case.rank]
@@ -153,6 +159,17 @@ MISTAKES: dict[str, Callable[[Case], Slices]] = {
     "the parameters without an element here are left out. Keep an empty slice for each: otherwise slices and "
     "parameters no longer match":
         lambda c: [pair for pair in inside(c) if pair != (0, 0)],
+    "that is (stop, start): return (start, stop)":
+        lambda c: [(stop, start) for start, stop in inside(c)],
+    "the ranks are in reverse order: rank 0 owns the first shard":
+        lambda c: inside(c._replace(rank=c.world_size - 1 - c.rank)),
+    "rank 0 takes the remainder, so its shard is longer: round up, and all shards are equal":
+        lambda c: inside(c, _rest_first(c)),
+    "the parameters were sorted by size: they stand in the buffer in the order of sizes":
+        lambda c: inside(c._replace(sizes=tuple(sorted(c.sizes, reverse=True)))),
+    "each offset is one parameter too far: a parameter begins where the ones before it end":
+        lambda c: plain((max(c.shard.start - at - size, 0), max(min(c.shard.stop - at - size, size), 0))
+                        for at, size in zip(c.offsets, c.sizes, strict=True)),
     "the slices are in the reverse order of the parameters":
         lambda c: inside(c)[::-1],
 }

@@ -89,6 +89,8 @@ FACTORS: dict[str, Callable[[Norms, float, int], float]] = {
         lambda norms, limit, r: 1 / whole(norms) if whole(norms) > limit else 1.0,
     "the shard is divided by it whatever max_norm is":
         lambda norms, limit, r: 1 / whole(norms),
+    "the factor is the root of what it should be: it is max_norm / norm":
+        lambda norms, limit, r: min(1.0, limit / whole(norms)) ** 0.5,
     "the shard is scaled twice":
         lambda norms, limit, r: min(1.0, limit / whole(norms)) ** 2,
     "the factor is upside down: it is max_norm / norm":

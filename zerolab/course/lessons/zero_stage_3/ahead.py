@@ -10,7 +10,7 @@ from zerolab.course.attempts import Attempt, Odd, attempt, returned
 from zerolab.course.evidence import Finding, examine
 from zerolab.course.exercise import graded
 from zerolab.course.lessons.zero_stage_3.gathered_layers import GatheredLayer, Moment, output_of
-from zerolab.course.lessons.zero_stage_3.layers import DEPTH, WIDTH, input_of, weight_of
+from zerolab.course.lessons.zero_stage_3.layers import DEPTH, Use, input_of, out_of_order
 from zerolab.course.lessons.zero_stage_3.solution import forward_ahead
 from zerolab.course.targets import bronze, silver
 
@@ -38,10 +38,11 @@ CASES = (Case(2, 1), Case(3, 0), Case(2, 2), Case(3, 3), Case(2, 6))
 
 
 class Forward(NamedTuple):
-    """What one rank returned, and what it called."""
+    """What one rank returned, what it called, and why its output may be wrong."""
 
     output: torch.Tensor | Odd
     moments: list[Moment]
+    wrong: str | None
 
 
 @graded(
@@ -64,10 +65,14 @@ def _forward(fn: Callable, case: Case, rank: int) -> Forward:
     """In the worker: run fn on layers that note what it calls."""
     layers: list[GatheredLayer] = []
     moments: list[Moment] = []
+    uses: list[Use] = []
     for index in range(DEPTH):
-        GatheredLayer(index, layers, moments)
+        GatheredLayer(index, layers, moments, uses)
     output = returned(fn(list(layers), input_of(rank), case.prefetch))
-    return Forward(output, moments)
+    wrong = out_of_order(uses, input_of(rank), ["forward"]) if uses else None
+    if wrong is None and isinstance(output, torch.Tensor):
+        wrong = "every layer computed as it should: return what the last layer's forward returned"
+    return Forward(output, moments, wrong)
 
 
 def _look(fn: Callable, case: Case) -> Finding:
@@ -75,43 +80,17 @@ def _look(fn: Callable, case: Case) -> Finding:
     outcome = attempt(_forward, [(fn, case, rank) for rank in ranks])
     if stopped := _stopped(outcome):
         return Finding(str(case), stopped)
-    mistakes = {
-        why: [
-            f(rank, [m.layer for m in outcome.values[rank].moments if m.call == "forward"]) for rank in ranks
-        ]
-        for why, f in MISTAKES.items()
-    }
     finding = Finding(
         str(case),
         None,
         [values.output for values in outcome.values],
         [output_of(rank) for rank in ranks],
-        mistakes,
+        cause=outcome.values[0].wrong,
     )
     if not finding.wrong:
         costs = (_cost(case, rank, values.moments) for rank, values in enumerate(outcome.values))
         finding.cost = next(filter(None, costs), None)
     return finding
-
-
-def _through(rank: int, layers: list[int]) -> torch.Tensor:
-    x = input_of(rank)
-    for index in layers:
-        x = x @ weight_of(index).view(WIDTH, WIDTH)
-    return x
-
-
-# A sentence, and the output that it leads to, given the layers that computed, in order.
-MISTAKES: dict[str, Callable[[int, list[int]], torch.Tensor]] = {
-    "the layers computed in another order than from the first to the last, or not all of them once": (
-        lambda rank, order: _through(rank, order if order != list(range(DEPTH)) else [])
-    ),
-    "that is the input: return the output of the last layer": lambda rank, order: input_of(rank),
-    "that is the output of the last layer for x itself: pass on what the layer before returned": (
-        lambda rank, order: _through(rank, [DEPTH - 1])
-    ),
-    "that is the output of the first layer: return the last one's": lambda rank, order: _through(rank, [0]),
-}
 
 
 def _stopped(outcome: Attempt) -> str | None:

@@ -23,6 +23,7 @@ from zerolab.course.lessons.zero_stage_3.layers import (
     owned_by,
     resized_to_fit,
     true_gradients,
+    weight_of,
 )
 from zerolab.course.lessons.zero_stage_3.solution import forward_backward, reshard, unshard
 
@@ -60,6 +61,10 @@ MISTAKES = {
     "every layer got the first layer's gradient, the last that backward makes: reduce each after its own "
     "backward":
         lambda t, layer, r, cut: total(t, 0)[cut(r)],
+    "each grad_shard is a sum of the weight, layer.flat, over the ranks: reduce layer.grad":
+        lambda t, layer, r, cut: weight_of(layer)[cut(r)] * len(t),
+    "each grad_shard is this rank's shard of the weight: reduce layer.grad":
+        lambda t, layer, r, cut: weight_of(layer)[cut(r)],
     "each grad_shard was set to zeros and never filled":
         lambda t, layer, r, cut: torch.zeros_like(t[r][layer][cut(r)]),
 }

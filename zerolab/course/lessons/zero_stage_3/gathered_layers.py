@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from zerolab.course.lessons.zero_stage_3.layers import DEPTH, NUMEL, WIDTH, input_of, owned_by, weight_of
+from zerolab.course.lessons.zero_stage_3.layers import DEPTH, NUMEL, WIDTH, Use, input_of, owned_by, weight_of
 
 
 class Moment(NamedTuple):
@@ -17,14 +17,14 @@ class Moment(NamedTuple):
 
 
 class GatheredLayer:
-    """A layer ``y = x @ weight``, which notes what is called in the list that it shares with the others.
+    """A layer ``y = x @ weight``, which notes what is called in lists that it shares with the others.
 
     `gather` begins to gather the weight and returns at once; `wait` returns when the weight is there; `free`
     gives its memory back.
     """
 
-    def __init__(self, index: int, layers: list["GatheredLayer"], moments: list[Moment]):
-        self.index, self._layers, self._moments = index, layers, moments
+    def __init__(self, index: int, layers: list["GatheredLayer"], moments: list[Moment], uses: list[Use]):
+        self.index, self._layers, self._moments, self._uses = index, layers, moments, uses
         self._flat: torch.Tensor | None = None
         self._works: list[dist.Work] | None = None
         layers.append(self)
@@ -60,7 +60,9 @@ class GatheredLayer:
                 f"layer {self.index} computes, and its gather may not be over: call wait() first"
             )
         self._note("forward")
-        return x @ self._flat.view(WIDTH, WIDTH)
+        output = x @ self._flat.view(WIDTH, WIDTH)
+        self._uses.append(Use("forward", self.index, x.clone(), output.clone()))
+        return output
 
     def free(self) -> None:
         """Give the weight's memory back."""

@@ -1,6 +1,6 @@
 """Lesson 06's exercise: layers whose weights are freed, which watch how they are used."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 from unittest import mock
@@ -146,7 +146,9 @@ def true_gradients(rank: int) -> list[torch.Tensor]:
     return [gradient.flatten() for gradient in torch.autograd.grad(x.sum(), weights)]
 
 
-def out_of_order(uses: list[Use], x: torch.Tensor) -> str | None:
+def out_of_order(
+    uses: list[Use], x: torch.Tensor, passes: Sequence[str] = ("forward", "backward")
+) -> str | None:
     """The first use of a layer that differs from a forward pass and a backward pass after it."""
     forward = [use for use in uses if use.phase == "forward"]
     backward = [use for use in uses if use.phase == "backward"]
@@ -154,6 +156,8 @@ def out_of_order(uses: list[Use], x: torch.Tensor) -> str | None:
         ("forward", forward, list(range(DEPTH))),
         ("backward", backward, list(reversed(range(DEPTH)))),
     ):
+        if name not in passes:
+            continue
         if (indices := [use.layer for use in made]) != order:
             return (
                 f"{name} ran the layers {indices}: it goes through {order}, from the {_ends(name)}, each once"

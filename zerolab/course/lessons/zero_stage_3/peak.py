@@ -79,6 +79,14 @@ MISTAKES: dict[str, Callable[[Case], float]] = {
         lambda c: c.root + sum(c.blocks),
     "the root counts once for each block: it is whole once":
         lambda c: max(c.windows(c.prefetch + 1)) + c.root * min(c.prefetch + 1, len(c.blocks)),
+    "root counts twice: it is whole once":
+        lambda c: c.root + c.right,
+    "that is the larger of root and the blocks: they are whole at the same time, so add them":
+        lambda c: max(c.root, c.right - c.root),
+    "that is prefetch times the largest block: prefetch + 1 blocks are whole, and they differ":
+        lambda c: c.root + c.prefetch * max(c.blocks),
+    "that is for prefetch=1, whatever prefetch is":
+        lambda c: c.root + max(c.windows(2)),
     "prefetch goes both ways here, to the block before and to the next: only blocks that come are gathered":
         lambda c: c.root + max(sum(c.blocks[max(0, i - c.prefetch):i + c.prefetch + 1])
                                for i in range(len(c.blocks))),
