@@ -177,6 +177,15 @@ class Backwards(Queue):
         super().__init__(dict(reversed(sizes.items())))
 
 
+class OnesForZeros(Queue):
+    def finish(self):
+        for name, numel in self.sizes.items():
+            if name not in self.shards:
+                if self.flats[name] is None:
+                    self.flats[name] = torch.ones(numel)
+                self.take(name)
+
+
 class Listed(Queue):
     def finish(self):
         super().finish()
@@ -218,6 +227,7 @@ ORDER_WRONG = [
     (Misnamed, "kept under other units' names"),
     (History, "(look at `self.past[0]`)"),
     (Backwards, "reduces the units in the order d, c, b, a; the one of sizes is a, b, c, d"),
+    (OnesForZeros, "a unit without a gradient adds ones to the sum"),
     (Listed, "self.shards is of type list"),
     (NextChunk, "the next rank's shard"),
     (Doubled, "what is there is 2 times what it should be"),
@@ -382,6 +392,7 @@ CLIP_WRONG = [
     (with_norm(mean_square), "the squares are averaged over the elements of a shard"),
     (with_norm(lambda shard: abs(summed(shard.sum()))), "the sum of the elements: add their squares"),
     (with_norm(lambda shard: summed(shard.abs().sum())), "the 1-norm"),
+    (with_factor(lambda one, factor: min(one, factor) ** 0.5), "the root of what it should be"),
     (square_compared, "scale only if the norm, not its square, is larger"),
     (the_shard, "rank 0 returned a tensor of shape (64,): return the norm"),
     (lambda shard, max_norm: clip(shard, max_norm) and None, "rank 0 returned None: return the norm"),

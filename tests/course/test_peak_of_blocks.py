@@ -54,6 +54,16 @@ WRONG = [
     (lambda root, blocks, prefetch: root + sum(blocks[: prefetch + 1]), "the first prefetch + 1 blocks"),
     (lambda root, blocks, prefetch: root + sum(blocks), "as at stage 2"),
     (lambda root, blocks, prefetch: 4 * full_windows(root, blocks, prefetch), "bytes in fp32"),
+    (lambda root, blocks, prefetch: root + full_windows(root, blocks, prefetch), "root counts twice"),
+    (
+        lambda root, blocks, prefetch: root + prefetch * max(blocks),
+        "that is prefetch times the largest block",
+    ),
+    (lambda root, blocks, prefetch: full_windows(root, blocks, 1), "that is for prefetch=1"),
+    (
+        lambda root, blocks, prefetch: max(root, full_windows(0, blocks, prefetch)),
+        "the larger of root and the blocks",
+    ),
     (too_short, "It is wrong only where prefetch is larger than the number of blocks"),
     (lambda root, blocks, prefetch: full_windows(root, blocks, prefetch or 1), "only with prefetch=0"),
     (lambda root, blocks, prefetch: full_windows(root, blocks, prefetch) + 3, "returned 213, and 210"),

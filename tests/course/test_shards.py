@@ -134,6 +134,33 @@ def nobodys_last(sizes, n, rank):
     return [*clipped(sizes, n, rank)[:-1], (0, 0)]
 
 
+def offset_of_the_next(sizes, n, rank):
+    size, at, found = up(sum(sizes), n), 0, []
+    for numel in sizes:
+        at += numel
+        low, high = max(rank * size - at, 0), min((rank + 1) * size - at, numel)
+        found.append((low, high) if low < high else (0, 0))
+    return found
+
+
+def rest_first(sizes, n, rank):
+    size, rest = divmod(sum(sizes), n)
+    low, high, at, found = (rank * size + rest if rank else 0), (rank + 1) * size + rest, 0, []
+    for numel in sizes:
+        start, stop = max(low - at, 0), min(high - at, numel)
+        found.append((start, stop) if start < stop else (0, 0))
+        at += numel
+    return found
+
+
+def by_size(sizes, n, rank):
+    return clipped(sorted(sizes, reverse=True), n, rank)
+
+
+def stop_first(sizes, n, rank):
+    return [(s.stop, s.start) for s in clipped(sizes, n, rank)]
+
+
 def one_too_many(sizes, n, rank):
     return [*clipped(sizes, n, rank), (0, 0)]
 
@@ -163,6 +190,11 @@ SLICES_WRONG = [
     (one_place_more, "numel // N + 1 is one too many where N divides numel"),
     (padded_parameters, "each parameter is padded by itself"),
     (nobodys_last, "no rank owns element 0 of parameter 3"),
+    (offset_of_the_next, "each offset is one parameter too far"),
+    (rest_first, "rank 0 takes the remainder"),
+    (by_size, "the parameters were sorted by size"),
+    (stop_first, "that is (stop, start)"),
+    (lambda sizes, n, rank: clipped(sizes, n, n - 1 - rank), "the ranks are in reverse order"),
     (one_too_many, "your list has 5 slices for 4 parameters"),
     (lambda sizes, n, rank: sizes[rank + 9], "your function stopped with IndexError"),
 ]
@@ -288,6 +320,27 @@ def in_turn(read, saved_by, numel, n, rank):
     return padded(own, up(numel, n))
 
 
+def last_piece(read, saved_by, numel, n, rank):
+    saved, own = up(numel, saved_by), up(numel, n)
+    for file in range(up(min(own * (rank + 1), numel), saved)):
+        shard = torch.zeros(own)
+        start, stop = max(own * rank, file * saved), min(own * (rank + 1), numel, (file + 1) * saved)
+        if start < stop:
+            read_here = read(file, start - file * saved, stop - file * saved)
+            shard[start - own * rank : stop - own * rank] = read_here
+    return shard if own * rank < numel else torch.zeros(own)
+
+
+def few_files(read, saved_by, numel, n, rank):
+    own = up(numel, n)
+    joined = everything(read, saved_by, numel)[:numel][: up(numel, saved_by) * n]
+    return padded(joined[own * rank : own * (rank + 1)], own)
+
+
+def scaled(read, saved_by, numel, n, rank):
+    return piece_by_piece(read, saved_by, numel, n, rank) * saved_by / n
+
+
 def next_rank(read, saved_by, numel, n, rank):
     return reads_everything(read, saved_by, numel, n, (rank + 1) % n)
 
@@ -320,6 +373,9 @@ LOAD_WRONG = [
     (padding_first, "the new padding stands before the values"),
     (nan_behind, "element 2 of its shard is padding, which has to be 0, and is nan"),
     (in_turn, "element 1 of its shard is element 0 of file 1, and element 1 of the state belongs there"),
+    (last_piece, "only the last one's part is left: make the shard once"),
+    (few_files, "only the first world_size files were read"),
+    (scaled, "the right shard counts 4/3 times"),
     (next_rank, "the next rank's elements"),
     (in_half, "went through float16"),
     (in_float64, "it returned float64"),

@@ -294,6 +294,12 @@ class RateTimesRanks(Right):
         super().__init__(flat, optimizer_class, lr * dist.get_world_size())
 
 
+class Decays(Right):
+    def __init__(self, flat, optimizer_class, lr):
+        super().__init__(flat, optimizer_class, lr)
+        self.optimizer = optimizer_class([self.shard], lr=lr, weight_decay=0.1)
+
+
 class AlwaysSGD(Right):
     def __init__(self, flat, optimizer_class, lr):
         super().__init__(flat, torch.optim.SGD, lr)
@@ -340,6 +346,7 @@ WRONG = [
     (alone(FirstView), "rank 1's optimizer has elements 0 to 333 of flat, which are rank 0's"),
     (ByTwo, "the sum was divided by 2, whatever the number of ranks"),
     (RateTimesRanks, "lr was multiplied by the number of ranks"),
+    (Decays, "the optimizer was built with weight_decay=0.1"),
     (AlwaysSGD, "the optimizer is SGD, and optimizer_class is AdamW here"),
     (alone(TheEngine), "zerolab's own ZeroOptimizer"),
     (lambda flat, optimizer_class, lr: flat, "'Tensor' object has no attribute 'step'"),

@@ -224,6 +224,10 @@ def two_whole(layers, x):
     )
 
 
+def weight_reduced(layer):
+    layer.grad_shard, layer.grad = layer.shard * dist.get_world_size(), None
+
+
 def whole_sum(layer):
     ring.all_reduce(layer.grad)
     layer.grad_shard, layer.grad = layer.grad, None
@@ -271,6 +275,7 @@ WRONG = [
     (partial(step, reduce=mean), "each grad_shard is the mean"),
     (partial(step, reduce=all_reduced), "4 passes"),
     (partial(step, reduce=parked_gradient), "in `SPARE[0]`"),
+    (partial(step, reduce=weight_reduced), "a sum of the weight, layer.flat, over the ranks"),
     (partial(step, reduce=whole_sum), "each grad_shard is the whole summed gradient"),
     (partial(step, reduce=own_whole), "own whole gradient"),
     (partial(step, reduce=next_shard), "the next rank's shard"),
