@@ -1,10 +1,11 @@
 # %% [markdown]
 # # 04 · ZeRO stage 1: each rank updates its own shard
 #
-# > **45 minutes.** *You need:* the two halves of an all-reduce (lesson 02) and data parallelism (lesson 03).
+# > **65 minutes.** *You need:* the two halves of an all-reduce (lesson 02), data parallelism (lesson 03).
 # >
 # > *Afterwards you can* shard an optimizer's state over ranks without losing a parameter or sending a byte
-# > more, say what that saves and what it never saves, and read the trace of a sharded step.
+# > more, say what that saves and what it never saves, read the trace of a sharded step, and load a state
+# > that another number of ranks has saved.
 # >
 # > *Paper:* ZeRO, §5.1 and §7.2.1, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
 # >
@@ -28,7 +29,7 @@ import zerolab
 from zerolab import cost, data, memory, models, ring
 from zerolab.course import answer, explore, figure, predict, show, show_diff, show_source, slider
 from zerolab.course.gpus import verify_on_gpus
-from zerolab.course.lessons.zero_stage_1 import check_zero1, figures, quiz
+from zerolab.course.lessons.zero_stage_1 import check_load, check_owned, check_zero1, figures, quiz
 from zerolab.course.look import COLOURS, INK, PALE, by_category, ink_on
 from zerolab.parity import compute_deterministically
 from zerolab.stages import stage0, stage1
@@ -166,6 +167,33 @@ explore(partial(figures.partition_map, layer=layer), height=3.4, ranks=slider(1,
 # Adam allows a cut through a tensor because its update is *elementwise*: the new value of each parameter
 # depends on its own gradient, m and v alone. (Some optimizers use a whole matrix for each update, such as
 # Muon. They cannot be cut like this, and zerolab refuses them.)
+#
+# ## Exercise: which slices does a rank own?
+#
+# > **Difficulty 2 of 5 · importance 4 of 5 · 8 minutes.** Every sharded engine computes this: the
+# > optimizer, the checkpoint and the error messages need to know which part of which parameter is on which
+# > rank. A part of a parameter between two of its elements is a *slice*.
+# >
+# > - `sizes` are the numbers of elements of the parameters. They stand in the flat buffer one after the
+# >   other, without padding between them (zerolab's padding inside the buffer is left out here).
+# > - Padding at the end makes the `world_size` shards equal.
+# > - Return a list with one `(start, stop)` for each parameter: the elements that `rank` owns, counted from
+# >   the parameter's own first element. Where it owns none of them, that is `(0, 0)`.
+# >
+# > `owned_slices([6, 3, 7, 1], 3, 1)` is `[(0, 0), (0, 3), (0, 3), (0, 0)]`: of 18 places rank 1 has 6 to
+# > 12.
+
+
+# %%
+# Exercise
+def owned_slices(sizes, world_size, rank): ...  # your code
+
+
+check_owned(owned_slices)
+
+# %% [markdown]
+# Stuck? `check_owned.hint(1)` prints a hint, `hint(2)` and `hint(3)` say more, and
+# `check_owned.solution()` prints a solution.
 #
 # ## How much must be sent?
 #
@@ -328,23 +356,24 @@ for rank, events in enumerate(zerolab.launch(one_step, 2)):
 # `.venv/bin/python -m zerolab COMMAND`. On Colab there is no `./zero`: write `!python -m zerolab COMMAND` in
 # a cell.)
 #
-# ## Exercise: your own stage 1
+# ## Second exercise: your own stage 1
 #
-# > **Difficulty 3 of 5 · 15 minutes.** Write `MyZero1` for a model that is already one flat tensor.
+# > **Difficulty 3 of 5 · importance 5 of 5 · 15 minutes.** Write `MyZero1` for a model that is already one
+# > flat tensor.
 # >
 # > - `flat` holds all parameters, the same on every rank. N need not divide its length.
-# > - `step(gradient)` gets this rank's own gradient, of the same length. When it returns, `flat` must hold on
-# >   every rank the parameters of a process that stepped on the **mean** gradient.
+# > - `step(gradient)` gets this rank's own gradient, of the same length. When it returns, `flat` must hold
+# >   on every rank the parameters of a process that stepped on the **mean** gradient.
 # > - Each rank keeps 1/N of the optimizer state and sends no more than 2Ψ.
 # >
-# > From `zerolab.ring` use `chunks(numel, world_size)`, `reduce_scatter(tensor)`, which returns your chunk of
-# > the sum, and `all_gather(tensor)`, which works in place. The check looks at values, at the state of your
-# > optimizer, and at every byte you send. Plain AdamW on the whole model with an all-reduce gets the values
-# > right and does not pass.
+# > From `zerolab.ring` use `chunks(numel, world_size)`, `reduce_scatter(tensor)`, which returns your chunk
+# > of the sum, and `all_gather(tensor)`, which works in place. The check looks at values, at the state of
+# > your optimizer, and at every byte you send. Plain AdamW on the whole model with an all-reduce gets the
+# > values right and does not pass.
 
 
 # %%
-# Exercise
+# Second exercise
 class MyZero1:
     def __init__(self, flat, optimizer_class, lr):
         self.flat = flat  # which part of it is yours? Build optimizer_class([your part], lr=lr) once
@@ -358,6 +387,40 @@ check_zero1(MyZero1)
 # %% [markdown]
 # Stuck? `check_zero1.hint(1)` prints a hint, `hint(2)` and `hint(3)` say more, and
 # `check_zero1.solution()` prints a solution.
+#
+# ## Saved by 4 ranks, loaded by 6
+#
+# Each rank has another part of m and v, so each rank saves its own shard, into a file of its own. The next
+# job may have more GPUs or fewer. Then the cuts are at other places, and the padding at the end has another
+# length: 1,001 numbers on 4 ranks are 4 × 251 with 3 numbers of padding, and on 6 ranks 6 × 167 with 1.
+#
+# The padding belongs to no parameter. Drop it before the state is cut again: with it the new shards are too
+# long, and every cut is at the wrong place. `zerolab.save` and `zerolab.load` do this for you, also where the
+# stage is another one.
+#
+# ## Third exercise: load at another number of ranks
+#
+# > **Difficulty 3 of 5 · importance 4 of 5 · 10 minutes.** A state of `numel` numbers was saved by
+# > `saved_by` ranks. Return the shard that `rank` of `world_size` ranks needs now, a tensor in fp32.
+# >
+# > - `read(file, start, stop)` returns those elements of the shard that rank `file` saved. Each file is one
+# >   shard, as long as all others.
+# > - The old padding holds numbers of no use. In the new shards the padding is zeros.
+# >
+# > *Bronze:* the values are right. *Silver:* a rank reads no more numbers than its shard has. The
+# > checkpoint of a large model does not fit into one machine's memory.
+
+
+# %%
+# Third exercise
+def load_shard(read, saved_by, numel, world_size, rank): ...  # your code
+
+
+check_load(load_shard)
+
+# %% [markdown]
+# Stuck? `check_load.hint(1)` prints a hint, `hint(2)` and `hint(3)` say more, and
+# `check_load.solution()` prints a solution.
 #
 # ## What stage 1 cannot save
 #

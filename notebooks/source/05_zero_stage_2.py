@@ -1,12 +1,12 @@
 # %% [markdown]
 # # 05 · ZeRO stage 2: a gradient is freed once it is reduced
 #
-# > **50 minutes.** *You need:* lesson 04, where each rank updates its own 1/N of the parameters and a
+# > **70 minutes.** *You need:* lesson 04, where each rank updates its own 1/N of the parameters and a
 # > reduce-scatter brings it the gradients for that.
 # >
-# > *Afterwards you can* say which bytes of a gradient are no longer needed and when, follow a unit through a
-# > trace, compute what gradient accumulation costs in memory and in traffic, and clip gradients that no rank
-# > holds whole.
+# > *Afterwards you can* say which bytes of a gradient are no longer needed and when, follow a unit through
+# > a trace, compute what gradient accumulation costs in memory and in traffic, and clip gradients that no
+# > rank holds whole.
 # >
 # > *Paper:* ZeRO, §5.2 and §7.2.1, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
 # >
@@ -33,7 +33,7 @@ from torch import nn
 import zerolab
 from zerolab import data, memory, models, ring
 from zerolab.course import answer, choice, explore, figure, predict, show, show_diff, slider, verify_on_gpus
-from zerolab.course.lessons.zero_stage_2 import check_reduce_and_keep, figures, quiz
+from zerolab.course.lessons.zero_stage_2 import check_clip, check_order, check_reduce_and_keep, figures, quiz
 from zerolab.course.look import COLOURS, INK, PALE, QUIET
 from zerolab.parity import compute_deterministically
 from zerolab.stages import stage1, stage2
@@ -201,6 +201,46 @@ for op, unit, logical_bytes in events:
 # are summed without an error, and two blocks train on each other's gradients. So a unit that is ready early
 # waits for its turn.
 #
+# It happens: two branches of a model may end in another order on another rank. And a unit may get no gradient
+# at all on one rank, if its batch did not use that part of the model. The other ranks still wait for that
+# rank's message. So it takes part with zeros.
+#
+# ## Exercise: reduce in one order
+#
+# > **Difficulty 3 of 5 · importance 4 of 5 · 12 minutes.** Write `InOrder`, which reduces units as they get
+# > ready.
+# >
+# > - `sizes` maps the name of each unit to its number of elements. **Its order is the order of the
+# >   reductions**, the same on every rank.
+# > - `ready(name, flat)` is called when the unit's gradient is complete: `flat`, one whole buffer. Each
+# >   rank has an order of its own.
+# > - `finish()` is called when backward is over. A unit that never got ready on this rank has a gradient of
+# >   zeros.
+# > - After `finish()`, `self.shards[name]` is this rank's chunk of the sum over the ranks, for every unit.
+# > - From lesson 02: `ring.reduce_scatter(flat)` sums in place and returns this rank's chunk, which is a
+# >   view of `flat`.
+# >
+# > *Bronze:* the values are right. *Silver:* each unit is reduce-scattered once. *Gold:* a buffer is freed
+# > as soon as it is its unit's turn, so only those that wait are in memory.
+
+
+# %%
+# Exercise
+class InOrder:
+    def __init__(self, sizes):
+        self.sizes, self.shards = sizes, {}
+
+    def ready(self, name, flat): ...  # reduce what can be reduced now
+
+    def finish(self): ...  # reduce the rest
+
+
+check_order(InOrder)
+
+# %% [markdown]
+# Stuck? `check_order.hint(1)` prints a hint, `hint(2)` and `hint(3)` say more, and
+# `check_order.solution()` prints a solution.
+#
 # ## Overlap: messages during backward
 #
 # Below are four linear layers on two ranks. A hook on each parameter notes when its gradient is ready. The
@@ -361,6 +401,35 @@ def accumulation(fig, micro_batches):
 explore(accumulation, height=2.1, micro_batches=slider(1, 8, 4))
 
 # %% [markdown]
+# ## Second exercise: the core of stage 2
+#
+# > **Difficulty 2 of 5 · importance 5 of 5 · 10 minutes.** Write `reduce_and_keep`. Every rank calls it
+# > once for each micro-batch of a step:
+# >
+# > ```python
+# > kept = None
+# > for flat in gradients_of_the_micro_batches:
+# >     kept = reduce_and_keep(flat, kept)
+# > ```
+# >
+# > - `flat` is this rank's gradient, one whole flat buffer. You may overwrite it.
+# > - Return this rank's shard of the sum over all ranks *and* over all micro-batches so far.
+# > - Nothing of `flat` may stay in memory. For each micro-batch a rank may send (N−1)/N of `flat` and no
+# >   more.
+# > - `ring.reduce_scatter(flat)` returns a view of `flat`, as above.
+
+
+# %%
+# Second exercise
+def reduce_and_keep(flat, kept): ...  # your code
+
+
+check_reduce_and_keep(reduce_and_keep)
+
+# %% [markdown]
+# Stuck? `check_reduce_and_keep.hint(1)` prints a hint, `hint(2)` and `hint(3)` say more, and
+# `check_reduce_and_keep.solution()` prints a solution.
+#
 # ## A mistake: `zero_grad` that clears only its part
 #
 # "A rank owns half of the gradients, so its `zero_grad` clears that half." That sounds right, and it is
@@ -480,35 +549,29 @@ print(f"the norm was above 0.1: {too_large}; the whole gradient's is now {after:
 # With the norm of one shard in its place, the whole gradient would still have a norm above 0.1. If each rank
 # used its own norm, the direction of the gradient would change, too.
 #
-# ## Exercise: the core of stage 2
+# ## Third exercise: clip what no rank has whole
 #
-# > **Difficulty 2 of 5 · 10 minutes.** Write `reduce_and_keep`. Every rank calls it once for each micro-batch
-# > of a step:
+# > **Difficulty 2 of 5 · importance 4 of 5 · 6 minutes.** Write `clip_shard`. Every rank calls it with its
+# > own shard of the gradient, a tensor of one dimension.
 # >
-# > ```python
-# > kept = None
-# > for flat in gradients_of_the_micro_batches:
-# >     kept = reduce_and_keep(flat, kept)
-# > ```
+# > - Multiply `shard` in place by `max_norm / norm` if `norm`, the norm of the whole gradient, is larger
+# >   than `max_norm`.
+# > - Return that norm, a float or a tensor of one element, as it was before.
+# > - Here you may use torch's own collectives, such as `dist.all_reduce`.
 # >
-# > - `flat` is this rank's gradient, one whole flat buffer. You may overwrite it.
-# > - Return this rank's shard of the sum over all ranks *and* over all micro-batches so far.
-# > - Nothing of `flat` may stay in memory. For each micro-batch a rank may send (N−1)/N of `flat` and no
-# >   more.
-# > - From lesson 02: `ring.reduce_scatter(flat)` sums in place and returns this rank's chunk, which is a view
-# >   of `flat`.
+# > *Bronze:* the values are right. *Silver:* a rank sends a number, not its shard.
 
 
 # %%
-# Exercise
-def reduce_and_keep(flat, kept): ...  # your code
+# Third exercise
+def clip_shard(shard, max_norm): ...  # your code
 
 
-check_reduce_and_keep(reduce_and_keep)
+check_clip(clip_shard)
 
 # %% [markdown]
-# Stuck? `check_reduce_and_keep.hint(1)` prints a hint, `hint(2)` and `hint(3)` say more, and
-# `check_reduce_and_keep.solution()` prints a solution.
+# Stuck? `check_clip.hint(1)` prints a hint, `hint(2)` and `hint(3)` say more, and `check_clip.solution()`
+# prints a solution.
 #
 # ## The proof: the same training, sharded
 #

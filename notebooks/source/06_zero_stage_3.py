@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 06 · ZeRO stage 3: a parameter is whole only while its unit computes
 #
-# > **50 minutes.** *You need:* lesson 05, where a gradient is freed once it is reduced.
+# > **65 minutes.** *You need:* lesson 05, where a gradient is freed once it is reduced.
 # >
 # > *Afterwards you can* follow one parameter through a step, free a storage and fill it again, compute
 # > traffic unit by unit and the peak for a given `prefetch`, and say what a sharded parameter refuses and
@@ -31,7 +31,7 @@ import zerolab
 from zerolab import data, memory, ring
 from zerolab.course import answer, explore, figure, predict, progress, show, show_diff, slider, timeline
 from zerolab.course.gpus import verify_on_gpus
-from zerolab.course.lessons.zero_stage_3 import check_sharded_pass, figures, quiz
+from zerolab.course.lessons.zero_stage_3 import check_peak, check_prefetch, check_sharded_pass, figures, quiz
 from zerolab.course.look import INK, PALE
 from zerolab.models import GPT
 from zerolab.parity import compute_deterministically
@@ -141,8 +141,8 @@ for when, whole, nbytes in zerolab.launch(life, 2)[0]:
 # The weight is whole twice and freed at all other times. (72 numbers take 288 bytes. The rest of the 384
 # bytes is padding, because every shard begins at a multiple of 64 bytes.) It is gathered for forward, freed,
 # and gathered **again** for backward: the gradient of the layer's input is the gradient of its output times
-# the *weight*. Many people forget this second gather. You can make that mistake in the exercise
-# below.
+# the *weight*. Many people forget this second gather. You can make that mistake in the third
+# exercise below.
 #
 # ## How is a parameter freed?
 #
@@ -331,6 +331,55 @@ for prefetch, run in moments.items():
 # The results are the same at every setting. What changes is when messages are sent and how much memory is
 # used.
 #
+# ## Exercise: the peak of unequal blocks
+#
+# > **Difficulty 1 of 5 · importance 3 of 5 · 5 minutes.** The blocks of many models differ in size. Return
+# > the most parameters that are whole, or on their way, at any moment of a step.
+# >
+# > - `root` is the number of parameters of the root unit, which is whole all the time.
+# > - `blocks` are those of the blocks, in the order in which they compute.
+# > - While a block computes, it is whole, and so are the next `prefetch` blocks. Near the end there are
+# >   fewer.
+
+
+# %%
+# Exercise
+def most_whole(root, blocks, prefetch): ...  # your code
+
+
+check_peak(most_whole)
+
+# %% [markdown]
+# Stuck? `check_peak.hint(1)` prints a hint, `hint(2)` and `hint(3)` say more, and `check_peak.solution()`
+# prints a solution.
+#
+# ## Second exercise: gather ahead, within a bound
+#
+# > **Difficulty 2 of 5 · importance 4 of 5 · 8 minutes.** Write the forward pass of an engine that gathers
+# > `prefetch` layers ahead. Return the output of the last layer for the input `x`.
+# >
+# > - `layer.gather()` starts the messages and returns at once. From then on the layer takes memory.
+# > - `layer.wait()` returns when the weight is there.
+# > - `layer.forward(x)` returns the layer's output, the input of the next layer.
+# > - `layer.free()` gives the memory back.
+# > - `prefetch` may be 0, and it may be larger than the number of layers.
+# >
+# > *Bronze:* the output is right. *Silver:* each layer is gathered once, and while a layer computes, the
+# > gathers of the next `prefetch` layers are under way. *Gold:* no more than `prefetch + 1` layers take
+# > memory at any time, and none at the end.
+
+
+# %%
+# Second exercise
+def forward_ahead(layers, x, prefetch): ...  # your code
+
+
+check_prefetch(forward_ahead)
+
+# %% [markdown]
+# Stuck? `check_prefetch.hint(1)` prints a hint, `hint(2)` and `hint(3)` say more, and
+# `check_prefetch.solution()` prints a solution.
+#
 # ## The peak of a step
 #
 # Parameters are one part of it. The optimizer's `meter` counts all buffers of the engine: parameters,
@@ -403,26 +452,26 @@ show(fig, "One step on two ranks at stages 2 and 3: what they compute and send, 
 # into one file. Open it at [ui.perfetto.dev](https://ui.perfetto.dev): each rank is a process there, and a
 # click on a bar shows its bytes, its slices, and the line of code that started it.
 #
-# ## Exercise: write stage 3 yourself
+# ## Third exercise: write stage 3 yourself
 #
-# > **Difficulty 3 of 5 · 15 minutes.** You get four layers `y = x @ weight` whose weights are freed, and one
-# > micro-batch `x` on each rank. Run forward, then backward from a gradient of ones. Leave in every
-# > `layer.grad_shard` this rank's shard of the gradient, summed over the ranks.
+# > **Difficulty 3 of 5 · importance 5 of 5 · 15 minutes.** You get four layers `y = x @ weight` whose
+# > weights are freed, and one micro-batch `x` on each rank. Run forward, then backward from a gradient of
+# > ones. Leave in every `layer.grad_shard` this rank's shard of the gradient, summed over the ranks.
 # >
 # > - `layer.flat` is the weight, P numbers in float64. Its storage has 0 bytes now. `layer.owned` is your
 # >   range of it, and `layer.shard` holds the values of that range.
 # > - `layer.forward(x)` returns the output. `layer.backward(grad)` returns the gradient of the input and
 # >   leaves the gradient of the weight in `layer.grad`, P numbers. Both need the whole weight and raise an
 # >   error without it.
-# > - From lesson 02: `ring.all_gather(flat)` works in place. `ring.reduce_scatter(flat)` returns this rank's
-# >   chunk as a view.
+# > - From lesson 02: `ring.all_gather(flat)` works in place. `ring.reduce_scatter(flat)` returns this
+# >   rank's chunk as a view.
 # >
-# > The check looks at the gradients, at how many weights are whole at once (one), at what is left at the end
-# > (nothing), and at the bytes that you send.
+# > The check looks at the gradients, at how many weights are whole at once (one), at what is left at the
+# > end (nothing), and at the bytes that you send.
 
 
 # %%
-# Exercise
+# Third exercise
 def unshard(layer):
     ...  # bring the storage back and put this rank's shard into its place
     ring.all_gather(layer.flat)

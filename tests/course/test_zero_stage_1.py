@@ -258,6 +258,53 @@ class ByHand(Right):
         self.share()
 
 
+class NoStep(Right):
+    def step(self, gradient):
+        self.shard.grad = self.reduce(gradient)
+        self.share()
+
+
+class NoGradient(Right):
+    """The gradient belongs to flat, and the optimizer has the shard."""
+
+    def step(self, gradient):
+        self.reduce(gradient)
+        self.flat.grad = gradient / self.n
+        self.optimizer.step()
+        self.share()
+
+
+class NeighboursView(Right):
+    def cut(self):
+        return ring.chunks(self.flat.numel(), self.n)[(dist.get_rank() + 1) % self.n]
+
+
+class FirstView(Right):
+    def cut(self):
+        return ring.chunks(self.flat.numel(), self.n)[0]
+
+
+class ByTwo(Right):
+    def reduce(self, gradient):
+        return ring.reduce_scatter(gradient) / 2
+
+
+class RateTimesRanks(Right):
+    def __init__(self, flat, optimizer_class, lr):
+        super().__init__(flat, optimizer_class, lr * dist.get_world_size())
+
+
+class Decays(Right):
+    def __init__(self, flat, optimizer_class, lr):
+        super().__init__(flat, optimizer_class, lr)
+        self.optimizer = optimizer_class([self.shard], lr=lr, weight_decay=0.1)
+
+
+class AlwaysSGD(Right):
+    def __init__(self, flat, optimizer_class, lr):
+        super().__init__(flat, torch.optim.SGD, lr)
+
+
 class TheEngine:
     def __init__(self, flat, optimizer_class, lr):
         self.module = torch.nn.Module()
@@ -293,6 +340,14 @@ WRONG = [
     (History, "bytes more after every step (look at `History.past["),
     (ByHand, "forgets m and v"),
     (Rounds, "right up to rounding"),
+    (NoStep, "no optimizer took a step, so nothing was updated"),
+    (NoGradient, "took its steps without a gradient"),
+    (alone(NeighboursView), "rank 0's optimizer has elements 333 to 666 of flat, which are rank 1's"),
+    (alone(FirstView), "rank 1's optimizer has elements 0 to 333 of flat, which are rank 0's"),
+    (ByTwo, "the sum was divided by 2, whatever the number of ranks"),
+    (RateTimesRanks, "lr was multiplied by the number of ranks"),
+    (Decays, "the optimizer was built with weight_decay=0.1"),
+    (AlwaysSGD, "the optimizer is SGD, and optimizer_class is AdamW here"),
     (alone(TheEngine), "zerolab's own ZeroOptimizer"),
     (lambda flat, optimizer_class, lr: flat, "'Tensor' object has no attribute 'step'"),
 ]

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from support.answers import together
+from support.answers import alone, together
 from support.lessons import drawing, solutions_travel_by_value, spoken
 
 import zerolab
@@ -170,6 +170,13 @@ def kept_twice(flat, kept):
     return mine if kept is None else 2 * kept + mine
 
 
+def freed_too_early(flat, kept):
+    mine = ring.reduce_scatter(flat)
+    if dist.get_rank() == 1:
+        flat.untyped_storage().resize_(0)
+    return added(mine.clone(), kept)
+
+
 RIGHT = [in_place, added_before, sent_to_owners]
 WRONG = [
     (lambda flat, kept: None, "not written yet"),
@@ -193,6 +200,11 @@ WRONG = [
     (doubled, "what is there is 2 times what it should be"),
     (divided_again, "the earlier ones again and again"),
     (over_the_micro_batches, "what is there is 1/3 times what it should be"),
+    (
+        alone(freed_too_early),
+        "rank 1's process was killed by signal SIGSEGV: it used memory that is not there, such as a "
+        "tensor or a view whose storage has 0 bytes now (line ",
+    ),
     (in_bfloat16, "right up to rounding"),
     (to_everyone, "sends the whole gradient to every rank"),
 ]

@@ -66,6 +66,15 @@ def into_freed_storage(layer):
     ring.all_gather(layer.flat)
 
 
+def resized_to(nbytes):
+    def unshard(layer):
+        layer.flat.untyped_storage().resize_(nbytes)
+        layer.flat[layer.owned] = layer.shard
+        ring.all_gather(layer.flat)
+
+    return unshard
+
+
 def whole_tensors(layer):
     """Everybody sends everybody a whole tensor, zero where another rank owns it."""
     layer.flat.untyped_storage().resize_(8 * layer.flat.numel())
@@ -215,6 +224,10 @@ def two_whole(layers, x):
     )
 
 
+def weight_reduced(layer):
+    layer.grad_shard, layer.grad = layer.shard * dist.get_world_size(), None
+
+
 def whole_sum(layer):
     ring.all_reduce(layer.grad)
     layer.grad_shard, layer.grad = layer.grad, None
@@ -250,6 +263,9 @@ WRONG = [
     (alone(partial(step, unshard=refill)), "not the values"),
     (alone(partial(step, regather=refill)), "not the values"),
     (alone(partial(step, unshard=into_freed_storage)), "storage is freed"),
+    (partial(step, unshard=resized_to(36)), "is resized to 36 bytes, and its weight has 36 elements of 8"),
+    (partial(step, unshard=resized_to(2 * 288)), "resize_ takes bytes, 288 of them here"),
+    (partial(step, regather=resized_to(144)), "layer 3's storage is resized to 144 bytes"),
     (partial(step, unshard=whole_tensors, regather=whole_tensors), "sends whole tensors"),
     (partial(step, reduce=nothing), "no grad_shard"),
     (partial(step, reduce=first_only), "not one for all"),
@@ -259,6 +275,7 @@ WRONG = [
     (partial(step, reduce=mean), "each grad_shard is the mean"),
     (partial(step, reduce=all_reduced), "4 passes"),
     (partial(step, reduce=parked_gradient), "in `SPARE[0]`"),
+    (partial(step, reduce=weight_reduced), "a sum of the weight, layer.flat, over the ranks"),
     (partial(step, reduce=whole_sum), "each grad_shard is the whole summed gradient"),
     (partial(step, reduce=own_whole), "own whole gradient"),
     (partial(step, reduce=next_shard), "the next rank's shard"),

@@ -152,7 +152,10 @@ def _of_some_ranks(finding: Finding) -> str:
     if reading or ruled_out:
         return where + (reading or ", or else ".join(ruled_out))
     unknown = "" if finding.also else ", and no known mistake explains it"
-    return f"{where}its value is {_short(got)}, right is {_short(want)}{unknown}"
+    first = int((~torch.isclose(got, want, rtol=1e-4, atol=1e-5)).flatten().nonzero()[0])
+    begin = f" from element {first} on" if first else ""
+    shown = _short(got.flatten()[first:]), _short(want.flatten()[first:])
+    return f"{where}its value{begin} is {shown[0]}, right is {shown[1]}{unknown}"
 
 
 def _short(value: torch.Tensor, most: int = 3) -> str:

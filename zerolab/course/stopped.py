@@ -18,6 +18,7 @@ from zerolab.launcher.payload import pickle_payload
 Notes = Sequence[Sequence[Message | str]]  # by rank: what it called, and RETURNED if it came to its end
 # What gloo and torch say where a message does not fit or a peer is gone.
 _OF_GLOO = re.compile(r"gloo|enforce fail|preamble|closed by peer|connection|timed out waiting", re.I)
+_FRAME = re.compile(r'^  File "(.*)", line (\d+), in (.*)$', re.MULTILINE)
 _BATCH = "Let one of two ranks receive first, or start both with dist.batch_isend_irecv and wait for them"
 
 
@@ -33,6 +34,8 @@ def ended_early(error: WorkerError, notes: Notes) -> str:
     """A rank raised, exited, or was killed."""
     if found := to_nobody(of_messages(notes)):
         return found
+    if error.exitcode is not None and error.exitcode < 0 and error.exitcode != -signal.SIGABRT:
+        return _killed(error, notes)
     calls = of_messages(notes)
     raised = error.__cause__ if isinstance(error.__cause__, Stopped) else None
     of_gloo = raised is None or bool(_OF_GLOO.search(raised.text))
@@ -45,12 +48,24 @@ def ended_early(error: WorkerError, notes: Notes) -> str:
         return f"rank {error.rank} stopped with {raised.kind}: {text[0][:300]}{_at(raised.place)}"
     if raised:
         return f"rank {error.rank} lost the rank that it exchanged a message with{_at(raised.place)}"
-    if error.exitcode is not None and error.exitcode < 0:
-        name = signal.Signals(-error.exitcode).name
-        return f"rank {error.rank}'s process was killed by signal {name}{_at(_last_place(notes, error.rank))}"
+    if error.exitcode == -signal.SIGABRT:
+        return _killed(error, notes)
     if error.exitcode is not None:
         return f"rank {error.rank} ended its own process, as os._exit does: return a value instead"
     return f"rank {error.rank} stopped: {str(error).splitlines()[0]}"
+
+
+def _killed(error: WorkerError, notes: Notes) -> str:
+    """A signal ended the process. Its stack, where there is one, has the reader's line."""
+    name = signal.Signals(-error.exitcode).name if error.exitcode else ""
+    stack = [(file, int(line), function) for file, line, function in _FRAME.findall(str(error))]
+    place = own_place(reversed(stack)) or _last_place(notes, error.rank)
+    why = ""
+    if name in ("SIGSEGV", "SIGBUS"):
+        why = ": it used memory that is not there, such as a tensor or a view whose storage has 0 bytes now"
+    elif name == "SIGKILL":
+        why = ": the system does this when memory runs out"
+    return f"rank {error.rank}'s process was killed by signal {name}{why}{_at(place)}"
 
 
 def never_ended(error: LaunchTimeout, notes: Notes, seconds: float) -> str:

@@ -16,6 +16,7 @@ from zerolab.course.attempts import Attempt, attempt
 from zerolab.course.evidence import Finding, examine, first_wrong
 from zerolab.course.exercise import graded
 from zerolab.course.lessons.zero_stage_1.solution import MyZero1
+from zerolab.course.lessons.zero_stage_1.updates import Updated, Watch, wrong_update
 from zerolab.course.lessons.zero_stage_1.world import LR, MISTAKES, STEPS, World, mean
 from zerolab.course.reading import Parts
 from zerolab.course.wire import Message
@@ -47,6 +48,7 @@ class Ended(NamedTuple):
     grown_bytes: int
     whole_copies: int
     name: str | None
+    updated: Updated
 
 
 @graded(
@@ -69,13 +71,14 @@ def _train(cls: Callable, world: World, rank: int) -> Ended:
     """In the worker: three steps with the reader's class, then a look at what it holds."""
     flat, sizes = world.start, []
     held: dict[int, torch.Tensor] = {}
-    alive = Alive()
-    mine = cls(flat, world.optimizer_class, LR)
-    for step in range(STEPS):
-        before, held = set(held), {}
-        mine.step(world.gradient(step, rank))
-        held = alive.storages()
-        sizes.append(nbytes(held))
+    alive, watch = Alive(), Watch(flat)
+    with watch.watched():
+        mine = cls(flat, world.optimizer_class, LR)
+        for step in range(STEPS):
+            before, held = set(held), {}
+            mine.step(world.gradient(step, rank))
+            held = alive.storages()
+            sizes.append(nbytes(held))
     new = [tensor for key, tensor in held.items() if key not in before]
     whole = [t for t in held.values() if t.untyped_storage().nbytes() >= flat.nbytes]
     names = (kept_by(tensor, self=mine) for tensor in [*new, *whole])
@@ -86,6 +89,7 @@ def _train(cls: Callable, world: World, rank: int) -> Ended:
         grown,
         len(whole),
         next((name for name in names if name and not name.endswith(".grad")), None),
+        watch.seen,
     )
 
 
@@ -107,7 +111,8 @@ def _look(cls: Callable, world: World) -> Finding:
             where, outcome.failure or "that uses zerolab's own ZeroOptimizer, which is what you write here"
         )
     flats = [ended.flat for ended in outcome.values]
-    if not any(outcome.calls) and all(torch.equal(flat, world.start) for flat in flats):
+    unchanged = all(torch.equal(flat, world.start) for flat in flats)
+    if not any(outcome.calls) and unchanged:
         return Finding(where, "not written yet: nothing was sent and flat is what it was")
     finding = Finding(
         where,
@@ -119,7 +124,16 @@ def _look(cls: Callable, world: World) -> Finding:
         also=outcome.hint_of_calls or _differing(flats),
         cause=_state_is_wrong(world),
     )
-    return finding if finding.fitting() or not finding.wrong else _one_chunk(finding, world)
+    if not finding.wrong:
+        return finding
+    updated = [ended.updated for ended in outcome.values]
+    if wrong := wrong_update(world, updated, unchanged):
+        return Finding(where, wrong)
+    if finding.fitting():
+        return finding
+    if updated[0].options:
+        return Finding(where, f"the optimizer was built with {updated[0].options}: pass on lr=lr and no more")
+    return _one_chunk(finding, world)
 
 
 def _differing(flats: list[torch.Tensor]) -> str | None:

@@ -100,6 +100,8 @@ MISTAKES: dict[str, Callable[[World, int], torch.Tensor]] = {
     "that is the sum of the gradients and not the mean: divide by the number of ranks. (Adam would hide this "
     "mistake, because its step does not depend on the gradient's scale; SGD shows it)":
         lambda w, r: w.trained(sum_of),
+    "the sum was divided by 2, whatever the number of ranks: divide by the number of ranks":
+        lambda w, r: w.trained(lambda g: sum_of(g) / 2),
     "the gradient was divided by the number of ranks twice: once is enough":
         lambda w, r: w.trained(lambda g: mean(g) / len(g)),
     "the optimizer forgets m and v at every step: build it once, in __init__":
@@ -124,6 +126,8 @@ MISTAKES: dict[str, Callable[[World, int], torch.Tensor]] = {
         lambda w, r: w.patched(w.start, w.trained(mean), 0),
     "lr was divided by the number of ranks: the mean of the gradients is divided already":
         lambda w, r: w.trained(mean, lr=LR / w.world_size),
+    "lr was multiplied by the number of ranks: pass it on as it is":
+        lambda w, r: w.trained(mean, lr=LR * w.world_size),
     "the gradient was added to the parameters, not subtracted":
         lambda w, r: 2 * w.start - w.trained(mean),
     "the remainder is lost: the last numel % N elements never change. Cut with ring.chunks, or pad":

@@ -21,7 +21,9 @@ from zerolab.course.lessons.zero_stage_3.layers import (
     input_of,
     out_of_order,
     owned_by,
+    resized_to_fit,
     true_gradients,
+    weight_of,
 )
 from zerolab.course.lessons.zero_stage_3.solution import forward_backward, reshard, unshard
 
@@ -59,6 +61,10 @@ MISTAKES = {
     "every layer got the first layer's gradient, the last that backward makes: reduce each after its own "
     "backward":
         lambda t, layer, r, cut: total(t, 0)[cut(r)],
+    "each grad_shard is a sum of the weight, layer.flat, over the ranks: reduce layer.grad":
+        lambda t, layer, r, cut: weight_of(layer)[cut(r)] * len(t),
+    "each grad_shard is this rank's shard of the weight: reduce layer.grad":
+        lambda t, layer, r, cut: weight_of(layer)[cut(r)],
     "each grad_shard was set to zeros and never filled":
         lambda t, layer, r, cut: torch.zeros_like(t[r][layer][cut(r)]),
 }
@@ -105,7 +111,8 @@ def _pass(fn: Callable, rank: int) -> Seen:
     for index in range(DEPTH):
         ShardedLayer(index, watch)
     layers, watch.alive = watch.layers, Alive()
-    fn(list(layers), x)
+    with resized_to_fit(layers):
+        fn(list(layers), x)
     peak = watch.whole_at_once
     watch.look(**{getattr(fn, "__name__", "fn"): fn})
     shards = [layer.grad_shard for layer in layers]

@@ -1,6 +1,9 @@
 """Lesson 06's exercise: layers whose weights are freed, which watch how they are used."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -100,6 +103,24 @@ class ShardedLayer:
         return self.flat.view(WIDTH, WIDTH)
 
 
+@contextmanager
+def resized_to_fit(layers: list[ShardedLayer]) -> Iterator[None]:
+    """Raise an error where a weight's storage gets too few or too many bytes, before a write crashes."""
+    plain = torch.UntypedStorage.resize_
+
+    def resize(storage: torch.UntypedStorage, size: int):
+        for layer in layers:
+            if layer.flat.untyped_storage()._cdata == storage._cdata and size not in (0, 8 * NUMEL):
+                raise RuntimeError(
+                    f"layer {layer.index}'s storage is resized to {size} bytes, and its weight has {NUMEL} "
+                    f"elements of 8 bytes: resize_ takes bytes, {8 * NUMEL} of them here"
+                )
+        return plain(storage, size)
+
+    with mock.patch.object(torch.UntypedStorage, "resize_", resize):
+        yield
+
+
 def owned_by(rank: int, world_size: int) -> slice:
     """The range of a weight that a rank owns."""
     return slice(rank * NUMEL // world_size, (rank + 1) * NUMEL // world_size)
@@ -125,7 +146,9 @@ def true_gradients(rank: int) -> list[torch.Tensor]:
     return [gradient.flatten() for gradient in torch.autograd.grad(x.sum(), weights)]
 
 
-def out_of_order(uses: list[Use], x: torch.Tensor) -> str | None:
+def out_of_order(
+    uses: list[Use], x: torch.Tensor, passes: Sequence[str] = ("forward", "backward")
+) -> str | None:
     """The first use of a layer that differs from a forward pass and a backward pass after it."""
     forward = [use for use in uses if use.phase == "forward"]
     backward = [use for use in uses if use.phase == "backward"]
@@ -133,6 +156,8 @@ def out_of_order(uses: list[Use], x: torch.Tensor) -> str | None:
         ("forward", forward, list(range(DEPTH))),
         ("backward", backward, list(reversed(range(DEPTH)))),
     ):
+        if name not in passes:
+            continue
         if (indices := [use.layer for use in made]) != order:
             return (
                 f"{name} ran the layers {indices}: it goes through {order}, from the {_ends(name)}, each once"

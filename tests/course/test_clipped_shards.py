@@ -1,0 +1,172 @@
+"""Lesson 05's exercise on clipping: any right style passes, and each mistake is named."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.answers import alone, together
+from support.lessons import solutions_travel_by_value
+
+from zerolab import ring
+from zerolab.course.lessons.zero_stage_2 import check_clip
+
+solutions_travel_by_value(__name__)
+
+
+def summed(number):
+    total = torch.as_tensor(number, dtype=torch.float32).reshape(1)
+    dist.all_reduce(total)
+    return total.item()
+
+
+def clip(shard, max_norm, norm=lambda shard: summed(shard.norm() ** 2) ** 0.5, factor=min):
+    """Right, with a knob for the norm and one for the factor."""
+    of_all = norm(shard)
+    shard *= factor(1.0, max_norm / (of_all + 1e-6))
+    return of_all
+
+
+def gathered(shard, max_norm):
+    """Right: every rank gets all squares, and a tensor is returned."""
+    squares = [torch.zeros(()) for _ in range(dist.get_world_size())]
+    dist.all_gather(squares, (shard * shard).sum())
+    norm = torch.stack(squares).sum().sqrt()
+    if norm > max_norm:
+        shard.copy_(shard * max_norm / norm)
+    return norm
+
+
+def by_ring(shard, max_norm):
+    """Right: zerolab's ring on a tensor of one element."""
+    square = torch.dot(shard, shard).reshape(1)
+    ring.all_reduce(square)
+    norm = square.sqrt()
+    shard.mul_((max_norm / norm).clamp(max=1.0))
+    return norm
+
+
+def whole_gradient(shard, max_norm):
+    """The values are right, and every rank has sent its shard to all."""
+    everything = [torch.zeros(64) for _ in range(dist.get_world_size())]
+    dist.all_gather(everything, torch.nn.functional.pad(shard, (0, 64 - shard.numel())))
+    return clip(shard, max_norm, norm=lambda _: torch.cat(everything).norm().item())
+
+
+def only_if_large(shard, max_norm):
+    norm = shard.norm().item()
+    if norm > max_norm:
+        norm = summed(norm**2) ** 0.5
+        shard.mul_(max_norm / norm)
+    return norm
+
+
+def largest(shard):
+    norm = shard.norm().reshape(1)
+    dist.all_reduce(norm, op=dist.ReduceOp.MAX)
+    return norm.item()
+
+
+def with_norm(norm):
+    return lambda shard, max_norm: clip(shard, max_norm, norm=norm)
+
+
+def with_factor(factor):
+    return lambda shard, max_norm: clip(shard, max_norm, factor=factor)
+
+
+def not_in_place(shard, max_norm):
+    norm = summed(shard.norm() ** 2) ** 0.5
+    shard = shard * min(1.0, max_norm / norm)
+    return norm
+
+
+def own_factor(shard, max_norm):
+    own, norm = shard.norm(), summed(shard.norm() ** 2) ** 0.5
+    if own > max_norm:
+        shard.mul_(max_norm / own)
+    return norm
+
+
+def too_large_only(shard, max_norm):
+    own, norm = shard.norm(), summed(shard.norm() ** 2) ** 0.5
+    if own > max_norm:
+        shard.mul_(max_norm / norm)
+    return norm
+
+
+def clamped(shard, max_norm):
+    norm = summed(shard.norm() ** 2) ** 0.5
+    shard.clamp_(-max_norm, max_norm)
+    return norm
+
+
+def after(shard, max_norm):
+    clip(shard, max_norm)
+    return summed(shard.norm() ** 2) ** 0.5
+
+
+def the_shard(shard, max_norm):
+    clip(shard, max_norm)
+    return shard
+
+
+def torchs_own(shard, max_norm):
+    parameter = torch.nn.Parameter(torch.zeros_like(shard))
+    parameter.grad = shard
+    return torch.nn.utils.clip_grad_norm_([parameter], max_norm)
+
+
+def twice(shard, max_norm):
+    norm = clip(shard, max_norm)
+    shard *= min(1.0, max_norm / norm)
+    return norm
+
+
+def mean_square(shard):
+    return summed(shard.square().mean() if len(shard) else 0.0) ** 0.5
+
+
+def square_compared(shard, max_norm):
+    square = summed(shard.norm() ** 2)
+    if square > max_norm:
+        shard.mul_(max_norm / square**0.5)
+    return square**0.5
+
+
+CLIP_RIGHT = [clip, gathered, by_ring]
+CLIP_WRONG = [
+    (lambda shard, max_norm: None, "not written yet"),
+    (torchs_own, "the norm of this rank's own shard"),
+    (with_norm(lambda shard: summed(shard.norm())), "squares can be added, norms cannot"),
+    (with_norm(largest), "the largest of the shards' norms"),
+    (with_norm(lambda shard: summed(shard.norm() ** 2)), "the sum of the squares: take its root"),
+    (with_norm(lambda shard: (summed(shard.norm() ** 2) / dist.get_world_size()) ** 0.5), "root of the mean"),
+    (with_norm(lambda shard: summed(shard.norm()) ** 0.5), "the root of the sum of the norms"),
+    (whole_gradient, "For silver: rank 0 moves 768 bytes with dist.all_gather"),
+    (alone(only_if_large), "Does a rank with a small norm of its own leave the collective out?"),
+    (not_in_place, "the shard is what it was: scale it in place"),
+    (own_factor, "each shard is scaled by its own norm, which changes the direction"),
+    (too_large_only, "only ranks whose own norm is too large scale"),
+    (with_factor(lambda one, factor: factor), "a gradient below max_norm is scaled up"),
+    (with_factor(max), "the smaller of 1 and max_norm / norm, not the larger"),
+    (clamped, "each element is clamped"),
+    (after, "the norm after the clipping"),
+    (twice, "the shard is scaled twice"),
+    (with_norm(mean_square), "the squares are averaged over the elements of a shard"),
+    (with_norm(lambda shard: abs(summed(shard.sum()))), "the sum of the elements: add their squares"),
+    (with_norm(lambda shard: summed(shard.abs().sum())), "the 1-norm"),
+    (with_factor(lambda one, factor: min(one, factor) ** 0.5), "the root of what it should be"),
+    (square_compared, "scale only if the norm, not its square, is larger"),
+    (the_shard, "rank 0 returned a tensor of shape (64,): return the norm"),
+    (lambda shard, max_norm: clip(shard, max_norm) and None, "rank 0 returned None: return the norm"),
+]  # fmt: skip
+clipped_by = together(check_clip, [*CLIP_RIGHT, *(wrong for wrong, _ in CLIP_WRONG)])
+
+
+@pytest.mark.parametrize("right", CLIP_RIGHT)
+def test_every_right_clipping_passes(right):
+    assert clipped_by(right) is None
+
+
+@pytest.mark.parametrize(("wrong", "words"), CLIP_WRONG)
+def test_wrong_clipping_is_named(wrong, words):
+    assert words in clipped_by(wrong)

@@ -1,0 +1,196 @@
+"""Lesson 04's exercise on loading: whatever the style, right answers pass, and each mistake is named."""
+
+import pytest
+import torch
+from support.answers import together
+from support.lessons import solutions_travel_by_value
+
+from zerolab import ring
+from zerolab.course.lessons.zero_stage_1 import check_load
+
+solutions_travel_by_value(__name__)
+
+
+def up(numel, parts):
+    return (numel + parts - 1) // parts
+
+
+def piece_by_piece(read, saved_by, numel, n, rank):
+    """Right: pieces end to end, then padding."""
+    saved, own = up(numel, saved_by), up(numel, n)
+    low, high = min(own * rank, numel), min(own * (rank + 1), numel)
+    pieces = [torch.zeros(0)]
+    for file in range(saved_by):
+        start, stop = max(low, file * saved), min(high, (file + 1) * saved)
+        if start < stop:
+            pieces.append(read(file, start - file * saved, stop - file * saved))
+    shard = torch.cat(pieces)
+    return torch.nn.functional.pad(shard, (0, own - shard.numel()))
+
+
+def one_at_a_time(read, saved_by, numel, n, rank):
+    """Right, and slow: one element a read."""
+    saved, own = up(numel, saved_by), up(numel, n)
+    at = range(own * rank, own * (rank + 1))
+    return torch.tensor([read(i // saved, i % saved, i % saved + 1).item() if i < numel else 0.0 for i in at])
+
+
+def file_after_file(read, saved_by, numel, n, rank):
+    """Right: walks on from the first element, file by file."""
+    saved, own = up(numel, saved_by), up(numel, n)
+    shard, at, end = torch.zeros(own), own * rank, min(own * (rank + 1), numel)
+    while at < end:
+        file, place = divmod(at, saved)
+        count = min(saved - place, end - at)
+        shard[at - own * rank :][:count] = read(file, place, place + count)
+        at += count
+    return shard
+
+
+def everything(read, saved_by, numel):
+    saved = up(numel, saved_by)
+    return torch.cat([read(file, 0, saved) for file in range(saved_by)])
+
+
+def padded(values, size):
+    return torch.cat([values, torch.zeros(size - values.numel())])
+
+
+def reads_everything(read, saved_by, numel, n, rank):
+    own = up(numel, n)
+    return padded(everything(read, saved_by, numel)[:numel][own * rank : own * (rank + 1)], own)
+
+
+def whole_files(read, saved_by, numel, n, rank):
+    saved, own = up(numel, saved_by), up(numel, n)
+    low, high = min(own * rank, numel), min(own * (rank + 1), numel)
+    if low == high:
+        return torch.zeros(own)
+    files = range(low // saved, (high - 1) // saved + 1)
+    joined = torch.cat([read(file, 0, saved) for file in files])
+    return padded(joined[low - files[0] * saved : high - files[0] * saved], own)
+
+
+def padding_kept(read, saved_by, numel, n, rank):
+    joined = everything(read, saved_by, numel)
+    own = up(joined.numel(), n)
+    return padded(joined[own * rank : own * (rank + 1)], own)
+
+
+def garbage_behind(read, saved_by, numel, n, rank):
+    own = up(numel, n)
+    return padded(everything(read, saved_by, numel)[own * rank : own * (rank + 1)], own)
+
+
+def no_padding(read, saved_by, numel, n, rank):
+    own = up(numel, n)
+    return everything(read, saved_by, numel)[:numel][own * rank : own * (rank + 1)]
+
+
+def chunked(read, saved_by, numel, n, rank):
+    return everything(read, saved_by, numel)[:numel][ring.chunks(numel, n)[rank]]
+
+
+def own_file(read, saved_by, numel, n, rank):
+    return read(rank % saved_by, 0, up(numel, saved_by))
+
+
+def all_of_it(read, saved_by, numel, n, rank):
+    return everything(read, saved_by, numel)[:numel]
+
+
+def first_file(read, saved_by, numel, n, rank):
+    saved, own = up(numel, saved_by), up(numel, n)
+    file, place = divmod(own * rank, saved)
+    stop = min(place + own, saved, numel - file * saved)
+    return padded(read(file, place, stop) if stop > place else torch.zeros(0), own)
+
+
+def padding_first(read, saved_by, numel, n, rank):
+    own = no_padding(read, saved_by, numel, n, rank)
+    return torch.cat([torch.zeros(up(numel, n) - own.numel()), own])
+
+
+def nan_behind(read, saved_by, numel, n, rank):
+    own = no_padding(read, saved_by, numel, n, rank)
+    return torch.cat([own, torch.full((up(numel, n) - own.numel(),), float("nan"))])
+
+
+def in_turn(read, saved_by, numel, n, rank):
+    own = everything(read, saved_by, numel)[:numel][rank::n]
+    return padded(own, up(numel, n))
+
+
+def last_piece(read, saved_by, numel, n, rank):
+    saved, own = up(numel, saved_by), up(numel, n)
+    for file in range(up(min(own * (rank + 1), numel), saved)):
+        shard = torch.zeros(own)
+        start, stop = max(own * rank, file * saved), min(own * (rank + 1), numel, (file + 1) * saved)
+        if start < stop:
+            read_here = read(file, start - file * saved, stop - file * saved)
+            shard[start - own * rank : stop - own * rank] = read_here
+    return shard if own * rank < numel else torch.zeros(own)
+
+
+def few_files(read, saved_by, numel, n, rank):
+    own = up(numel, n)
+    joined = everything(read, saved_by, numel)[:numel][: up(numel, saved_by) * n]
+    return padded(joined[own * rank : own * (rank + 1)], own)
+
+
+def scaled(read, saved_by, numel, n, rank):
+    return piece_by_piece(read, saved_by, numel, n, rank) * saved_by / n
+
+
+def next_rank(read, saved_by, numel, n, rank):
+    return reads_everything(read, saved_by, numel, n, (rank + 1) % n)
+
+
+def in_half(read, saved_by, numel, n, rank):
+    return piece_by_piece(read, saved_by, numel, n, rank).half().float()
+
+
+def in_float64(read, saved_by, numel, n, rank):
+    return piece_by_piece(read, saved_by, numel, n, rank).double()
+
+
+def beyond(read, saved_by, numel, n, rank):
+    return read(rank, 0, up(numel, n))
+
+
+LOAD_RIGHT = [piece_by_piece, one_at_a_time, file_after_file]
+LOAD_WRONG = [
+    (lambda read, saved_by, numel, n, rank: None, "not written yet"),
+    (lambda read, saved_by, numel, n, rank: [1.0], "it returned list, [1.0]"),
+    (reads_everything, "For silver: rank 0 reads 12 elements, all there are, and its shard has 4"),
+    (whole_files, "For silver: rank 0 reads 6 elements, and its shard has 4"),
+    (padding_kept, "the old padding is not dropped"),
+    (garbage_behind, "the old padding is still there, where the new padding belongs"),
+    (no_padding, "the last shards are shorter"),
+    (chunked, "the first shards are one longer"),
+    (own_file, "each rank returns the file with its own number"),
+    (all_of_it, "each rank returns the whole state"),
+    (first_file, "takes the first one's part only"),
+    (padding_first, "the new padding stands before the values"),
+    (nan_behind, "element 2 of its shard is padding, which has to be 0, and is nan"),
+    (in_turn, "element 1 of its shard is element 0 of file 1, and element 1 of the state belongs there"),
+    (last_piece, "only the last one's part is left: make the shard once"),
+    (few_files, "only the first world_size files were read"),
+    (scaled, "the right shard counts 4/3 times"),
+    (next_rank, "the next rank's elements"),
+    (in_half, "went through float16"),
+    (in_float64, "it returned float64"),
+    (beyond, "stopped with IndexError: read(0, 0, 4): a file has the elements 0 to 3"),
+    (lambda read, saved_by, numel, n, rank: torch.zeros(up(numel, n)), "made and never filled"),
+]  # fmt: skip
+loaded_by = together(check_load, [*LOAD_RIGHT, *(wrong for wrong, _ in LOAD_WRONG)])
+
+
+@pytest.mark.parametrize("right", LOAD_RIGHT)
+def test_right_loading_passes_however_it_is_written(right):
+    assert loaded_by(right) is None
+
+
+@pytest.mark.parametrize(("wrong", "words"), LOAD_WRONG)
+def test_wrong_loading_is_named(wrong, words):
+    assert words in loaded_by(wrong)

@@ -1,0 +1,82 @@
+"""Lesson 06's exercise on the peak: any right style passes, and each wrong formula is named."""
+
+import itertools
+
+import pytest
+from support.answers import together
+from support.lessons import solutions_travel_by_value
+
+from zerolab.course.lessons.zero_stage_3 import check_peak
+
+solutions_travel_by_value(__name__)
+
+
+def by_running_sum(root, blocks, prefetch):
+    """Right: a running sum, and the difference of two of its values."""
+    ends = [0, *itertools.accumulate(blocks)]
+    last = len(blocks)
+    return root + max(ends[min(i + prefetch + 1, last)] - ends[i] for i in range(last))
+
+
+def by_simulation(root, blocks, prefetch):
+    """Right: gathers and frees, and watches."""
+    whole, peak, begun = 0, 0, 0
+    for place, block in enumerate(blocks):
+        while begun <= min(place + prefetch, len(blocks) - 1):
+            whole += blocks[begun]
+            begun += 1
+        peak = max(peak, whole)
+        whole -= block
+    return float(root + peak)
+
+
+def full_windows(root, blocks, prefetch):
+    """Right: windows of full length are enough, because a shorter one is part of a longer one."""
+    length = min(prefetch + 1, len(blocks))
+    return max(sum(blocks[i : i + length], root) for i in range(len(blocks) - length + 1))
+
+
+def too_short(root, blocks, prefetch):
+    """Right as long as prefetch is smaller than the number of blocks."""
+    windows = [sum(blocks[i : i + prefetch + 1]) for i in range(len(blocks) - prefetch)]
+    return root + max(windows, default=0)
+
+
+RIGHT = [by_running_sum, by_simulation, full_windows]
+WRONG = [
+    (lambda root, blocks, prefetch: None, "not written yet"),
+    (lambda root, blocks, prefetch: "many", "your function returned str 'many'"),
+    (lambda root, blocks, prefetch: full_windows(0, blocks, prefetch), "root is missing"),
+    (lambda root, blocks, prefetch: full_windows(root, blocks, prefetch + 1), "one block too many"),
+    (lambda root, blocks, prefetch: root + (prefetch + 1) * max(blocks), "times the largest block"),
+    (lambda root, blocks, prefetch: root + (prefetch + 1) * sum(blocks) / len(blocks), "the mean block"),
+    (lambda root, blocks, prefetch: root + sum(sorted(blocks)[-prefetch - 1 :]), "wherever they stand"),
+    (lambda root, blocks, prefetch: root + sum(blocks[: prefetch + 1]), "the first prefetch + 1 blocks"),
+    (lambda root, blocks, prefetch: root + sum(blocks), "as at stage 2"),
+    (lambda root, blocks, prefetch: 4 * full_windows(root, blocks, prefetch), "bytes in fp32"),
+    (lambda root, blocks, prefetch: root + full_windows(root, blocks, prefetch), "root counts twice"),
+    (
+        lambda root, blocks, prefetch: root + prefetch * max(blocks),
+        "that is prefetch times the largest block",
+    ),
+    (lambda root, blocks, prefetch: full_windows(root, blocks, 1), "that is for prefetch=1"),
+    (
+        lambda root, blocks, prefetch: max(root, full_windows(0, blocks, prefetch)),
+        "the larger of root and the blocks",
+    ),
+    (too_short, "It is wrong only where prefetch is larger than the number of blocks"),
+    (lambda root, blocks, prefetch: full_windows(root, blocks, prefetch or 1), "only with prefetch=0"),
+    (lambda root, blocks, prefetch: full_windows(root, blocks, prefetch) + 3, "returned 213, and 210"),
+    (lambda root, blocks, prefetch: blocks[prefetch + 9], "your function stopped with IndexError"),
+]
+diagnose = together(check_peak, [*RIGHT, *(wrong for wrong, _ in WRONG)])
+
+
+@pytest.mark.parametrize("right", RIGHT)
+def test_every_right_way_passes(right):
+    assert diagnose(right) is None
+
+
+@pytest.mark.parametrize(("wrong", "words"), WRONG)
+def test_the_check_names_the_mistake(wrong, words):
+    assert words in diagnose(wrong)

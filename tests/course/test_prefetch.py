@@ -1,0 +1,250 @@
+"""Lesson 06's exercise on prefetching: any right style passes, and each mistake is named."""
+
+from collections import deque
+
+import pytest
+import torch.distributed as dist
+from support.answers import alone, together
+from support.lessons import solutions_travel_by_value
+
+from zerolab.course.lessons.zero_stage_3 import check_prefetch
+
+solutions_travel_by_value(__name__)
+
+
+def use(layer, x):
+    layer.wait()
+    x = layer.forward(x)
+    layer.free()
+    return x
+
+
+def after_each(layers, x, prefetch):
+    """Right: prefetch + 1 gathers first, and one more whenever a layer is freed."""
+    for layer in layers[: prefetch + 1]:
+        layer.gather()
+    for index, layer in enumerate(layers):
+        x = use(layer, x)
+        for following in layers[index + prefetch + 1 :][:1]:
+            following.gather()
+    return x
+
+
+def with_a_queue(layers, x, prefetch):
+    """Right: what is gathered waits in a queue of bounded length."""
+    left, ahead = deque(layers), deque()
+    while left or ahead:
+        while left and len(ahead) <= prefetch:
+            ahead.append(left.popleft())
+            ahead[-1].gather()
+        x = use(ahead.popleft(), x)
+    return x
+
+
+def recursive(layers, x, prefetch, begun=0):
+    """Right: the rest of the layers are run by another call."""
+    if not layers:
+        return x
+    for layer in layers[begun : prefetch + 1]:
+        layer.gather()
+    return recursive(layers[1:], use(layers[0], x), prefetch, max(min(prefetch + 1, len(layers)) - 1, 0))
+
+
+def all_first(layers, x, prefetch):
+    for layer in layers:
+        layer.gather()
+    for layer in layers:
+        x = use(layer, x)
+    return x
+
+
+def just_in_time(layers, x, prefetch):
+    for layer in layers:
+        layer.gather()
+        x = use(layer, x)
+    return x
+
+
+def one_late(layers, x, prefetch):
+    """The next gather begins only when the layer has computed."""
+    layers[0].gather()
+    for index, layer in enumerate(layers):
+        layer.wait()
+        x = layer.forward(x)
+        for following in layers[index + 1 : index + 2]:
+            following.gather()
+        layer.free()
+    return x
+
+
+def one_more(layers, x, prefetch):
+    return after_each(layers, x, prefetch + 1)
+
+
+def always_one(layers, x, prefetch):
+    return after_each(layers, x, 1)
+
+
+def no_wait(layers, x, prefetch):
+    for layer in layers:
+        layer.gather()
+        x = layer.forward(x)
+    return x
+
+
+def waits_at_once(layers, x, prefetch):
+    for layer in layers[: prefetch + 1]:
+        layer.gather()
+        layer.wait()
+    for index, layer in enumerate(layers):
+        x = layer.forward(x)
+        layer.free()
+        for following in layers[index + prefetch + 1 :][:1]:
+            following.gather()
+            following.wait()
+    return x
+
+
+def no_free(layers, x, prefetch):
+    for layer in layers[: prefetch + 1]:
+        layer.gather()
+    for index, layer in enumerate(layers):
+        layer.wait()
+        x = layer.forward(x)
+        for following in layers[index + prefetch + 1 :][:1]:
+            following.gather()
+    return x
+
+
+def last_not_freed(layers, x, prefetch):
+    for layer in layers[: prefetch + 1]:
+        layer.gather()
+    for index, layer in enumerate(layers):
+        layer.wait()
+        x = layer.forward(x)
+        if layer is not layers[-1]:
+            layer.free()
+        for following in layers[index + prefetch + 1 :][:1]:
+            following.gather()
+    return x
+
+
+def warmed_up(layers, x, prefetch):
+    for layer in layers:
+        layer.gather()
+        layer.wait()
+        layer.free()
+    return after_each(layers, x, prefetch)
+
+
+def beyond_the_end(layers, x, prefetch):
+    for layer in layers[:prefetch]:
+        layer.gather()
+    for index, layer in enumerate(layers):
+        layers[index + prefetch].gather()
+        x = use(layer, x)
+    return x
+
+
+def around(layers, x, prefetch):
+    for layer in layers[:prefetch]:
+        layer.gather()
+    for index, layer in enumerate(layers):
+        layers[(index + prefetch) % len(layers)].gather()
+        x = use(layer, x)
+    return x
+
+
+def freed_first(layers, x, prefetch):
+    for layer in layers:
+        layer.gather()
+        layer.wait()
+        layer.free()
+        x = layer.forward(x)
+    return x
+
+
+def nothing_returned(layers, x, prefetch):
+    after_each(layers, x, prefetch)
+
+
+def same_input(layers, x, prefetch):
+    for layer in layers:
+        layer.gather()
+        output = use(layer, x)
+    return output
+
+
+def backwards(layers, x, prefetch):
+    return after_each(layers[::-1], x, prefetch)
+
+
+def one_left_out(layers, x, prefetch):
+    for layer in layers:
+        layer.gather()
+        layer.wait()
+        x = layer.forward(x) if layer.index else x
+        layer.free()
+    return x
+
+
+def all_outputs(layers, x, prefetch):
+    outputs = []
+    for layer in layers:
+        layer.gather()
+        outputs.append(use(layer, outputs[-1] if outputs else x))
+    return outputs[0]
+
+
+def first_twice(layers, x, prefetch):
+    layers[0].gather()
+    return after_each(layers, x, prefetch)
+
+
+def another_order(layers, x, prefetch):
+    """Rank 0 gathers the first two layers in another order: messages of one size, and no error of gloo's."""
+    first = layers[:2] if dist.get_rank() else layers[1::-1]
+    for layer in first:
+        layer.gather()
+    for layer in layers[2:]:
+        layer.gather()
+    for layer in layers:
+        x = use(layer, x)
+    return x
+
+
+RIGHT = [after_each, with_a_queue, recursive]
+WRONG = [
+    (lambda layers, x, prefetch: None, "not written yet"),
+    (all_first, "the layers [0, 1, 2, 3] are there at once, 4 of them, and prefetch=1 allows 2"),
+    (just_in_time, "For silver: on rank 0 the gather of layer 1 has not begun when layer 0 computes"),
+    (one_late, "the gather of layer 1 has not begun when layer 0 computes"),
+    (one_more, "For gold: on rank 0 the layers [0, 1, 2] are there at once, 3 of them"),
+    (always_one, "the layers [0, 1] are there at once, 2 of them, and prefetch=0 allows 1"),
+    (no_wait, "layer 0 computes, and its gather may not be over: call wait() first"),
+    (waits_at_once, "rank 0 waits for layer 1 before layer 0 computes, so sending and computing take turns"),
+    (no_free, "rank 0 frees no layer"),
+    (last_not_freed, "the layers [3] are still there at the end"),
+    (warmed_up, "rank 0 gathers layer 0 2 times"),
+    (beyond_the_end, "stopped with IndexError"),
+    (alone(around), "gathers layer 0 2 times"),
+    (freed_first, "layer 0 computes, and its weight was not gathered"),
+    (nothing_returned, "it returned None"),
+    (same_input, "layer 1's forward got something other than what layer 0's forward returned"),
+    (backwards, "forward ran the layers [3, 2, 1, 0]: it goes through [0, 1, 2, 3]"),
+    (one_left_out, "forward ran the layers [1, 2, 3]"),
+    (all_outputs, "return what the last layer's forward returned"),
+    (first_twice, "layer 0 is gathered a second time while it is there"),
+    (another_order, "begin their gathers in different orders"),
+]  # fmt: skip
+diagnose = together(check_prefetch, [*RIGHT, *(wrong for wrong, _ in WRONG)])
+
+
+@pytest.mark.parametrize("right", RIGHT)
+def test_every_right_way_passes(right):
+    assert diagnose(right) is None
+
+
+@pytest.mark.parametrize(("wrong", "words"), WRONG)
+def test_the_check_names_the_mistake(wrong, words):
+    assert words in diagnose(wrong)

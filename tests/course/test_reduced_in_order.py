@@ -1,0 +1,244 @@
+"""Lesson 05's exercise on order: any right style passes, and each mistake is named."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.answers import alone, together
+from support.lessons import solutions_travel_by_value
+
+from zerolab import ring
+from zerolab.course.lessons.zero_stage_2 import check_order
+
+solutions_travel_by_value(__name__)
+
+
+class Queue:
+    """Right: a flag for each unit; each subclass below changes one thing."""
+
+    def __init__(self, sizes):
+        self.sizes, self.shards = sizes, {}
+        self.flats = dict.fromkeys(sizes)
+
+    def ready(self, name, flat):
+        self.flats[name] = flat
+        self.drain()
+
+    def drain(self):
+        for name in self.sizes:
+            if name in self.shards:
+                continue
+            if self.flats[name] is None:
+                return
+            self.take(name)
+
+    def take(self, name):
+        flat, self.flats[name] = self.flats[name], None
+        self.shards[name] = self.reduce(flat)
+
+    def reduce(self, flat):
+        return ring.reduce_scatter(flat).clone()
+
+    def finish(self):
+        for name, numel in self.sizes.items():
+            if name not in self.shards:
+                if self.flats[name] is None:
+                    self.flats[name] = torch.zeros(numel)
+                self.take(name)
+
+
+class Recursive:
+    """Right: the next name is remembered, and each reduction looks for the one after it."""
+
+    def __init__(self, sizes):
+        self.sizes, self.names, self.shards, self.ahead = sizes, iter(sizes), {}, {}
+        self.turn = next(self.names)
+
+    def ready(self, name, flat):
+        self.ahead[name] = flat
+        if self.turn in self.ahead:
+            turn, self.turn = self.turn, next(self.names, None)
+            self.shards[turn] = torch.clone(ring.reduce_scatter(self.ahead.pop(turn)))
+            if self.turn in self.ahead:
+                self.ready(self.turn, self.ahead.pop(self.turn))
+
+    def finish(self):
+        while self.turn:
+            self.ready(self.turn, torch.zeros(self.sizes[self.turn]))
+
+
+class ByMessages(Queue):
+    """Right: every rank sends each chunk to its owner."""
+
+    def reduce(self, flat):
+        rank, size = dist.get_rank(), dist.get_world_size()
+        pieces = ring.chunks(flat.numel(), size)
+        mine = flat[pieces[rank]].clone()
+        for distance in range(1, size):
+            there, landing = (rank + distance) % size, torch.empty_like(mine)
+            work = dist.isend(flat[pieces[there]], there)
+            dist.recv(landing, (rank - distance) % size)
+            work.wait()
+            mine += landing
+        return mine
+
+
+class Stub:
+    def __init__(self, sizes):
+        self.shards = {}
+
+    def ready(self, name, flat): ...
+
+    def finish(self): ...
+
+
+class AtOnce(Queue):
+    def ready(self, name, flat):
+        self.flats[name] = flat
+        self.take(name)
+
+
+class AllInFinish(Queue):
+    def ready(self, name, flat):
+        self.flats[name] = flat
+
+
+class NoZeros(Queue):
+    def finish(self):
+        for name in self.sizes:
+            if self.flats[name] is not None:
+                self.take(name)
+
+
+class NoFinish(Queue):
+    def finish(self): ...
+
+
+class Views(Queue):
+    def reduce(self, flat):
+        return ring.reduce_scatter(flat)
+
+
+class AllReduced(Queue):
+    def reduce(self, flat):
+        ring.all_reduce(flat)
+        return flat.chunk(dist.get_world_size())[dist.get_rank()].clone()
+
+
+class NativeAllReduce(Queue):
+    def reduce(self, flat):
+        dist.all_reduce(flat)
+        return flat.chunk(dist.get_world_size())[dist.get_rank()].clone()
+
+
+class Mean(Queue):
+    def reduce(self, flat):
+        return super().reduce(flat) / dist.get_world_size()
+
+
+class Own(Queue):
+    def reduce(self, flat):
+        return flat[ring.chunks(flat.numel(), dist.get_world_size())[dist.get_rank()]].clone()
+
+
+class Whole(Queue):
+    def reduce(self, flat):
+        ring.all_reduce(flat)
+        return flat.clone()
+
+
+class Misnamed(Queue):
+    """Reduces in the right order, and keeps the sum under the name that just got ready."""
+
+    def __init__(self, sizes):
+        super().__init__(sizes)
+        self.named, self.made = [], []
+
+    def ready(self, name, flat):
+        self.named.append(name)
+        super().ready(name, flat)
+
+    def finish(self):
+        super().finish()
+        names = [*self.named, *(name for name in self.sizes if name not in self.named)]
+        self.shards = dict(zip(names, [self.shards[name] for name in self.sizes], strict=True))
+
+
+class History(Queue):
+    def take(self, name):
+        self.past = [*getattr(self, "past", []), self.flats[name]]
+        super().take(name)
+
+
+class Backwards(Queue):
+    def __init__(self, sizes):
+        super().__init__(dict(reversed(sizes.items())))
+
+
+class OnesForZeros(Queue):
+    def finish(self):
+        for name, numel in self.sizes.items():
+            if name not in self.shards:
+                if self.flats[name] is None:
+                    self.flats[name] = torch.ones(numel)
+                self.take(name)
+
+
+class Listed(Queue):
+    def finish(self):
+        super().finish()
+        self.shards = list(self.shards.values())
+
+
+class NextChunk(Queue):
+    def reduce(self, flat):
+        ring.all_reduce(flat)
+        size = dist.get_world_size()
+        return flat[ring.chunks(flat.numel(), size)[(dist.get_rank() + 1) % size]].clone()
+
+
+class Doubled(Queue):
+    def reduce(self, flat):
+        return super().reduce(2 * flat)
+
+
+class MissesFirst(Queue):
+    """Rank 0's gradients are lost."""
+
+    def reduce(self, flat):
+        return super().reduce(flat if dist.get_rank() else torch.zeros_like(flat))
+
+
+ORDER_RIGHT = [Queue, Recursive, ByMessages]
+ORDER_WRONG = [
+    (Stub, "not written yet"),
+    (alone(AtOnce), "the ranks reduce different units at the same time"),
+    (AllInFinish, "For gold: after unit a got ready rank 0 holds 1 whole buffers, and 0 wait"),
+    (alone(NoZeros), "finish has to reduce zeros for each such unit"),
+    (alone(NoFinish), "was never sent: rank 1 has returned"),
+    (Views, "keep a clone of the chunk: a view keeps the buffer"),
+    (AllReduced, "bronze, because the values are right. For silver: rank 0 sends"),
+    (NativeAllReduce, "that calls torch's own dist.all_reduce: use ring.reduce_scatter"),
+    (Mean, "each shard is the mean over the ranks"),
+    (Own, "each shard is this rank's own gradient"),
+    (Whole, "every rank keeps the whole sum"),
+    (Misnamed, "kept under other units' names"),
+    (History, "(look at `self.past[0]`)"),
+    (Backwards, "reduces the units in the order d, c, b, a; the one of sizes is a, b, c, d"),
+    (OnesForZeros, "a unit without a gradient adds ones to the sum"),
+    (Listed, "self.shards is of type list"),
+    (NextChunk, "the next rank's shard"),
+    (Doubled, "what is there is 2 times what it should be"),
+    (MissesFirst, "rank 0's a is missing"),
+    (lambda sizes: sizes, "'dict' object has no attribute 'ready'"),
+]  # fmt: skip
+in_order = together(check_order, [*ORDER_RIGHT, *(wrong for wrong, _ in ORDER_WRONG)])
+
+
+@pytest.mark.parametrize("right", ORDER_RIGHT)
+def test_every_right_order_passes(right):
+    assert in_order(right) is None
+
+
+@pytest.mark.parametrize(("wrong", "words"), ORDER_WRONG)
+def test_wrong_orders_are_named(wrong, words):
+    assert words in in_order(wrong)

@@ -1,0 +1,176 @@
+"""Lesson 04's exercise on slices: models that are cut into shards, and what each mistake makes of them."""
+
+from collections.abc import Callable, Iterable
+from itertools import accumulate
+from typing import NamedTuple
+
+from zerolab import ring
+
+Slices = list[tuple[int, int]]  # one (start, stop) for each parameter; an empty slice is (0, 0)
+
+
+class Case(NamedTuple):
+    """The sizes of the parameters, the number of ranks, and the rank that is asked for."""
+
+    sizes: tuple[int, ...]
+    world_size: int
+    rank: int
+
+    @property
+    def numel(self) -> int:
+        return sum(self.sizes)
+
+    @property
+    def offsets(self) -> list[int]:
+        """Where each parameter begins in the flat buffer."""
+        return list(accumulate(self.sizes, initial=0))[:-1]
+
+    @property
+    def shard(self) -> slice:
+        """The rank's range of the padded buffer."""
+        size = -(-self.numel // self.world_size)
+        return slice(size * self.rank, size * (self.rank + 1))
+
+    def __str__(self) -> str:
+        return f"sizes {list(self.sizes)}, {self.world_size} ranks, rank {self.rank}"
+
+
+_WORLDS = (
+    ((6, 3, 7, 1), 3),
+    ((120, 20, 80, 4), 4),
+    ((10,), 4),
+    ((2, 2, 2), 8),
+    ((5, 5, 5, 5), 2),
+    ((7, 9), 1),
+)
+CASES = [Case(sizes, world_size, rank) for sizes, world_size in _WORLDS for rank in range(world_size)]
+
+
+def inside(case: Case, shard: slice | None = None) -> Slices:
+    """The slice of each parameter that lies in a range of the buffer, the rank's shard by default."""
+    shard = shard or case.shard
+    pairs = zip(case.offsets, case.sizes, strict=True)
+    return plain((max(shard.start - at, 0), max(min(shard.stop - at, size), 0)) for at, size in pairs)
+
+
+def plain(pairs: Iterable[tuple[int, int]]) -> Slices:
+    """The same slices, with (0, 0) for each empty one; a negative number counts from the end in Python."""
+    return [(start, stop) if start < stop or min(start, stop) < 0 else (0, 0) for start, stop in pairs]
+
+
+def _floor(case: Case, rest: int = 0) -> slice:
+    """A shard of numel // N elements; the last rank's is longer by `rest`."""
+    size = case.numel // case.world_size
+    last = case.rank == case.world_size - 1
+    return slice(size * case.rank, size * (case.rank + 1) + rest * last)
+
+
+def _rest_first(case: Case) -> slice:
+    """A shard of numel // N elements; rank 0's is longer by the rest."""
+    size, rest = divmod(case.numel, case.world_size)
+    return slice(size * case.rank + (rest if case.rank else 0), size * (case.rank + 1) + rest)
+
+
+def _of_list(case: Case) -> Slices:
+    """Whole parameters, an equal part of the list for each rank."""
+    mine = ring.chunks(len(case.sizes), case.world_size)[case.rank]
+    return [(0, size) if mine.start <= place < mine.stop else (0, 0) for place, size in enumerate(case.sizes)]
+
+
+def _each_cut(case: Case) -> Slices:
+    cuts = [ring.chunks(size, case.world_size)[case.rank] for size in case.sizes]
+    return plain((cut.start, cut.stop) for cut in cuts)
+
+
+def _padded_first(case: Case) -> Slices:
+    """Where every parameter takes a multiple of N places in the buffer."""
+    longer = case._replace(sizes=tuple(-(-size // case.world_size) * case.world_size for size in case.sizes))
+    pairs = zip(inside(longer), case.sizes, strict=True)
+    return plain((min(start, size), min(stop, size)) for (start, stop), size in pairs)
+
+
+def _each_padded(case: Case) -> Slices:
+    cuts = [(-(-size // case.world_size), size) for size in case.sizes]
+    return plain((length * case.rank, min(length * (case.rank + 1), size)) for length, size in cuts)
+
+
+# A sentence, and the slices that the mistake leads to.
+# fmt: off
+MISTAKES: dict[str, Callable[[Case], Slices]] = {
+    "numel // N rounds down, so the last elements have no owner: round up, and the padding makes the shards "
+    "equal":
+        lambda c: inside(c, _floor(c)),
+    "the last rank takes the remainder, so its shard is longer: round up, and all shards are equal":
+        lambda c: inside(c, _floor(c, c.numel % c.world_size)),
+    "the first shards are one longer than the rest, as ring.chunks cuts: this buffer is padded, and all its "
+    "shards are equal":
+        lambda c: inside(c, ring.chunks(c.numel, c.world_size)[c.rank]),
+    "these are positions in the flat buffer: count from each parameter's own first element, so subtract the "
+    "parameter's offset":
+        lambda c: plain((start + at, stop + at) if stop else (0, 0)
+                        for (start, stop), at in zip(inside(c), c.offsets, strict=True)),
+    "these are positions in the shard: count from each parameter's own first element":
+        lambda c: plain((start + at - c.shard.start, stop + at - c.shard.start) if stop else (0, 0)
+                        for (start, stop), at in zip(inside(c), c.offsets, strict=True)),
+    "a slice ends where the shard ends, behind its parameter's last element or before its first: cut it off "
+    "at the parameter's size and at 0":
+        lambda c: plain((max(c.shard.start - at, 0), c.shard.stop - at) for at in c.offsets),
+    "a slice ends where the shard ends, behind its parameter's last element: cut it off at the parameter's "
+    "size":
+        lambda c: plain((max(c.shard.start - at, 0), max(c.shard.stop - at, 0)) for at in c.offsets),
+    "a slice begins where the shard begins, before its parameter's first element, at a negative number: "
+    "begin at 0 or later":
+        lambda c: plain((c.shard.start - at, min(c.shard.stop - at, size))
+                        for at, size in zip(c.offsets, c.sizes, strict=True)),
+    "a parameter behind the shard gets a negative stop, and [0:-2] is not empty: it leaves out the last two. "
+    "Make empty slices (0, 0)":
+        lambda c: [(max(c.shard.start - at, 0), min(c.shard.stop - at, size))
+                   for at, size in zip(c.offsets, c.sizes, strict=True)],
+    "each parameter that the shard touches is there whole: a cut may go through the middle of a parameter":
+        lambda c: [(0, size if stop else 0) for (_, stop), size in zip(inside(c), c.sizes, strict=True)],
+    "that cuts the list of parameters: cut the flat buffer":
+        _of_list,
+    "whole parameters are dealt out to the ranks in turn: cut the flat buffer":
+        lambda c: [(0, size if place % c.world_size == c.rank else 0) for place, size in enumerate(c.sizes)],
+    "each parameter is cut into N parts, which is FSDP2's way: here one flat buffer of all parameters is cut":
+        _each_cut,
+    "each parameter is padded by itself before it goes into the buffer: padding stands at the end of the "
+    "buffer only":
+        _padded_first,
+    "numel // N + 1 is one too many where N divides numel: round up with -(-numel // N)":
+        lambda c: inside(c, slice((size := c.numel // c.world_size + 1) * c.rank, size * (c.rank + 1))),
+    "each parameter is padded and cut into N parts, which is FSDP2's way: here one flat buffer of all "
+    "parameters is cut":
+        _each_padded,
+    "stop is one too small: it is the first element that is not in the slice, as in Python":
+        lambda c: [(start, max(stop - 1, 0)) for start, stop in inside(c)],
+    "that is (start, length): return (start, stop)":
+        lambda c: [(start, stop - start) for start, stop in inside(c)],
+    "these are the slices of the next rank":
+        lambda c: inside(c._replace(rank=(c.rank + 1) % c.world_size)),
+    "these are the slices of the previous rank: ranks begin with 0":
+        lambda c: inside(c._replace(rank=c.rank - 1)),
+    "every rank owns everything: that is stage 0":
+        lambda c: [(0, size) for size in c.sizes],
+    "every rank owns the first shard: use rank":
+        lambda c: inside(c._replace(rank=0)),
+    "every parameter is cut as if it were the first in the buffer: add up the sizes of those before it":
+        lambda c: plain((min(c.shard.start, size), min(c.shard.stop, size)) for size in c.sizes),
+    "the parameters without an element here are left out. Keep an empty slice for each: otherwise slices and "
+    "parameters no longer match":
+        lambda c: [pair for pair in inside(c) if pair != (0, 0)],
+    "that is (stop, start): return (start, stop)":
+        lambda c: [(stop, start) for start, stop in inside(c)],
+    "the ranks are in reverse order: rank 0 owns the first shard":
+        lambda c: inside(c._replace(rank=c.world_size - 1 - c.rank)),
+    "rank 0 takes the remainder, so its shard is longer: round up, and all shards are equal":
+        lambda c: inside(c, _rest_first(c)),
+    "the parameters were sorted by size: they stand in the buffer in the order of sizes":
+        lambda c: inside(c._replace(sizes=tuple(sorted(c.sizes, reverse=True)))),
+    "each offset is one parameter too far: a parameter begins where the ones before it end":
+        lambda c: plain((max(c.shard.start - at - size, 0), max(min(c.shard.stop - at - size, size), 0))
+                        for at, size in zip(c.offsets, c.sizes, strict=True)),
+    "the slices are in the reverse order of the parameters":
+        lambda c: inside(c)[::-1],
+}
+# fmt: on

@@ -1,0 +1,106 @@
+"""Lesson 04's exercise on shards: which slice of each parameter a rank owns."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from zerolab.course.attempts import Odd, attempt
+from zerolab.course.exercise import graded
+from zerolab.course.lessons.zero_stage_1.cuts import CASES, MISTAKES, Case, Slices, inside, plain
+from zerolab.course.lessons.zero_stage_1.solution import owned_slices
+
+HINTS = (
+    "a shard has ceil(numel / world_size) elements of the padded buffer. Compute where yours begins and "
+    "ends.",
+    "a parameter begins in the buffer where the ones before it end. Subtract that offset from the ends of "
+    "your shard to count from the parameter's own first element.",
+    "cut both ends off at the parameter: start is max(first - offset, 0), and stop is min(last - offset, "
+    "size). If stop is not above start, the slice is (0, 0).",
+)
+
+
+@graded(
+    "Your slices are right for every rank: each element of each parameter has one owner.",
+    call="owned_slices(sizes, world_size, rank)",
+    hints=HINTS,
+    solution=[owned_slices],
+)
+def check_owned(fn: Callable) -> str | None:
+    """Ask fn(sizes, world_size, rank) for the slices of every rank of six models; name what is wrong."""
+    outcome = attempt(_answers, [(fn,)])
+    if outcome.failure:
+        return outcome.failure.replace("rank 0", "your function").replace(", not waiting", "")
+    answers = dict(zip(CASES, outcome.values[0], strict=True))
+    if set(answers.values()) == {Odd("NoneType", "")}:
+        return "not written yet: the function returned None"
+    wrong = [case for case in CASES if answers[case] != tuple(inside(case))]
+    return f"{_mistake(answers, wrong)} (seen with {wrong[0]})" if wrong else None
+
+
+def _answers(fn: Callable) -> list[tuple | Odd]:
+    """In the worker: what fn returns for every case, each time as plain pairs of numbers."""
+    return [_slices(fn(list(case.sizes), case.world_size, case.rank)) for case in CASES]
+
+
+def _slices(value: Any) -> tuple | Odd:
+    if not isinstance(value, list | tuple):
+        return Odd(type(value).__name__, "" if value is None else repr(value)[:60])
+    pairs = [_pair(each) for each in value]
+    odd = [pair for pair in pairs if isinstance(pair, Odd)]
+    return odd[0] if odd else tuple(plain(pairs))
+
+
+def _pair(value: Any) -> tuple[int, int] | Odd:
+    """A slice as (start, stop); a slice, a range, and whole numbers of any type are taken, too."""
+    if isinstance(value, slice | range) and value.step in (None, 1):
+        value = (value.start or 0, value.stop)
+    try:
+        start, stop = value
+        if int(start) == start and int(stop) == stop:
+            return int(start), int(stop)
+        return Odd("a slice that is not of whole numbers,", repr(value)[:60])
+    except (TypeError, ValueError):
+        pass
+    return Odd(f"{type(value).__name__} for a parameter", repr(value)[:60])
+
+
+def _mistake(answers: Mapping[Case, Any], wrong: list[Case]) -> str:
+    """The mistake behind all answers, or all wrong ones; or an element without exactly one owner."""
+    case, got = wrong[0], answers[wrong[0]]
+    if isinstance(got, Odd):
+        said = " ".join(filter(None, got)).replace("NoneType", "None")
+        return f"your function returned {said}: return a list with one (start, stop) for each parameter"
+    for cases in (CASES, wrong):
+        fits = [why for why, f in MISTAKES.items() if all(answers[c] == tuple(plain(f(c))) for c in cases)]
+        if fits:
+            return ", or else ".join(fits)
+    if len(got) != len(case.sizes):
+        return f"your list has {len(got)} slices for {len(case.sizes)} parameters: return one for each"
+    return _owners(answers, case) or _length(case, got) or _first_difference(case, got)
+
+
+def _length(case: Case, got: Slices) -> str | None:
+    """Whether the rank owns too many elements or too few."""
+    has, right = (sum(stop - start for start, stop in slices) for slices in (got, inside(case)))
+    if has == right:
+        return None
+    return f"rank {case.rank} owns {has} elements in all, and {right} of its shard are of parameters"
+
+
+def _owners(answers: Mapping[Case, Any], case: Case) -> str | None:
+    """The first element of a parameter that no rank owns, or more than one."""
+    ranks = [answers[case._replace(rank=rank)] for rank in range(case.world_size)]
+    if any(isinstance(own, Odd) or len(own) != len(case.sizes) for own in ranks):
+        return None
+    for place, size in enumerate(case.sizes):
+        for element in range(size):
+            own = [r for r, slices in enumerate(ranks) if slices[place][0] <= element < slices[place][1]]
+            if len(own) != 1:
+                has = f"the ranks {own} all own" if own else "no rank owns"
+                return f"{has} element {element} of parameter {place}: each element has one owner"
+    return None
+
+
+def _first_difference(case: Case, got: Slices) -> str:
+    pairs = enumerate(zip(got, inside(case), strict=True))
+    place, (mine, right) = next((place, pair) for place, pair in pairs if pair[0] != pair[1])
+    return f"the slice of parameter {place} is {mine}, and right is {right}"

@@ -1,0 +1,170 @@
+"""Lesson 05's exercise on order: units get ready in any order, and all ranks reduce them in one."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from zerolab.course.alive import Alive, kept_by
+from zerolab.course.attempts import Attempt, Odd, attempt, returned
+from zerolab.course.evidence import Finding, examine
+from zerolab.course.exercise import graded
+from zerolab.course.lessons.zero_stage_2.backward_passes import CASES, MISTAKES, Case
+from zerolab.course.lessons.zero_stage_2.solution import InOrder
+from zerolab.course.targets import bronze, silver
+
+HINTS = (
+    "keep a unit that is ready in a dictionary until it is the next one in the order of sizes. Then reduce "
+    "it, and look whether the one after it is waiting, too.",
+    "a while loop in ready: as long as the first unit of your list is waiting, take it out of both, reduce "
+    "it, and keep a clone of the chunk in self.shards.",
+    "in finish a unit without a gradient is still missing, and the other ranks wait for this rank's part of "
+    "its sum: call self.ready(name, torch.zeros(sizes[name])) for each that is neither waiting nor reduced.",
+)
+
+
+class Reduced(NamedTuple):
+    """A rank's shards, and how many whole buffers were alive after each unit got ready, and at the end."""
+
+    shards: dict[str, torch.Tensor | Odd] | Odd
+    whole: list[int]
+    name: str | None
+
+
+@graded(
+    "Gold: every rank reduces every unit in one order, whichever is ready first, nothing is sent twice, and "
+    "only the units that wait for their turn stay in memory.",
+    call="InOrder(sizes)",
+    hints=HINTS,
+    solution=[InOrder],
+)
+def check_order(cls: Callable) -> str | None:
+    """Run cls(sizes) through four backward passes in which the ranks' units get ready in different orders.
+
+    Bronze for right shards, silver for one reduce-scatter of each unit, gold if a buffer is freed once it is
+    its turn.
+    """
+    return examine(CASES, partial(_look, cls))
+
+
+def _backward(cls: Callable, case: Case, rank: int) -> Reduced:
+    """In the worker: units get ready in this rank's order; look at what is alive after each of them."""
+    alive, whole, name = Alive(), [], None
+    mine = cls(dict(case.sizes))
+    for step in [*case.orders[rank], None]:
+        if step is None:
+            mine.finish()
+        else:
+            mine.ready(step, case.gradient(rank, step))
+        found = alive.storages(at_least=4 * min(case.sizes.values()))
+        whole.append(len(found))
+        if step is None or len(found) > case.waiting(rank)[len(whole) - 1]:
+            name = name or next(filter(None, (kept_by(each, self=mine) for each in found.values())), None)
+        found.clear()
+    shards = mine.shards
+    return Reduced(_plain(shards), whole, name)
+
+
+def _plain(shards: Any) -> dict | Odd:
+    if not isinstance(shards, dict):
+        return Odd(type(shards).__name__, repr(shards)[:60])
+    return {name: returned(shard) for name, shard in shards.items()}
+
+
+def _look(cls: Callable, case: Case) -> Finding:
+    outcome = attempt(_backward, [(cls, case, rank) for rank in range(case.world_size)])
+    if stopped := _stopped(outcome, case):
+        return Finding(str(case), stopped)
+    findings = [_of_unit(case, outcome, name) for name in case.sizes]
+    wrong = [finding for finding in findings if finding.wrong]
+    if not wrong:
+        return Finding(str(case), cost=_sent_too_much(outcome, case) or _held_too_much(outcome, case))
+    named = set.intersection(*(set(finding.fitting()) for finding in findings))
+    wrong[0].mistakes = {why: values for why, values in wrong[0].mistakes.items() if why in named}
+    return wrong[0]
+
+
+def _of_unit(case: Case, outcome: Attempt, name: str) -> Finding:
+    """A unit's shards, beside what the mistakes would have made of them."""
+    ranks, names = range(case.world_size), [n for n in case.sizes if case.sizes[n] == case.sizes[name]]
+    own = [f"rank {peer}'s {name}" for peer in ranks]
+    parts = {
+        f"rank {peer}'s {other}": (peer, other) for other in [name, *names] for peer in ranks
+        if other in case.orders[peer]
+    }  # fmt: skip
+    at = lambda rank: {each: case.gradient(*of)[case.cut(name, rank)] for each, of in parts.items()}
+    return Finding(
+        f"{case}, in unit {name}",
+        None,
+        [values.shards[name] for values in outcome.values],
+        [case.total(name)[case.cut(name, rank)] for rank in ranks],
+        {why: [f(case, name, rank) for rank in ranks] for why, f in MISTAKES.items()},
+        lambda rank: [
+            parts for parts in ({k: v for k, v in at(rank).items() if k in own}, at(rank)) if parts
+        ],
+        also=outcome.hint_of_calls,
+    )
+
+
+def _stopped(outcome: Attempt, case: Case) -> str | None:
+    if outcome.failure:
+        missing = [name for name in case.sizes if any(name not in order for order in case.orders)]
+        crossed = "must have the same size" in outcome.failure or "that was never sent" in outcome.failure
+        if crossed and missing:
+            return (
+                f"{outcome.failure}. Some ranks have no gradient of {', '.join(missing)}: finish has to "
+                "reduce zeros for each such unit, because the other ranks wait for them"
+            )
+        order = ". Every rank must reduce every unit, and all of them in one order" if crossed else ""
+        return outcome.failure + order
+    all_shards = [values.shards for values in outcome.values]
+    if not any(outcome.calls) and not any(all_shards):
+        return "not written yet: nothing was sent and self.shards is empty"
+    if outcome.collectives:
+        return f"that calls torch's own {outcome.collectives[0]}: use ring.reduce_scatter"
+    for rank, shards in enumerate(all_shards):
+        if isinstance(shards, Odd):
+            return (
+                f"self.shards is of type {shards.kind}: it is a dictionary, from a unit's name to its shard"
+            )
+        if missing := [name for name in case.sizes if name not in shards]:
+            late = [name for name in missing if name not in case.orders[rank]]
+            zeros = ". A unit without a gradient is reduced in finish, with zeros" if late else ""
+            return f"rank {rank} has no shard of {', '.join(missing)} in self.shards after finish(){zeros}"
+    return None
+
+
+def _sent_too_much(outcome: Attempt, case: Case) -> str | None:
+    for rank in range(case.world_size):
+        sent = outcome.bytes_sent(rank)
+        own = [case.cut(name, rank) for name in case.sizes]
+        allowed = 4 * (sum(case.sizes.values()) - sum(cut.stop - cut.start for cut in own))
+        if sent > allowed:
+            calls = ", ".join(sorted({message.call for message in outcome.messages[rank]}))
+            return bronze(
+                f"rank {rank} sends {sent} bytes ({calls}), {sent / allowed:.3g} times the {allowed} of one "
+                "reduce-scatter of each unit"
+            )
+    return None
+
+
+def _held_too_much(outcome: Attempt, case: Case) -> str | None:
+    """More whole buffers than wait for their turn, after a call of ready or at the end."""
+    for rank, values in enumerate(outcome.values):
+        name = f" (look at `{values.name}`)" if values.name else ""
+        moments = [f"unit {unit} got ready" for unit in case.orders[rank]] + ["finish()"]
+        for when, held, waiting in zip(moments, values.whole, [*case.waiting(rank), 0], strict=True):
+            made = list(values.shards)
+            if held > waiting and made != list(case.sizes):
+                orders = ", ".join(made), ", ".join(case.sizes)
+                return silver(
+                    f"rank {rank} reduces the units in the order {orders[0]}; the one of sizes is {orders[1]}"
+                )
+            if held > waiting:
+                return silver(
+                    f"after {when} rank {rank} holds {held} whole buffers, and {waiting} wait for their "
+                    f"turn{name}. Reduce a unit as soon as it is its turn, and keep a clone of the chunk: a "
+                    "view keeps the buffer"
+                )
+    return None

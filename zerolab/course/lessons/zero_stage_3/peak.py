@@ -1,0 +1,156 @@
+"""Lesson 06's exercise on the peak: how many parameters are whole at once, where blocks differ in size."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from zerolab.course.attempts import Odd, attempt
+from zerolab.course.exercise import graded
+from zerolab.course.lessons.zero_stage_3.solution import most_whole
+
+HINTS = (
+    "while block i computes, root is whole, block i is whole, and the next `prefetch` blocks are whole or on "
+    "their way.",
+    "blocks[i : i + prefetch + 1] are these blocks. Near the end there are fewer.",
+    "return root + the largest of sum(blocks[i : i + prefetch + 1]) over all i.",
+)
+
+
+class Case(NamedTuple):
+    """The parameters of the root and of each block, and how many blocks are gathered ahead."""
+
+    root: int
+    blocks: tuple[int, ...]
+    prefetch: int
+
+    def windows(self, length: int) -> list[int]:
+        """The sums of so many neighbouring blocks, from each block on; near the end of fewer."""
+        return [sum(self.blocks[i : i + length]) for i in range(len(self.blocks))]
+
+    def largest(self, count: int) -> int:
+        """The sum of the largest blocks."""
+        return sum(sorted(self.blocks)[-count:]) if count else 0
+
+    @property
+    def right(self) -> int:
+        return self.root + max(self.windows(self.prefetch + 1))
+
+    def __str__(self) -> str:
+        return f"root {self.root}, blocks {list(self.blocks)}, prefetch={self.prefetch}"
+
+
+CASES = [
+    Case(root, blocks, prefetch)
+    for root, blocks in (
+        (100, (50, 10, 40, 70, 30)),
+        (1000, (8, 1, 1, 9)),
+        (7, (5, 5, 5)),
+        (0, (90, 3, 2, 80)),
+    )
+    for prefetch in (1, 0, 2, 6)
+]
+
+# A sentence, and the number that the mistake leads to.
+# fmt: off
+MISTAKES: dict[str, Callable[[Case], float]] = {
+    "root is missing: it stays whole from forward to backward":
+        lambda c: c.right - c.root,
+    "that is prefetch blocks: the block that computes is whole, too, which makes prefetch + 1":
+        lambda c: c.root + (max(c.windows(c.prefetch)) if c.prefetch else 0),
+    "that is one block too many: prefetch + 1 blocks are whole, the one that computes and the next ones":
+        lambda c: c.root + max(c.windows(c.prefetch + 2)),
+    "that is prefetch + 1 times the largest block: the blocks differ, so add up neighbours":
+        lambda c: c.root + (c.prefetch + 1) * max(c.blocks),
+    "that is the largest block as often as blocks are whole: the blocks differ, so add up neighbours":
+        lambda c: c.root + min(c.prefetch + 1, len(c.blocks)) * max(c.blocks),
+    "that is prefetch + 1 times the mean block: one large block decides the peak":
+        lambda c: c.root + (c.prefetch + 1) * sum(c.blocks) / len(c.blocks),
+    "that is the mean block as often as blocks are whole: one large block decides the peak":
+        lambda c: c.root + min(c.prefetch + 1, len(c.blocks)) * sum(c.blocks) / len(c.blocks),
+    "these are the largest prefetch + 1 blocks, wherever they stand: only blocks that follow each other are "
+    "whole together":
+        lambda c: c.root + c.largest(c.prefetch + 1),
+    "these are the first prefetch + 1 blocks: take the largest sum over all blocks that compute":
+        lambda c: c.root + c.windows(c.prefetch + 1)[0],
+    "these are the last prefetch + 1 blocks: take the largest sum over all blocks that compute":
+        lambda c: c.root + sum(c.blocks[-c.prefetch - 1:]),
+    "that is the smallest sum of neighbours: the peak is the largest":
+        lambda c: c.root + min(c.windows(c.prefetch + 1)),
+    "that is the whole model, as at stage 2: only prefetch + 1 blocks are whole":
+        lambda c: c.root + sum(c.blocks),
+    "the root counts once for each block: it is whole once":
+        lambda c: max(c.windows(c.prefetch + 1)) + c.root * min(c.prefetch + 1, len(c.blocks)),
+    "root counts twice: it is whole once":
+        lambda c: c.root + c.right,
+    "that is the larger of root and the blocks: they are whole at the same time, so add them":
+        lambda c: max(c.root, c.right - c.root),
+    "that is prefetch times the largest block: prefetch + 1 blocks are whole, and they differ":
+        lambda c: c.root + c.prefetch * max(c.blocks),
+    "that is for prefetch=1, whatever prefetch is":
+        lambda c: c.root + max(c.windows(2)),
+    "prefetch goes both ways here, to the block before and to the next: only blocks that come are gathered":
+        lambda c: c.root + max(sum(c.blocks[max(0, i - c.prefetch):i + c.prefetch + 1])
+                               for i in range(len(c.blocks))),
+    "that is bytes in fp32: return a number of parameters":
+        lambda c: 4 * c.right,
+    "that is bytes in 16 bits: return a number of parameters":
+        lambda c: 2 * c.right,
+}
+# fmt: on
+
+
+@graded(
+    "Your peak is right for blocks of any size and every prefetch.",
+    call="most_whole(root, blocks, prefetch)",
+    hints=HINTS,
+    solution=[most_whole],
+)
+def check_peak(fn: Callable) -> str | None:
+    """Compare fn(root, blocks, prefetch) with the most parameters that are whole at once."""
+    outcome = attempt(_answers, [(fn,)])
+    if outcome.failure:
+        return outcome.failure.replace("rank 0", "your function").replace(", not waiting", "")
+    answers = outcome.values[0]
+    if all(isinstance(each, Odd) and each.kind == "NoneType" for each in answers):
+        return "not written yet: the function returned None"
+    wrong = [case for case, got in zip(CASES, answers, strict=True) if not _fits(got, case.right)]
+    return f"{_mistake(answers, wrong)} (seen with {wrong[0]})" if wrong else None
+
+
+def _answers(fn: Callable) -> list[float | Odd]:
+    """In the worker: what fn returns in every case."""
+    return [_number(fn(case.root, list(case.blocks), case.prefetch)) for case in CASES]
+
+
+def _number(value: Any) -> float | Odd:
+    try:
+        if not isinstance(value, str | bool):
+            return float(value)
+    except (TypeError, ValueError):
+        pass
+    return Odd(type(value).__name__, "" if value is None else repr(value)[:60])
+
+
+def _fits(got: float | Odd, want: float) -> bool:
+    return isinstance(got, float) and abs(got - want) < 1e-6
+
+
+def _mistake(answers: Sequence[float | Odd], wrong: Sequence[Case]) -> str:
+    """The mistake behind all answers, else behind all wrong ones; else the first that is wrong."""
+    given = dict(zip(CASES, answers, strict=True))
+    got, case = given[wrong[0]], wrong[0]
+    if isinstance(got, Odd):
+        said = " ".join(filter(None, got)).replace("NoneType", "None")
+        return f"your function returned {said}: return a number of parameters"
+    for cases, where in ((CASES, ""), (wrong, _edge(wrong))):
+        if fits := [why for why, f in MISTAKES.items() if all(_fits(given[c], f(c)) for c in cases)]:
+            return ", or else ".join(fits) + where
+    return f"your function returned {got:g}, and {case.right} parameters are whole{_edge(wrong)}"
+
+
+def _edge(wrong: Sequence[Case]) -> str:
+    """What the wrong cases have in common."""
+    if all(case.prefetch >= len(case.blocks) for case in wrong):
+        return ". It is wrong only where prefetch is larger than the number of blocks: then all are whole"
+    if all(case.prefetch == 0 for case in wrong):
+        return ". It is wrong only with prefetch=0: then the block that computes is whole, and no other"
+    return ""
