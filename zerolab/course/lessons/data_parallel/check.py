@@ -143,7 +143,9 @@ def _stopped(outcome: Attempt, case: Case) -> str | None:
     if outcome.failure is None:
         if len(outcome.calls) > 1 and not any(outcome.calls):
             return "not written yet: nothing was sent, so no rank can know the others' gradients"
-        return "that uses zerolab's own ZeroOptimizer: use one dist.all_reduce" if outcome.engine else None
+        if outcome.engine:
+            return "that uses zerolab's own ZeroOptimizer: use one dist.all_reduce"
+        return outcome.not_waited
     if case.gap is not None:
         return (
             f"rank {case.gap} has a parameter without a gradient here. So it sends less than the others, "
