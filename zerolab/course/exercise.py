@@ -12,6 +12,17 @@ from zerolab.course.attempts import quiet
 Diagnose = Callable[[Any], str | None]
 
 
+class Passed(str):
+    """What a check says of a solution that is right and can still be better."""
+
+
+def medal(right: str, for_silver: str | None, for_gold: str | None) -> Passed | None:
+    """Bronze for right values, silver where the bytes are right too; None is gold, what the check is for."""
+    if for_silver:
+        return Passed(f"bronze: {right}. For silver: {for_silver}")
+    return Passed(f"silver: {right}, and so are the bytes. For gold: {for_gold}") if for_gold else None
+
+
 @dataclass(frozen=True)
 class Result:
     """What a check found: true where the solution passed.
@@ -39,9 +50,9 @@ def graded(
 ) -> Callable[[Diagnose], Callable[[Any], Result]]:
     """Turn a function that diagnoses a solution into a check that prints `passed` or the mistake.
 
-    A diagnosis is the sentence that names the mistake, or None. `call` is how the check calls the reader's
-    function, such as ``average(own)``. The check has its diagnosis as ``diagnose``, and ``hint(number)`` and
-    ``solution()`` for the reader.
+    A diagnosis is the sentence that names the mistake, or None, or what a `medal` says. `call` is how the
+    check calls the reader's function, such as ``average(own)``. The check has its diagnosis as ``diagnose``,
+    and ``hint(number)`` and ``solution()`` for the reader.
     """
 
     def checked_by(diagnose: Diagnose) -> Callable[[Any], Result]:
@@ -55,9 +66,10 @@ def graded(
                     mistake = mistake_of(answer)
             except Exception as error:  # the reader is not to blame for what a check did not foresee
                 mistake = f"this check cannot judge your answer, because it failed itself: {error!r}"
+            right = mistake is None or isinstance(mistake, Passed)
             message = passed if mistake is None else f"{mistake[0].upper()}{mistake[1:]}."
-            print(f"{'✓' if mistake is None else '✗'} {message}")
-            return Result(diagnose.__name__, mistake is None, message)
+            print(f"{'✓' if right else '✗'} {message}")
+            return Result(diagnose.__name__, right, message)
 
         def hint(number: int = 1) -> None:
             """Print one of the hints; they begin with 1, and each says more than the one before."""
