@@ -198,7 +198,9 @@ def test_a_medal_is_a_pass(capsys):
     result = check_all_reduce(alone(lambda tensor: through_rank_0(tensor)))
     assert result and result.passed and result.message.startswith("Bronze: ")
     assert capsys.readouterr().out.startswith("✓ Bronze: the sum is right")
-    assert medal("right", None, None) is None and medal("right", "a", "b") == "bronze: right. For silver: a"
+    assert medal("right", None, "cheap", None) is None
+    assert medal("right", "a", "cheap", "b") == "bronze: right. For silver: a"
+    assert medal("right", None, "cheap", "b") == "silver: right, and cheap. For gold: b"
 
 
 def test_the_peak_counts_what_lives_at_the_same_time():

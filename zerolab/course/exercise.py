@@ -16,11 +16,11 @@ class Passed(str):
     """What a check says of a solution that is right and can still be better."""
 
 
-def medal(right: str, for_silver: str | None, for_gold: str | None) -> Passed | None:
-    """Bronze for right values, silver where the bytes are right too; None is gold, what the check is for."""
+def medal(bronze: str, for_silver: str | None, silver: str, for_gold: str | None) -> Passed | None:
+    """What a right solution has earned, and what the next medal takes; None is gold, all that was asked."""
     if for_silver:
-        return Passed(f"bronze: {right}. For silver: {for_silver}")
-    return Passed(f"silver: {right}, and so are the bytes. For gold: {for_gold}") if for_gold else None
+        return Passed(f"bronze: {bronze}. For silver: {for_silver}")
+    return Passed(f"silver: {bronze}, and {silver}. For gold: {for_gold}") if for_gold else None
 
 
 @dataclass(frozen=True)

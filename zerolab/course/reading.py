@@ -124,7 +124,7 @@ def _difference(have: dict[str, float], should: dict[str, float]) -> str:
         names = [name for name, ratio in ratios.items() if round(ratio, 4) == factor]
         verb = "counts" if len(names) == 1 else "count"
         found.append(f"{_list(names)} {verb} {_factor(factor)} times what it should")
-    if missing and not extra and factors == {len(missing) + 1}:
+    if missing and not extra and factors == {len(missing) + 1} and len(ratios) > 1:
         found.append(
             "all messages seem to have arrived in one tensor, where the last is left: add up or copy each of "
             "them before the next one arrives"

@@ -119,7 +119,9 @@ def check_all_reduce(fn: Callable) -> str | None:
 
     wrong = examine(CASES, look)
     first = lambda found: next(filter(None, found), None)
-    return wrong or medal("the sum is right on 1 to 4 ranks", first(bytes_found), first(memory_found))
+    return wrong or medal(
+        "the sum is right on 1 to 4 ranks", first(bytes_found), "so are the bytes", first(memory_found)
+    )
 
 
 def _reduce(fn: Callable, rank: int, numel: int) -> Reduced:
