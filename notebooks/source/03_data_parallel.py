@@ -5,8 +5,8 @@
 # > an all-reduce (lesson 02).
 # >
 # > *Afterwards you can* say what data parallelism averages and when that average is wrong, why gradients are
-# > sent in buckets and during the backward pass, and what all ranks hold N times. (The first exercise takes 10
-# > minutes more, and can be left out.)
+# > sent in buckets and during the backward pass, and what all ranks hold N times. (The first exercise takes
+# > 10 minutes more, and can be left out.)
 # >
 # > *Paper:* ZeRO, §3.1 and §7.1, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
 # >
@@ -328,7 +328,8 @@ explore(buckets, height=3.8, bucket_MB=sizes, gpus=gpus)
 # > **Difficulty 2 of 5 · useful to whoever reads an engine's settings · 10 minutes.** Write
 # > `average_in_buckets(gradients, bucket_bytes)`. The gradients are in the order in which backward computes
 # > them. Put as many into a bucket as fit, and all-reduce each bucket when it is full. A gradient that is
-# > larger than a bucket is sent by itself. Afterwards every gradient holds, in place, the mean over all ranks.
+# > larger than a bucket is sent by itself. Afterwards every gradient holds, in place, the mean over all
+# > ranks.
 # >
 # > - **Bronze:** the mean is right.
 # > - **Silver:** no message more than necessary, no message larger than `bucket_bytes`, and no byte more than
