@@ -108,6 +108,26 @@ def through_rank_0(tensor):
     return tensor
 
 
+def own_chunk_in_every_round(tensor):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    two_halves(second=False)(tensor)
+    pieces = [tensor[cut] for cut in ring.chunks(tensor.numel(), n)]
+    for _ in range(n - 1):
+        landing = torch.empty_like(pieces[(rank - 1) % n])
+        exchange(pieces[rank], landing, (rank + 1) % n, (rank - 1) % n)
+        pieces[(rank - 1) % n].copy_(landing)
+    return tensor
+
+
+def growing(tensor):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    for _ in range(n - 1):
+        landing = torch.empty_like(tensor)
+        exchange(tensor, landing, (rank + 1) % n, (rank - 1) % n)
+        tensor = tensor + landing
+    return tensor
+
+
 def without_its_own(tensor):
     return gathered_whole(tensor, lambda mine, total: total - mine)
 
@@ -163,6 +183,8 @@ WRONG = [
     (two_halves(finish=lambda sums, n: sums.float()), "float32, and its input is float64"),
     (two_halves(finish=lambda sums, n: sums.tolist()), "returned list, with the right numbers in it"),
     (two_halves(finish=lambda sums, n: sums.half().double()), "went through float16"),
+    (own_chunk_in_every_round, "a rank sends its own chunk in every round"),
+    (growing, "what goes around is the growing sum"),
     (without_its_own, "its own numbers are missing"),
     (leaves_out_the_rest, "the remainder is lost"),
     (own_chunk, "it returned its own chunk only"),

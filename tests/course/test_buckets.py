@@ -119,6 +119,25 @@ def kept(gradients, bucket_bytes):
             gradient.copy_(piece.view_as(gradient))
 
 
+def never_emptied(gradients, bucket_bytes):
+    waiting, held = [], 0
+    for gradient in gradients:
+        if waiting and held + gradient.nbytes > bucket_bytes:
+            send(waiting)
+            held = 0
+        waiting.append(gradient)
+        held += gradient.nbytes
+    send(waiting)
+
+
+def back_in_reverse(bucket):
+    flat = torch.cat([gradient.flatten() for gradient in bucket])
+    dist.all_reduce(flat)
+    flat /= dist.get_world_size()
+    for gradient, piece in zip(bucket[::-1], flat.split([g.numel() for g in bucket[::-1]]), strict=True):
+        gradient.copy_(piece.view_as(gradient))
+
+
 def replaced_in_the_list(gradients, bucket_bytes):
     for index, gradient in enumerate(gradients):
         total = gradient.clone()
@@ -163,6 +182,7 @@ WRONG = [
     (filled(skip_large=True), "gradients that are larger than a bucket were left out"),
     (lambda gradients, size: send(gradients[:1]), "only the first gradient"),
     (filled(lambda bucket: send(bucket, divide=lambda flat, n: (flat / n).half().double())), "float16"),
+    (filled(back_in_reverse), "the cut is at the wrong place, or in the wrong order"),
     (replaced_in_the_list, "are what they were before"),
     (alone(skips_on_rank_1), "collective number 1 is dist.all_reduce of 10 elements of float64 on rank 0"),
     (alone(lambda gradients, bucket_bytes: torch.cat(gradients)), "stopped with RuntimeError"),

@@ -81,12 +81,16 @@ class Attempt:
         used = sorted({m.call for own in self.calls for m in own if m.call.startswith("ring.")})
         if used and not ring:
             return f"that calls zerolab's own {used[0]}, which is what you write here: use {instead}"
-        return self.not_waited
+        return self.unsound
 
     @property
-    def not_waited(self) -> str | None:
-        """Messages that were started, and not waited for before the tensors were used again."""
-        return into_one_buffer(self.calls) or not_waited(self.calls, self.waits)
+    def unsound(self) -> str | None:
+        """Messages that gloo lets pass: not waited for, or received into a tensor of another size."""
+        return (
+            into_one_buffer(self.calls)
+            or not_waited(self.calls, self.waits)
+            or stopped.message_that_does_not_fit(self.calls)
+        )
 
     @property
     def hint_of_calls(self) -> str | None:

@@ -1,5 +1,6 @@
 """Lesson 02's second exercise: an all-reduce, with a target each for values, bytes and memory."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -64,6 +65,11 @@ MISTAKES: dict[str, Callable[[Brought, int, Cuts], torch.Tensor]] = {
     "the second half is one round short, so one chunk of each rank is still a partial sum":
         lambda g, r, cuts: by_chunk(
             cuts, lambda c: partial_sum(g, r, c) if c == (r + 1) % len(g) != r else sum_of(g)),
+    "in the second half a rank sends its own chunk in every round: from the second on, pass on what arrived":
+        lambda g, r, cuts: by_chunk(
+            cuts, lambda c: sum_of(g) if c in (r, (r - 1) % len(g)) else partial_sum(g, r, c)),
+    "what goes around is the growing sum, so that a tensor is counted again and again: pass on what arrived":
+        lambda g, r, cuts: sum_of(math.comb(len(g) - 1, hop) * g[r - hop] for hop in range(len(g))),
     "every rank added its own tensor once more":
         lambda g, r, cuts: sum_of(g) + g[r],
     "its own numbers are missing from the sum":

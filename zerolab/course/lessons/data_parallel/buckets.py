@@ -144,6 +144,7 @@ def _look(fn: Callable, case: tuple[int, int]) -> tuple[Finding, Attempt]:
             for why, value in MISTAKES.items()
         },
         lambda rank: [{f"rank {peer}'s gradient": each for peer, each in enumerate(brought)}],
+        whole=sum_of(brought) / size,
         also=outcome.hint_of_calls,
     )
     if finding.wrong and not finding.fitting():
@@ -164,7 +165,7 @@ def _stopped(outcome: Attempt) -> str | None:
         return "not written yet: nothing was sent, so no rank can know the others' gradients"
     if outcome.engine:
         return "that uses zerolab's own ZeroOptimizer: use one dist.all_reduce for each bucket"
-    return outcome.not_waited
+    return outcome.unsound
 
 
 def _wrong_messages(outcome: Attempt, bucket_bytes: int) -> str | None:
@@ -179,16 +180,20 @@ def _wrong_messages(outcome: Attempt, bucket_bytes: int) -> str | None:
                 f"{where}, rank {rank} sends {len(sent) // times} messages, and {enough} are enough: a "
                 "bucket takes gradients until the next one does not fit, and it may be full to the last byte"
             )
+        nbytes = sum(message.nbytes for message in sent)
+        if nbytes > 8 * sum(SIZES) * (2 if rings else 1):
+            return (
+                f"{where}, rank {rank} sends {nbytes} bytes, and the gradients have {8 * sum(SIZES)}: "
+                "send each gradient once and nothing else, and empty the list of those that wait when they are sent"
+            )
         alone = {8 * each for each in SIZES}
         large = [m.nbytes for m in sent if m.nbytes > bucket_bytes and m.nbytes not in alone]
         if large and not rings:
             return (
-                f"{where}, a message of rank {rank} has {large[0]} bytes: send what waits before a gradient "
-                "that does not fit is added. Only a gradient that is larger than a bucket is sent in one"
+                f"{where}, a message of rank {rank} has {large[0]} bytes: send what waits before a "
+                "gradient that does not fit is added, and count bytes, gradient.nbytes. Only a gradient that is larger "
+                "than a bucket may make a larger message"
             )
-        nbytes = sum(message.nbytes for message in sent)
-        if nbytes > 8 * sum(SIZES) * (2 if rings else 1):
-            return f"{where}, rank {rank} sends {nbytes} bytes, and the gradients have {8 * sum(SIZES)}"
     return None
 
 

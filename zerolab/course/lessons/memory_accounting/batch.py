@@ -34,7 +34,7 @@ def batch(gpu, n, stage, *, sample=SAMPLE, held=None, round_by=math.floor, least
 # A sentence, and the formula that the mistake leads to.
 # fmt: off
 MISTAKES: dict[str, Callable[[float, int, int], float]] = {
-    "the model states are missing: activations get what the states leave":
+    "the model states are missing, or are in GB beside memory in bytes: activations get what they leave":
         lambda gpu, n, stage: batch(gpu, n, stage, held=0),
     "the model states are those of plain data parallelism: the stage divides a part of them":
         lambda gpu, n, stage: batch(gpu, n, stage, held=16 * PSI),
@@ -54,6 +54,8 @@ MISTAKES: dict[str, Callable[[float, int, int], float]] = {
         lambda gpu, n, stage: batch(gpu, n, stage, sample=SAMPLE / n, held=16 * PSI / n),
     "that is the batch of all GPUs together: return that of one":
         lambda gpu, n, stage: batch(gpu, n, stage) * n,
+    "that is a GPU's batch divided by the number of GPUs: it is the batch of one already":
+        lambda gpu, n, stage: batch(gpu, n, stage) // n,
     "that pools the memory of all GPUs: each has to hold its own states and activations":
         lambda gpu, n, stage: batch(gpu * n, n, stage),
     "the last sample does not fit: round down, with // or int()":
