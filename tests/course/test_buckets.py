@@ -159,6 +159,7 @@ LESS = [
     (all_at_once, "For silver: with buckets of 800 bytes, a message of rank 0 has 3704 bytes"),
     (filled(late=True), "send what waits before a gradient that does not fit is added"),
     (padded, "rank 0 sends 4000 bytes, and the gradients have 3704"),
+    (never_emptied, "send each gradient once and nothing else, and empty the list"),
     (
         kept,
         "silver: the mean is right on 1 to 4 ranks, and so are the messages. For gold: with buckets of 800",

@@ -180,20 +180,25 @@ def _wrong_messages(outcome: Attempt, bucket_bytes: int) -> str | None:
                 f"{where}, rank {rank} sends {len(sent) // times} messages, and {enough} are enough: a "
                 "bucket takes gradients until the next one does not fit, and it may be full to the last byte"
             )
-        nbytes = sum(message.nbytes for message in sent)
-        if nbytes > 8 * sum(SIZES) * (2 if rings else 1):
-            return (
-                f"{where}, rank {rank} sends {nbytes} bytes, and the gradients have {8 * sum(SIZES)}: "
-                "send each gradient once and nothing else, and empty the list of those that wait when they are sent"
-            )
-        alone = {8 * each for each in SIZES}
-        large = [m.nbytes for m in sent if m.nbytes > bucket_bytes and m.nbytes not in alone]
-        if large and not rings:
-            return (
-                f"{where}, a message of rank {rank} has {large[0]} bytes: send what waits before a "
-                "gradient that does not fit is added, and count bytes, gradient.nbytes. Only a gradient that is larger "
-                "than a bucket may make a larger message"
-            )
+        if problem := None if rings else _wrong_bytes([message.nbytes for message in sent], bucket_bytes):
+            return f"{where}, {problem.format(rank=rank)}"
+    return None
+
+
+def _wrong_bytes(sent: Sequence[int], bucket_bytes: int) -> str | None:
+    """What is wrong with the bytes of the messages of one rank, which are few enough."""
+    enough, alone = 8 * sum(SIZES), {8 * size for size in SIZES}
+    if sum(sent) > enough:
+        return (
+            f"rank {{rank}} sends {sum(sent)} bytes, and the gradients have {enough}: send each gradient once and "
+            "nothing else, and empty the list of those that wait when they are sent"
+        )
+    if large := [nbytes for nbytes in sent if nbytes > bucket_bytes and nbytes not in alone]:
+        return (
+            f"a message of rank {{rank}} has {large[0]} bytes: send what waits before a gradient that does not "
+            "fit is added, and count bytes, gradient.nbytes. Only a gradient that is larger than a bucket may "
+            "make a larger message"
+        )
     return None
 
 
