@@ -171,7 +171,7 @@ LESS = [
 ]
 WRONG = [
     (lambda tensor: None, "not written yet"),
-    (lambda tensor: tensor, "it returned its own tensor"),
+    (lambda tensor: tensor, "it returned its own tensor, and nothing that arrived is in it"),
     (two_halves(finish=lambda sums, n: sums / n), "that is the mean"),
     (two_halves(second=False), "the second half is missing"),
     (two_halves(first=False), "went around without being added up"),

@@ -160,11 +160,15 @@ def test_every_right_way_to_find_the_batch_passes(solution):
         ),
         (
             beside_states(sample=lambda n, stage: SAMPLE * 1.5),
-            "your formula takes about 2.84 GB for a sample, and it keeps 1.89 GB",
+            "your formula takes about 2.83 GB for a sample, and it keeps 1.89 GB",
         ),
         (
             beside_states(held=lambda psi, n, stage: states(psi, n, stage) + 9e9),
             "your 0 would be right if the model states took more than 30.1 GB. They take 24, and a sample",
+        ),
+        (
+            beside_states(held=lambda psi, n, stage: states(7e9, n, stage)),
+            "your 0 would be right if the model states took more than 30.1 GB",
         ),
         (lambda gpu, n, stage: "many", "returned str 'many': return a number of samples"),
     ],

@@ -47,7 +47,7 @@ def added_up(g: Brought, r: int, chunk: int) -> torch.Tensor:
 # A sentence, and what it leads to: `g` holds the ranks' tensors, r is the rank, `cuts` the chunks by rank.
 # fmt: off
 MISTAKES: dict[str, Callable[[Brought, int, Cuts], torch.Tensor]] = {
-    "it returned its own tensor: nothing that arrived was used":
+    "it returned its own tensor, and nothing that arrived is in it: `piece + buffer` makes another tensor":
         lambda g, r, cuts: g[r],
     "that is the mean, and an all-reduce returns the sum":
         lambda g, r, cuts: sum_of(g) / len(g),

@@ -12,10 +12,10 @@ from zerolab.course.lessons.memory_accounting.solution import largest_batch
 
 PSI, LAYERS, HIDDEN, SEQ = 1.5e9, 48, 1600, 1024
 SAMPLE = memory.activations(LAYERS, HIDDEN, 1, SEQ)  # bytes
-HUGE = 1e13  # so much memory that its division by the batch gives the bytes of a sample
+HUGE = (1e13, 2e13)  # so much memory that the batches tell the bytes of a sample
 GPU_BYTES, GPUS = (32e9, 16e9, 24.5e9, 80e9), (1, 8, 3, 64)
 CASES = [(*case, stage) for stage, *case in product(STAGES, GPU_BYTES, GPUS)]
-CASES += [(HUGE, 8, stage) for stage in STAGES]
+CASES += [(gpu, 8, stage) for stage in STAGES for gpu in HUGE]
 HINTS = (
     "first the model states of GPT-2 at this stage: 16 bytes per parameter, in part divided by world_size. "
     "The rest of the memory is for activations.",
@@ -121,9 +121,9 @@ def check_largest_batch(fn: Callable) -> str | None:
 def _by_parts(answers: Answers, first: Case) -> str | None:
     """Read the answers as a rest of memory that is divided by the bytes of a sample."""
     found, stage = numbers(answers), first[2]
-    if found is None or found[HUGE, 8, stage] < 1:
+    if found is None or found[HUGE[0], 8, stage] == found[HUGE[1], 8, stage]:
         return None
-    sample = HUGE / found[HUGE, 8, stage]
+    sample = (HUGE[1] - HUGE[0]) / (found[HUGE[1], 8, stage] - found[HUGE[0], 8, stage])
     if abs(sample / SAMPLE - 1) > 0.01:
         return (
             f"your formula takes about {sample / 1e9:.3g} GB for a sample, and it keeps {SAMPLE / 1e9:.3g} GB"
