@@ -190,14 +190,14 @@ def _wrong_bytes(sent: Sequence[int], bucket_bytes: int) -> str | None:
     enough, alone = 8 * sum(SIZES), {8 * size for size in SIZES}
     if sum(sent) > enough:
         return (
-            f"rank {{rank}} sends {sum(sent)} bytes, and the gradients have {enough}: send each gradient once "
-            "and nothing else, and empty the list of those that wait when they are sent"
+            f"rank {{rank}} sends {sum(sent)} bytes, and the gradients have {enough}: send each gradient "
+            "once and nothing else, and empty the list of those that wait when they are sent"
         )
     if large := [nbytes for nbytes in sent if nbytes > bucket_bytes and nbytes not in alone]:
         return (
             f"a message of rank {{rank}} has {large[0]} bytes: send what waits before a gradient that does "
-            "not fit is added, and count bytes, gradient.nbytes. Only a gradient that is larger than a bucket "
-            "may make a larger message"
+            "not fit is added, and count bytes, gradient.nbytes. Only a gradient larger than a bucket may be "
+            "sent in a larger message"
         )
     return None
 

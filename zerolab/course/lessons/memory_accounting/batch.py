@@ -12,7 +12,7 @@ from zerolab.course.lessons.memory_accounting.solution import largest_batch
 
 PSI, LAYERS, HIDDEN, SEQ = 1.5e9, 48, 1600, 1024
 SAMPLE = memory.activations(LAYERS, HIDDEN, 1, SEQ)  # bytes
-HUGE = (1e13, 2e13)  # so much memory that the batches tell the bytes of a sample
+HUGE = (1e12, 2e12)  # so much memory that the batches tell the bytes of a sample
 GPU_BYTES, GPUS = (32e9, 16e9, 24.5e9, 80e9), (1, 8, 3, 64)
 CASES = [(*case, stage) for stage, *case in product(STAGES, GPU_BYTES, GPUS)]
 CASES += [(gpu, 8, stage) for stage in STAGES for gpu in HUGE]
