@@ -1,10 +1,11 @@
 # %% [markdown]
 # # 01 · Where the memory goes
 #
-# > **35 minutes.** *You need:* PyTorch, Adam, and from lesson 00 the words "rank" and "data parallelism".
+# > **50 minutes.** *You need:* PyTorch, Adam, and from lesson 00 the words "rank" and "data parallelism".
 # >
 # > *Afterwards you can* say from memory why a 1.5B-parameter model does not fit in 32 GB, compute the bytes
-# > per GPU at each ZeRO stage, and find the three usual mistakes in such a number.
+# > per GPU at each ZeRO stage and the largest batch that fits beside them, say what fine-tuning with frozen
+# > weights saves, and find the three usual mistakes in such a number.
 # >
 # > *Paper:* ZeRO, §3 and §5, Figure 1 and Table 1, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
 # >
@@ -26,7 +27,12 @@ import torch
 import zerolab
 from zerolab import memory
 from zerolab.course import answer, choice, explore, figure, number, predict, show, show_source
-from zerolab.course.lessons.memory_accounting import check_bytes_per_gpu, quiz
+from zerolab.course.lessons.memory_accounting import (
+    check_adapter_bytes,
+    check_bytes_per_gpu,
+    check_largest_batch,
+    quiz,
+)
 from zerolab.course.look import COLOURS, INK, PAPER, by_category, ink_on, magnify
 from zerolab.measure import storage_bytes
 
@@ -211,6 +217,41 @@ check_bytes_per_gpu(bytes_per_gpu)
 show_source(memory.model_states, docstring=False)
 
 # %% [markdown]
+# ## Second exercise: frozen weights
+#
+# Fine-tuning often leaves the weights of a model as they are. They are *frozen*, `requires_grad=False`, and
+# the optimizer never gets them. A few new parameters are trained beside them. The best-known way is **LoRA**:
+# beside a frozen matrix of 4096 × 4096 it trains two narrow ones, 4096 × 16 and 16 × 4096, and adds their
+# product to the frozen matrix. That is 0.13 million parameters beside 16.8 million.
+#
+# > **Difficulty 2 of 5 · important to whoever fine-tunes · 6 minutes.** A model has `frozen` parameters, in
+# > bf16, and `trained` ones come on top of them, trained with Adam in mixed precision. Return the bytes of
+# > model states on each GPU. A stage shards frozen weights where it shards trained ones.
+
+
+# %%
+# Second exercise
+def adapter_bytes(frozen, trained, world_size, stage):
+    # your code
+    return None
+
+
+check_adapter_bytes(adapter_bytes)
+
+# %% [markdown]
+# Stuck? `check_adapter_bytes.hint(1)` prints a hint, and `check_adapter_bytes.solution()` prints a solution.
+#
+# With your function compare a 7B model, fine-tuned as a whole on one GPU (112 GB), with 20 million trained
+# parameters beside it. Then look at 8 GPUs, stage by stage: which stage is worth its messages here?
+#
+# <details><summary>Answer</summary>
+#
+# One GPU holds 14 + 0.32 GB. On 8 GPUs stages 1 and 2 save 0.21 and 0.245 of the 0.32 GB, and stage 3 takes
+# all of it to 1.8 GB. So a fine-tuning like this one needs data parallelism and a GPU that holds 14 GB, or
+# stage 3, and nothing between them.
+# </details>
+
+# %% [markdown]
 # ## The paper's Figure 1 and Table 1
 #
 # The paper's first figure has 7.5B parameters on 64 GPUs: 120, 31.4, 16.6 and 1.9 GB.
@@ -374,7 +415,35 @@ explore(
 #
 # With checkpointing the *model states* are the largest part, 24 of 32 GB. ZeRO is about them.
 #
-# One more thing takes memory: temporary buffers. Some engines copy all gradients into one fp32 tensor, for
+# ## Third exercise: the largest batch
+#
+# The question at work is seldom "how many bytes?" and often "which batch can I run?". What the model states
+# leave of a GPU, activations can take.
+#
+# > **Difficulty 2 of 5 · important before every run · 8 minutes.** Write `largest_batch`: how many samples of
+# > 1024 tokens can each GPU take at once, without checkpointing? The model is GPT-2 with 1.5 billion
+# > parameters, in mixed precision. For activations count 12 tensors of 16 bits for a layer, as above, and
+# > nothing else. Return a whole number, 0 if no sample fits.
+
+
+# %%
+# Third exercise
+def largest_batch(gpu_bytes, world_size, stage):
+    # your code: 48 layers, hidden size 1600
+    return None
+
+
+check_largest_batch(largest_batch)
+
+# %% [markdown]
+# Stuck? `check_largest_batch.hint(1)` prints a hint, and `check_largest_batch.solution()` prints a solution.
+#
+# So ZeRO can make training *faster*, too. The memory that a stage frees lets the batch of a GPU grow, and a
+# GPU computes one large matrix product in less time than many small ones.
+#
+# ## One more thing
+#
+# Temporary buffers take memory, too. Some engines copy all gradients into one fp32 tensor, for
 # example to compute their norm. For GPT-2 this tensor has 6 GB. Lesson 03 handles the gradients in parts, so
 # its buffers are as large as a part, however large the model is.
 #

@@ -1,10 +1,11 @@
 # %% [markdown]
 # # 02 · Collectives: four ways to move a tensor
 #
-# > **35 minutes.** *You need:* lesson 00 (rank, send, receive), and some patience with indices.
+# > **50 minutes.** *You need:* lesson 00 (rank, send, receive), and some patience with indices.
 # >
 # > *Afterwards you can* say what broadcast, reduce-scatter, all-gather and all-reduce do, build a ring that
-# > carries them, and compute the bytes each rank sends.
+# > carries them, and compute the bytes each rank sends. (15 of the minutes are the second exercise, which can
+# > wait: lesson 03 does not need it.)
 # >
 # > *Paper:* ZeRO, §7.1, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
 # >
@@ -29,7 +30,7 @@ import torch.distributed as dist
 import zerolab
 from zerolab import cost, ring
 from zerolab.course import answer, explore, predict, show_source, slider
-from zerolab.course.lessons.collectives import check_reduce_scatter, figures, quiz
+from zerolab.course.lessons.collectives import check_all_reduce, check_reduce_scatter, figures, quiz
 
 # %% [markdown]
 # ## Four collectives on four ranks
@@ -237,6 +238,32 @@ check_reduce_scatter(my_reduce_scatter)
 
 # %%
 show_source(ring.reduce_scatter, docstring=False)
+
+# %% [markdown]
+# ## Second exercise: the other half
+#
+# > **Difficulty 3 of 5 · important: ZeRO opens this very call · 15 minutes.** Write `my_all_reduce(tensor)`
+# > with send and receive: it returns the sum over all ranks, on every rank. It may overwrite `tensor`, and it
+# > may call your `my_reduce_scatter`.
+# >
+# > - **Bronze:** the sum is right, for any number of ranks.
+# > - **Silver:** no rank sends more than 2(N−1)/N of the tensor.
+# > - **Gold:** beside `tensor` no rank ever holds more than two chunks. On a GPU that is full of gradients
+# >   there is no room for a second copy of them.
+
+
+# %%
+# Second exercise
+def my_all_reduce(tensor):
+    # your code
+    return None
+
+
+check_all_reduce(my_all_reduce)
+
+# %% [markdown]
+# Stuck? `check_all_reduce.hint(1)` prints a hint, and `check_all_reduce.solution()` prints a solution. The
+# check says which medal your function has, and what is missing for the next one.
 
 # %% [markdown]
 # ## Quiz

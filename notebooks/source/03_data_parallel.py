@@ -1,11 +1,12 @@
 # %% [markdown]
 # # 03 · Data parallelism: the mean of the gradients
 #
-# > **45 minutes.** *You need:* a PyTorch training loop, ranks and messages (lesson 00), and the two halves of
+# > **50 minutes.** *You need:* a PyTorch training loop, ranks and messages (lesson 00), and the two halves of
 # > an all-reduce (lesson 02).
 # >
 # > *Afterwards you can* say what data parallelism averages and when that average is wrong, why gradients are
-# > sent in buckets and during the backward pass, and what all ranks hold N times.
+# > sent in buckets and during the backward pass, and what all ranks hold N times. (The first exercise takes
+# > 10 minutes more, and can be left out.)
 # >
 # > *Paper:* ZeRO, §3.1 and §7.1, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
 # >
@@ -26,7 +27,7 @@ from torch import nn
 import zerolab
 from zerolab import cost, data, memory, models
 from zerolab.course import answer, attempt, choice, explore, figure, number, predict, show, show_source
-from zerolab.course.lessons.data_parallel import check_average_gradients, figures, quiz
+from zerolab.course.lessons.data_parallel import check_average_gradients, check_buckets, figures, quiz
 from zerolab.course.look import COLOURS, PAPER, QUIET, by_category, ink_on
 from zerolab.parity import compute_deterministically
 from zerolab.stages.stage0 import Stage0
@@ -322,6 +323,31 @@ explore(buckets, height=3.8, bucket_MB=sizes, gpus=gpus)
 # after it. When a message is on its way while the rank computes, that is called *overlap*.
 # Lesson 05 watches it in a real step.
 #
+# ## Exercise, if you have ten minutes more: fill the buckets
+#
+# > **Difficulty 2 of 5 · useful to whoever reads an engine's settings · 10 minutes.** Write
+# > `average_in_buckets(gradients, bucket_bytes)`. The gradients are in the order in which backward computes
+# > them. Put as many into a bucket as fit, and all-reduce each bucket when it is full. A gradient that is
+# > larger than a bucket is sent by itself. Afterwards every gradient holds, in place, the mean over all
+# > ranks.
+# >
+# > - **Bronze:** the mean is right.
+# > - **Silver:** no message more than necessary, no message larger than `bucket_bytes`, and no byte more than
+# >   the gradients have.
+# > - **Gold:** beside the gradients never more than two buckets are in memory.
+
+
+# %%
+# Exercise
+def average_in_buckets(gradients, bucket_bytes): ...  # your code
+
+
+check_buckets(average_in_buckets)
+
+# %% [markdown]
+# Stuck? `check_buckets.hint(1)` prints a hint, and `check_buckets.solution()` prints a solution. The check
+# says which target your function has reached, and what is missing for the next.
+#
 # ## Stage 0
 #
 # All of this in one class is *stage 0*: data parallelism, before ZeRO shards anything. Every stage of zerolab
@@ -445,7 +471,7 @@ show(fig, f"Measured on each of {RANKS} ranks: {said}. All rows are equal.")
 # others are copies. It is the same on the 64 GPUs: one of them holds it all in 120 GB, and 63 hold copies.
 
 # %% [markdown]
-# ## Exercise: average the gradients
+# ## Second exercise: average the gradients
 #
 # > **Difficulty 3 of 5 · 15 minutes.** Write `average_gradients(parameters, count)`. It is called after
 # > `backward()`, where this rank's loss was the mean over `count` tokens. When it returns, every
@@ -460,7 +486,7 @@ show(fig, f"Measured on each of {RANKS} ranks: {said}. All rows are equal.")
 
 
 # %%
-# Exercise
+# Second exercise
 def average_gradients(parameters, count): ...  # your code
 
 

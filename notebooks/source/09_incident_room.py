@@ -5,8 +5,8 @@
 # > (lessons 04 to 06), and the four collectives (lesson 02).
 # >
 # > *Afterwards you can* read a loss curve, a ledger, a memory table and the report of a dead job, find the
-# > fault behind it in forty lines, and repair it without moving a byte more. You can write a test that tells a
-# > right engine from a broken one, and all four stages from an empty file.
+# > fault behind it in forty lines, and repair it without moving a byte more. You can write a test that tells
+# > a right engine from a broken one, and all four stages from an empty file.
 # >
 # > *Paper:* ZeRO, §5 and §7, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
 # >

@@ -10,7 +10,7 @@ import threading
 import pytest
 import torch
 import torch.distributed as dist
-from support.lessons import NAMES, exercise, solutions_travel_by_value
+from support.lessons import EXERCISES, exercise, solutions_travel_by_value
 
 import zerolab
 from zerolab.course import attempts
@@ -27,8 +27,8 @@ from zerolab.course.wire import RETURNED, Message, Place
 solutions_travel_by_value(__name__)
 
 
-def check_of(name: str):
-    call = exercise(name)[1]
+def check_of(name: str, place: int):
+    call = exercise(name, place)[1]
     return getattr(importlib.import_module(f"zerolab.course.lessons.{name}"), call.partition("(")[0])
 
 
@@ -58,19 +58,19 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name, place", EXERCISES)
 @pytest.mark.parametrize("answer", HOSTILE, ids=lambda answer: answer.__name__)
-def test_an_answer_that_ends_its_process_or_raises_gets_its_sentence(name, answer):
-    assert HOSTILE[answer] in check_of(name).diagnose(answer)
+def test_an_answer_that_ends_its_process_or_raises_gets_its_sentence(name, place, answer):
+    assert HOSTILE[answer] in check_of(name, place).diagnose(answer)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_what_cannot_be_called_as_the_exercise_says_is_told_so_without_a_launch(name, monkeypatch):
+@pytest.mark.parametrize("name, place", EXERCISES)
+def test_what_cannot_be_called_as_the_exercise_says_is_told_so_without_a_launch(name, place, monkeypatch):
     monkeypatch.setattr(zerolab, "launch", None, raising=False)
-    check = check_of(name)
+    check = check_of(name, place)
     assert "no function: write check_" in check.diagnose(torch.zeros(3))
     assert "no function" in check.diagnose(None)
-    assert "and that does not fit yours" in check.diagnose(lambda: 0)
+    assert "and that does not fit yours" in check.diagnose(lambda *, other: 0)
 
     async def later(*_): ...
 

@@ -14,7 +14,16 @@ solutions_travel_by_value(__name__)
 
 
 def ring_with(
-    rounds=-1, shift=0, whole=False, floor=False, mean=False, forget=False, mixed=0, owned=0, stale=False
+    rounds=-1,
+    shift=0,
+    whole=False,
+    floor=False,
+    mean=False,
+    forget=False,
+    mixed=0,
+    owned=0,
+    stale=False,
+    put=torch.Tensor.add_,
 ):
     """The right ring where nothing is given, and a classic wrong one where something is."""
 
@@ -32,7 +41,7 @@ def ring_with(
             pair = [dist.P2POp(dist.isend, outgoing, there), dist.P2POp(dist.irecv, landing, origin)]
             for work in dist.batch_isend_irecv(pair):
                 work.wait()
-            pieces[received] += landing[cuts[received]] if whole else landing
+            put(pieces[received], landing[cuts[received]] if whole else landing)
         if forget:
             return None
         own = pieces[(rank + owned) % n]
@@ -163,6 +172,7 @@ WRONG = [
     (ring_with(rounds=-2), "a rank made 1 rounds, and 3 ranks need 2"),
     (alone(ring_with(rounds=0)), "stop after N-1 rounds"),
     (alone(ring_with(mixed=2)), "rank 2's chunk 1 in it instead"),
+    (ring_with(put=torch.Tensor.copy_), "as the right neighbour brought it"),
     (ring_with(stale=True), "pass on the partial sum"),
     (ring_with(forget=True), "returned None,"),
     (lambda tensor: ring_with()(tensor) is None or tensor, "returned the whole tensor"),

@@ -120,6 +120,16 @@ def gap_not_counted(parameters, count):
         parameter.grad = (summed / total).view_as(parameter)
 
 
+def zeros_at_the_end(parameters, count):
+    """As many zeros as are missing, but not in the place of the missing ones."""
+    own = [parameter.grad.flatten() * count for parameter in parameters if parameter.grad is not None]
+    flat = torch.zeros(sum(p.numel() for p in parameters) + 1, dtype=torch.float64)
+    flat[: sum(map(len, own))], flat[-1] = torch.cat(own), count
+    dist.all_reduce(flat)
+    for parameter, piece in zip(parameters, flat[:-1].split([p.numel() for p in parameters]), strict=True):
+        parameter.grad = (piece / flat[-1]).view_as(parameter)
+
+
 def first_parameter_only(parameters, count):
     one_message(parameters[:1], count)
     for parameter in parameters[1:]:
@@ -147,6 +157,7 @@ MISTAKES = {
     "copy not written back": (lambda p, c: flat_average(p, c, write=False), "is what it was before"),
     "gap ignored, flat": (alone(lambda p, c: flat_average(p, c, fill=False)), "without a gradient"),
     "gap ignored, one by one": (alone(lambda p, c: one_by_one(p, c, skip=True)), "without a gradient"),
+    "zeros at the end": (zeros_at_the_end, "skipped the parameter without a gradient"),
     "gap left out of the count": (gap_not_counted, "left out of the count"),
     "divided by the ranks": (
         lambda p, c: flat_average(p, c, divide="ranks"),

@@ -1,4 +1,4 @@
-"""Lesson 01: its check names each classic mistake, its drawings are sound at every slider's ends."""
+"""Lesson 01: its first check names each classic mistake, its drawings are sound at every slider's ends."""
 
 from itertools import product
 

@@ -51,7 +51,7 @@ def everyone_to_everyone(own):
     return torch.stack([landing[peer] for peer in range(size)]).mean(dim=0)
 
 
-def around_the_ring(own, steps=-1, divide=True):
+def around_the_ring(own, steps=-1, divide=True, growing=False):
     """Right: each tensor travels around the ring once."""
     rank, size = dist.get_rank(), dist.get_world_size()
     total, passing = own.clone(), own.clone()
@@ -64,7 +64,7 @@ def around_the_ring(own, steps=-1, divide=True):
         for work in dist.batch_isend_irecv(messages):
             work.wait()
         total += arriving
-        passing = arriving
+        passing = total.clone() if growing else arriving
     return total.div_(size) if divide else total
 
 
@@ -153,6 +153,7 @@ WRONG = [
     (lambda own: own.tolist(), "returned list"),
     (lambda own: own.float(), "float32, and its input is float64"),
     (lambda own: around_the_ring(own, steps=-2), "is missing"),
+    (lambda own: around_the_ring(own, growing=True), "what goes around is the growing sum"),
     (lambda own: around_the_ring(own, steps=0), "counts 2 times"),
     (lambda own: along_a_chain(own, back=False), "sum up to itself, divided"),
     (lambda own: along_a_chain(own, back=False, divide=False), "sum up to itself: the total"),

@@ -202,8 +202,8 @@ WRONG = [
     (over_the_micro_batches, "what is there is 1/3 times what it should be"),
     (
         alone(freed_too_early),
-        "rank 1's process was killed by signal SIGSEGV: it used memory that is not there, such as a "
-        "tensor or a view whose storage has 0 bytes now (line ",
+        "rank 1's process was killed by signal SIGSEGV: it read or wrote memory that does not belong to it, "
+        "as happens with a tensor whose storage was freed or resized, or with a wrong address (line ",
     ),
     (in_bfloat16, "right up to rounding"),
     (to_everyone, "sends the whole gradient to every rank"),

@@ -38,7 +38,8 @@ class Together:
         by_rank = [None if own is None else own[index] for own in self.seen[case] or [None]]
         if None in by_rank:  # it raises, or one of the answers hangs or dies: each by itself
             return attempt(harness, inputs)
-        return Attempt([value for value, _ in by_rank], [calls for _, calls in by_rank])
+        values, calls, waits = zip(*by_rank, strict=True)
+        return Attempt(list(values), list(calls), waits=list(waits))
 
     def launched(self, harness: Callable, tails: list[tuple]) -> list[list] | None:
         try:
@@ -53,7 +54,7 @@ def _observe_all(harness: Callable, answers: list[Callable], tails: list[tuple])
     for answer in answers:
         try:
             with Wire() as wire:
-                seen.append((harness(answer, *tails[dist.get_rank()]), wire.calls))
+                seen.append((harness(answer, *tails[dist.get_rank()]), wire.calls, wire.waits))
         except Exception:
             seen.append(None)
         dist.barrier()

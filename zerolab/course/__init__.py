@@ -50,6 +50,9 @@ What a lesson uses
     cell begins with ``# Exercise`` and ends with the call of the check. ``check_THING.hint(1)`` to
     ``hint(3)`` and ``check_THING.solution()`` print what ``check.py`` and ``solution.py`` hold, so that none
     stands in view.
+``bronze``, ``silver`` and ``Peak``
+    What a check returns of a right solution that can still be better: see targets.py. ``Peak`` counts the
+    bytes of tensors that a solution holds at once.
 """
 
 import importlib

@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 import zerolab
 from zerolab.course import stopped
+from zerolab.course.handles import into_one_buffer, not_waited
 from zerolab.course.wire import RETURNED, Message, Wire, own_place, read_trail
 
 SECONDS = 8.0  # until a reader's function counts as hanging
@@ -27,23 +28,26 @@ _ENGINE = "zerolab.optimizer"
 
 
 class Odd(NamedTuple):
-    """What a function returned where a tensor was asked for."""
+    """What a function returned where a tensor was asked for, and the numbers in it if there are any."""
 
     kind: str
     text: str
+    numbers: tuple[float, ...] = ()
 
 
 @dataclass
 class Attempt:
     """What came back from the ranks: a value and the messages of each, or the failure that stopped them.
 
-    `calls`: the messages and the receives. `engine`: whether the function used zerolab's own optimizer.
+    `calls`: the messages and the receives. `waits`: how often each rank waited on a handle.
+    `engine`: whether the function used zerolab's own optimizer.
     """
 
     values: list[Any] = field(default_factory=list)
     calls: list[list[Message]] = field(default_factory=list)
     failure: str | None = None
     engine: bool = False
+    waits: list[int] = field(default_factory=list)
 
     @property
     def messages(self) -> list[list[Message]]:
@@ -77,7 +81,16 @@ class Attempt:
         used = sorted({m.call for own in self.calls for m in own if m.call.startswith("ring.")})
         if used and not ring:
             return f"that calls zerolab's own {used[0]}, which is what you write here: use {instead}"
-        return None
+        return self.unsound
+
+    @property
+    def unsound(self) -> str | None:
+        """Messages that gloo lets pass: not waited for, or received into a tensor of another size."""
+        return (
+            into_one_buffer(self.calls)
+            or not_waited(self.calls, self.waits)
+            or stopped.message_that_does_not_fit(self.calls)
+        )
 
     @property
     def hint_of_calls(self) -> str | None:
@@ -104,9 +117,8 @@ def attempt(fn: Callable, inputs: Sequence[tuple], timeout: float | None = None)
         trails = [Path(folder, str(rank)) for rank in range(size)]
         try:
             results = zerolab.launch(_observe, size, fn, list(inputs), trails, timeout=seconds)
-            return Attempt(
-                [r[0] for r in results], [r[1] for r in results], engine=any(r[2] for r in results)
-            )
+            values, calls, waits, engine = zip(*results, strict=True)
+            return Attempt(list(values), list(calls), engine=any(engine), waits=list(waits))
         except zerolab.LaunchTimeout as error:
             notes = [list(read_trail(trail)) for trail in trails]
             failure = stopped.never_ended(error, notes, seconds)
@@ -162,10 +174,21 @@ def returned(value: Any) -> torch.Tensor | Odd:
         return value.detach().clone()  # a view would be sent with its whole storage
     if isinstance(value, torch.Tensor):
         return Odd(f"a tensor of layout {value.layout}", "")
-    return Odd(type(value).__name__, "" if value is None else repr(value)[:60])
+    text = "" if value is None else repr(value)
+    text = text if len(text) <= 60 else f"{text[:57]}…"
+    return Odd(type(value).__name__, text, _numbers_in(value))
 
 
-def _observe(fn: Callable, inputs: list[tuple], trails: list[Path]) -> tuple[Any, list[Message], bool]:
+def _numbers_in(value: Any) -> tuple[float, ...]:
+    """The numbers of a list, an array or a tuple of tensors, one after the other."""
+    parts = value if isinstance(value, list | tuple) else [value]
+    try:
+        return tuple(torch.cat([torch.as_tensor(each).double().flatten() for each in parts]).tolist())
+    except (TypeError, ValueError, RuntimeError):
+        return ()
+
+
+def _observe(fn: Callable, inputs: list[tuple], trails: list[Path]) -> tuple[Any, list[Message], int, bool]:
     """In the worker: run fn on this rank's input and note its calls."""
     rank = dist.get_rank()
     uses_engine = _watch_engine()
@@ -174,9 +197,10 @@ def _observe(fn: Callable, inputs: list[tuple], trails: list[Path]) -> tuple[Any
             value = fn(*inputs[rank])
         except (Exception, SystemExit) as error:
             raise _told(error) from None
+    wire.note(wire.waits)
     wire.note(RETURNED)
     value = returned(value) if isinstance(value, torch.Tensor) or not _can_be_sent(value) else value
-    return value, wire.calls, uses_engine()
+    return value, wire.calls, wire.waits, uses_engine()
 
 
 def _watch_engine() -> Callable[[], bool]:

@@ -12,6 +12,7 @@ import torch
 
 from zerolab.course.attempts import Odd
 from zerolab.course.reading import Parts, elsewhere, made_of, not_a_tensor, unlike
+from zerolab.course.targets import lowest
 
 
 @dataclass
@@ -82,14 +83,13 @@ def examine(cases: Iterable, look: Callable[..., Finding]) -> str | None:
 
     Wrong values come before costs, whichever case they show in.
     """
-    suspects, first, cost, excluded = [], None, None, set()
+    suspects, first, costs, excluded = [], None, [], set()
     for finding in map(look, cases):
         fits = finding.fitting()
         if finding.stopped:
-            stopped = f"{finding.stopped} (seen with {finding.where})"
-            return (
-                _named(first, suspects) if first else f"{stopped}; and elsewhere {cost}" if cost else stopped
-            )
+            also = f"; and elsewhere {lowest(costs)}" if costs else ""
+            stopped = f"{finding.stopped} (seen with {finding.where}){also}"
+            return _named(first, suspects) if first else stopped
         if first is None and finding.wrong:
             first, suspects = finding, [why for why in fits if why not in excluded] or fits
             if not suspects:
@@ -99,8 +99,9 @@ def examine(cases: Iterable, look: Callable[..., Finding]) -> str | None:
             if len(suspects) < 2:
                 break
         excluded |= finding.mistakes.keys() - set(fits)
-        cost = cost or (finding.cost and f"{finding.cost} (seen with {finding.where})")
-    return _named(first, suspects) if first else cost
+        if finding.cost:
+            costs.append(type(finding.cost)(f"{finding.cost} (seen with {finding.where})"))
+    return _named(first, suspects) if first else lowest(costs)
 
 
 def _named(first: Finding, suspects: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from zerolab.course.attempts import quiet
+from zerolab.course.targets import Reached
 
 Diagnose = Callable[[Any], str | None]
 
@@ -39,9 +40,10 @@ def graded(
 ) -> Callable[[Diagnose], Callable[[Any], Result]]:
     """Turn a function that diagnoses a solution into a check that prints `passed` or the mistake.
 
-    A diagnosis is the sentence that names the mistake, or None. `call` is how the check calls the reader's
-    function, such as ``average(own)``, or None where the answer is no function. The check has its diagnosis
-    as ``diagnose``, and ``hint(number)`` and ``solution()`` for the reader.
+    A diagnosis is the sentence that names the mistake, or None, or a target that a right solution has
+    `Reached`. `call` is how the check calls the reader's function, such as ``average(own)``, or None where
+    the answer is no function. The check has its diagnosis as ``diagnose``, and ``hint(number)`` and
+    ``solution()`` for the reader.
     """
 
     def checked_by(diagnose: Diagnose) -> Callable[[Any], Result]:
@@ -56,9 +58,10 @@ def graded(
                     mistake = mistake_of(answer)
             except Exception as error:  # the reader is not to blame for what a check did not foresee
                 mistake = f"this check cannot judge your answer, because it failed itself: {error!r}"
+            right = mistake is None or isinstance(mistake, Reached)
             message = passed if mistake is None else f"{mistake[0].upper()}{mistake[1:]}."
-            print(f"{'✓' if mistake is None else '✗'} {message}")
-            return Result(diagnose.__name__, mistake is None, message)
+            print(f"{'✓' if right else '✗'} {message}")
+            return Result(diagnose.__name__, right, message)
 
         def hint(number: int = 1) -> None:
             """Print one of the hints; they begin with 1, and each says more than the one before."""

@@ -15,7 +15,11 @@ Parts = Mapping[str, torch.Tensor]
 
 
 def not_a_tensor(got: Odd, want: torch.Tensor) -> str:
-    """What was returned instead of a tensor."""
+    """What was returned instead of a tensor; its numbers may be the right ones."""
+    numbers = torch.tensor(got.numbers, dtype=torch.float64)
+    if numbers.numel() == want.numel() and torch.allclose(numbers, want.double().flatten(), 1e-4, 1e-5):
+        way = ", without a comma after it" if got.kind == "tuple" else ""
+        return f"it returned {got.kind}, with the right numbers in it: return the tensor itself{way}"
     text = f", {got.text}" if got.text else ""
     kind = "None" if got.kind == "NoneType" else got.kind
     return f"it returned {kind}{text}, where a tensor of shape {tuple(want.shape)} is right"
@@ -120,6 +124,11 @@ def _difference(have: dict[str, float], should: dict[str, float]) -> str:
         names = [name for name, ratio in ratios.items() if round(ratio, 4) == factor]
         verb = "counts" if len(names) == 1 else "count"
         found.append(f"{_list(names)} {verb} {_factor(factor)} times what it should")
+    if missing and not extra and factors == {len(missing) + 1} and len(ratios) > 1:
+        found.append(
+            "all messages seem to have arrived in one tensor, where the last is left: add up or copy each of "
+            "them before the next one arrives"
+        )
     return "; ".join(found)
 
 

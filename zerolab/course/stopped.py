@@ -12,13 +12,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from zerolab import LaunchTimeout, WorkerError
-from zerolab.course.wire import RETURNED, Message, own_place
+from zerolab.course.handles import into_one_buffer, left_behind
+from zerolab.course.wire import RETURNED, Message, Notes, own_place
 from zerolab.launcher.payload import pickle_payload
 
-Notes = Sequence[Sequence[Message | str]]  # by rank: what it called, and RETURNED if it came to its end
 # What gloo and torch say where a message does not fit or a peer is gone.
 _OF_GLOO = re.compile(r"gloo|enforce fail|preamble|closed by peer|connection|timed out waiting", re.I)
 _FRAME = re.compile(r'^  File "(.*)", line (\d+), in (.*)$', re.MULTILINE)
+_DIED = {
+    "SIGSEGV": "it read or wrote memory that does not belong to it, as happens with a tensor whose storage "
+    "was freed or resized, or with a wrong address",
+    "SIGBUS": "it read or wrote memory that is not there",
+    "SIGABRT": "a library in C++ gave up, after an error of its own",
+    "SIGKILL": "the system does so where memory runs out",
+}
 _BATCH = "Let one of two ranks receive first, or start both with dist.batch_isend_irecv and wait for them"
 
 
@@ -37,6 +44,8 @@ def ended_early(error: WorkerError, notes: Notes) -> str:
     if error.exitcode is not None and error.exitcode < 0 and error.exitcode != -signal.SIGABRT:
         return _killed(error, notes)
     calls = of_messages(notes)
+    if found := into_one_buffer(calls) or left_behind(notes):
+        return found
     raised = error.__cause__ if isinstance(error.__cause__, Stopped) else None
     of_gloo = raised is None or bool(_OF_GLOO.search(raised.text))
     if of_gloo and (found := message_that_does_not_fit(calls) or unmatched(notes)):
@@ -60,11 +69,7 @@ def _killed(error: WorkerError, notes: Notes) -> str:
     name = signal.Signals(-error.exitcode).name if error.exitcode else ""
     stack = [(file, int(line), function) for file, line, function in _FRAME.findall(str(error))]
     place = own_place(reversed(stack)) or _last_place(notes, error.rank)
-    why = ""
-    if name in ("SIGSEGV", "SIGBUS"):
-        why = ": it used memory that is not there, such as a tensor or a view whose storage has 0 bytes now"
-    elif name == "SIGKILL":
-        why = ": the system does this when memory runs out"
+    why = f": {_DIED[name]}" if name in _DIED else ""
     return f"rank {error.rank}'s process was killed by signal {name}{why}{_at(place)}"
 
 
@@ -77,6 +82,8 @@ def never_ended(error: LaunchTimeout, notes: Notes, seconds: float) -> str:
         rank = error.ranks[0]
         place = own_place(error.stacks.get(rank, ()))
         return f"{after} rank {rank} was still computing, not waiting: an endless loop?{_at(place)}"
+    if found := into_one_buffer(of_messages(notes)) or left_behind(notes):
+        return f"deadlock: {after} {found}"
     misfit = message_that_does_not_fit(of_messages(notes))
     return f"deadlock: {after} {misfit or unmatched(notes) or 'all ranks wait for each other. ' + _BATCH}"
 

@@ -6,9 +6,9 @@ Notes survive a rank that hangs or dies: each is written to a file at once.
 import linecache
 import pickle
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import NamedTuple
 
 import torch
@@ -21,6 +21,9 @@ import zerolab
 _OURS = str(Path(zerolab.__file__).parent)
 _LIBRARIES = (_OURS, str(Path(torch.__file__).parent), str(Path(linecache.__file__).parent), "<frozen", "<__")
 _RECEIVES = {"recv_", "recv_any_source_"}
+_PASS_ON = (__name__, "zerolab.course.peak")  # modes that may stand between the reader and a Wire
+_STARTS = {"dist.isend", "dist.irecv", "dist.batch_isend_irecv"}
+_WAITING = ("wait", "is_completed", "get_future")  # of a handle: each of them can be used to wait
 RETURNED = "returned"  # the last note of a rank whose function came to its end
 
 
@@ -45,6 +48,8 @@ class Message(NamedTuple):
     """One call on the process group: operation, the other rank (None for a collective), size, and who called.
 
     `call` is the function that the reader called, such as ``dist.all_reduce`` or ``ring.reduce_scatter``.
+    `started`: the reader gets a handle to wait on. `waited`: on how many handles the reader waited before.
+    `buffer`: where in memory the tensor is.
     """
 
     op: str
@@ -54,6 +59,9 @@ class Message(NamedTuple):
     dtype: torch.dtype | None = None
     call: str = ""
     place: Place | None = None
+    started: bool = False
+    waited: int = 0
+    buffer: int = 0
 
     @property
     def received(self) -> bool:
@@ -62,6 +70,10 @@ class Message(NamedTuple):
     @property
     def collective(self) -> bool:
         return self.op not in ("send", "barrier") and not self.received
+
+
+Notes = Sequence[Sequence[Message | int | str]]
+"""By rank: what it called; if it came to its end, how often it waited on a handle, and RETURNED."""
 
 
 class Wire(TorchDispatchMode):
@@ -73,6 +85,8 @@ class Wire(TorchDispatchMode):
     def __init__(self, trail: Path | None = None):
         super().__init__()
         self.calls: list[Message] = []
+        self.waits = 0  # how often the reader's code waited on a handle
+        self._plain = {name: getattr(dist.Work, name) for name in _WAITING}
         self._trail = trail.open("wb", buffering=0) if trail else None
 
     @property
@@ -80,10 +94,32 @@ class Wire(TorchDispatchMode):
         """What was sent. Receives are left out, because each of them is a send of another rank."""
         return [call for call in self.calls if not call.received]
 
+    def __enter__(self):
+        for name, plain in self._plain.items():
+            setattr(dist.Work, name, self._counted(plain))
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        for name, plain in self._plain.items():
+            setattr(dist.Work, name, plain)
+        return super().__exit__(*error)
+
+    def _counted(self, plain: Callable) -> Callable:
+        """The method of a handle, which counts its calls by the reader's code, and not those of torch's."""
+        original = SimpleNamespace(wait=plain)  # the launcher reads in this line that a rank waits
+
+        def counted(work, *args, **kwargs):
+            frame = sys._getframe(1)
+            self.waits += _own(frame) is not None or _of_a_lesson(frame)
+            return original.wait(work, *args, **kwargs)
+
+        return counted
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func.namespace == "c10d":
             op = func._opname
             tensors = [leaf for leaf in tree_leaves(args[0]) if isinstance(leaf, torch.Tensor)]
+            call, place, async_op = _called_by(sys._getframe(1))
             self.note(
                 Message(
                     op,
@@ -91,20 +127,24 @@ class Wire(TorchDispatchMode):
                     sum(t.numel() for t in tensors),
                     sum(t.nbytes for t in tensors),
                     tensors[0].dtype if tensors else None,
-                    *_called_by(sys._getframe(1)),
+                    call,
+                    place,
+                    async_op or call in _STARTS,
+                    self.waits,
+                    tensors[0].data_ptr() if tensors else 0,
                 )
             )
         return func(*args, **(kwargs or {}))
 
-    def note(self, call: Message | str) -> None:
-        """Remember a call; the word RETURNED goes to the file alone."""
+    def note(self, call: Message | int | str) -> None:
+        """Remember a call; the number of waits and the word RETURNED go to the file alone."""
         if isinstance(call, Message):
             self.calls.append(call)
         if self._trail:
             pickle.dump(call, self._trail)
 
 
-def read_trail(path: Path) -> Iterator[Message | str]:
+def read_trail(path: Path) -> Iterator[Message | int | str]:
     """The notes of a rank, in order; a note that a dying rank began and did not end is left out."""
     if not path.exists():
         return
@@ -116,23 +156,31 @@ def read_trail(path: Path) -> Iterator[Message | str]:
                 return
 
 
-def _called_by(frame: FrameType | None) -> tuple[str, Place | None]:
-    """The function of torch.distributed or of zerolab that the reader called, and where."""
-    name = ""
+def _own(frame: FrameType) -> Place | None:
+    return own_place([(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)])
+
+
+def _of_a_lesson(frame: FrameType) -> bool:
+    return frame.f_globals.get("__name__", "").startswith("zerolab.course.lessons")
+
+
+def _called_by(frame: FrameType | None) -> tuple[str, Place | None, bool]:
+    """The function of torch.distributed or of zerolab that the reader called, where, and if with async_op."""
+    name, async_op = "", False
     while frame is not None:
-        code = frame.f_code
-        place = own_place([(code.co_filename, frame.f_lineno, code.co_name)])
+        place = _own(frame)
         module = frame.f_globals.get("__name__", "")
-        if place or (module.startswith("zerolab.course") and module != __name__):
-            return name, place
-        if module == __name__:  # a Wire inside this one passes the call on
+        if place or (module.startswith("zerolab.course") and module not in _PASS_ON):
+            return name, place, async_op
+        if module in _PASS_ON:
             pass
         elif module.startswith("zerolab."):
-            name = f"{module.removeprefix('zerolab.')}.{code.co_name}"
+            name, async_op = f"{module.removeprefix('zerolab.')}.{frame.f_code.co_name}", False
         elif module == "torch.distributed.distributed_c10d":
-            name = f"dist.{code.co_name}"
+            name = f"dist.{frame.f_code.co_name}"
+            async_op = frame.f_locals.get("async_op") is True
             reduce_op = frame.f_locals.get("op")
             if isinstance(reduce_op, dist.ReduceOp.RedOpType) and reduce_op != dist.ReduceOp.SUM:
                 name += f" with ReduceOp.{reduce_op.name}"
         frame = frame.f_back
-    return name, None
+    return name, None, async_op

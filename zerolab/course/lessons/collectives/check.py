@@ -28,7 +28,7 @@ MISTAKES: dict[str, Callable[[list[torch.Tensor], int, Callable[[int], slice]], 
     "that is the mean, and a reduce-scatter returns the sum: divide after it, once":
         lambda g, r, cut: sum_of(g)[cut(r)] / len(g),
     "it returned its own chunk with nothing added to it: in the last of N-1 rounds every rank must receive "
-    "its own chunk, and add it":
+    "its own chunk, and add it to what it returns":
         lambda g, r, cut: g[r][cut(r)],
     "only the left neighbour's numbers were added: pass on the partial sum, with what arrived in the round "
     "before":
@@ -36,6 +36,12 @@ MISTAKES: dict[str, Callable[[list[torch.Tensor], int, Callable[[int], slice]], 
     "only the right neighbour's numbers were added: pass on the partial sum, with what arrived in the "
     "round before":
         lambda g, r, cut: g[r][cut(r)] + g[(r + 1) % len(g)][cut(r)],
+    "it returned its own chunk as the right neighbour brought it: add what arrives to the chunk, instead of "
+    "replacing the chunk":
+        lambda g, r, cut: g[(r + 1) % len(g)][cut(r)],
+    "it returned its own chunk as the left neighbour brought it: add what arrives to the chunk, instead of "
+    "replacing the chunk":
+        lambda g, r, cut: g[r - 1][cut(r)],
     "its own numbers are missing from the sum: add what arrives to the chunk, instead of replacing the chunk":
         lambda g, r, cut: sum_of(g)[cut(r)] - g[r][cut(r)],
     "the sums are right, but each rank ended with the next rank's chunk: shift your indices by one round":

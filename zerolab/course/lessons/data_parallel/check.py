@@ -114,8 +114,9 @@ def _of_parameter(finding: Finding, index: int, name: str) -> Finding:
 def _without_the_gap(brought: list[torch.Tensor], case: Case) -> dict[str, list[torch.Tensor]]:
     """The mean over those ranks only that have a gradient."""
     present = sum(count for rank, count in enumerate(case.counts) if rank != case.gap)
-    value = (weighted(brought, case.counts) / sum(case.counts)).split(SIZES)
-    value = _flat([*value[:2], value[2] * sum(case.counts) / present])
+    mean = (weighted(brought, case.counts) / sum(case.counts)).split(SIZES)
+    without = {"gate": sum(case.counts) / present}
+    value = _flat(piece * without.get(name, 1) for name, piece in zip(SHAPES, mean, strict=True))
     return {
         "the tokens of a rank without a gradient were left out of the count: its "
         "gradient is zero, and its tokens count": [value] * len(brought)
@@ -143,7 +144,9 @@ def _stopped(outcome: Attempt, case: Case) -> str | None:
     if outcome.failure is None:
         if len(outcome.calls) > 1 and not any(outcome.calls):
             return "not written yet: nothing was sent, so no rank can know the others' gradients"
-        return "that uses zerolab's own ZeroOptimizer: use one dist.all_reduce" if outcome.engine else None
+        if outcome.engine:
+            return "that uses zerolab's own ZeroOptimizer: use one dist.all_reduce"
+        return outcome.unsound
     if case.gap is not None:
         return (
             f"rank {case.gap} has a parameter without a gradient here. So it sends less than the others, "

@@ -1,18 +1,22 @@
 """Lesson 01's exercise: bytes per GPU by stage, and the wrong formulas that are often used."""
 
-import math
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import pairwise, product
-from typing import Any
 
-from zerolab.course.attempts import Odd, attempt
 from zerolab.course.exercise import graded
+from zerolab.course.lessons.memory_accounting.numbers import (
+    Answers,
+    Case,
+    Question,
+    fits,
+    mistake_in,
+    numbers,
+    units_mistaken,
+)
 from zerolab.course.lessons.memory_accounting.solution import bytes_per_gpu
 
 PSI, GPUS, STAGES = (7e9, 1.5e9), (8, 1, 3, 64), (0, 1, 2, 3)
 CASES = [(psi, n, stage) for stage, psi, n in product(STAGES, PSI, GPUS)]
-Answers = Mapping[tuple, float | Odd]  # by case
 HINTS = (
     "per parameter there are 2 bytes of weights, 2 bytes of gradients and 12 bytes of optimizer state.",
     "stage 1 divides the 12 bytes by the number of GPUs, stage 2 the gradients' 2 bytes as well, stage 3 "
@@ -38,18 +42,6 @@ MISTAKES: dict[str, Callable[[float, int, int], float]] = {
         lambda *case: states(*case, optimizer=8),
     "m and v are missing: K is 12, not 4":
         lambda *case: states(*case, optimizer=4),
-    "that is GB: return bytes":
-        lambda *case: states(*case) / 1000000000.0,
-    "that is GiB: return bytes, and 1 GB is 1e9 of them":
-        lambda *case: states(*case) / 2 ** 30,
-    "that mixes GB and GiB: 1 GB is 1e9 bytes, 1 GiB is 2**30":
-        lambda *case: states(*case) * 1000000000.0 / 2 ** 30,
-    "that is MB: return bytes":
-        lambda *case: states(*case) / 1000000.0,
-    "that is MiB: return bytes":
-        lambda *case: states(*case) / 2 ** 20,
-    "that is bits: a 16-bit number has 2 bytes":
-        lambda *case: states(*case) * 8,
     "that is bytes per parameter: multiply by psi":
         lambda *case: states(*case) / case[0],
     "that is the sum over all GPUs: return the bytes of one":
@@ -116,74 +108,12 @@ MISTAKES: dict[str, Callable[[float, int, int], float]] = {
 )
 def check_bytes_per_gpu(fn: Callable) -> str | None:
     """Compare fn(psi, world_size, stage), in bytes, with the formula, and name the wrong one it follows."""
-    outcome = attempt(_answers, [(fn,)])
-    if outcome.failure:
-        return outcome.failure.replace("rank 0", "your function").replace(", not waiting", "")
-    answers, used = outcome.values[0]
-    if all(isinstance(value, Odd) and value.kind == "NoneType" for value in answers.values()):
-        return "not written yet: the function returned None"
-    if used:
-        return f"that calls zerolab.{used}, which has the formula: write it yourself, from 2, 2 and 12 bytes"
-    wrong = [case for case, value in answers.items() if not _close(value, states(*case))]
-    return f"{_where(wrong[0])}: {_mistake(answers, wrong)}" if wrong else None
+    return mistake_in(fn, QUESTION)
 
 
-def _answers(fn: Callable) -> tuple[dict[tuple, float | Odd], str]:
-    """In the worker: what fn returns for every case, and the function of zerolab that it calls, if any."""
-    used = []
-
-    def note(frame, event, _):
-        module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_name
-        if event == "call" and module in ("zerolab.memory", "zerolab.plan") and name != "<module>":
-            used.append(f"{module.removeprefix('zerolab.')}.{name}")
-
-    sys.setprofile(note)
-    try:
-        answers = {case: _number(fn(*case)) for case in CASES}
-    finally:
-        sys.setprofile(None)
-    return answers, next(iter(used), "")
-
-
-def _number(value: Any) -> float | Odd:
-    if not isinstance(value, str | bool):
-        try:
-            return float(value)
-        except (TypeError, ValueError):
-            pass
-    return Odd(type(value).__name__, "" if value is None else repr(value)[:60])
-
-
-def _close(got: float | Odd, want: float) -> bool:
-    """Equal up to the bytes that integer division cuts off."""
-    return isinstance(got, float) and abs(got - want) <= 1e-9 * abs(want) + min(4, 1e-3 * abs(want))
-
-
-def _mistake(answers: Answers, wrong: list[tuple]) -> str:
-    """The formula behind all answers, or how a stage's answers are made, or a formula for the wrong ones."""
-    got = answers[wrong[0]]
-    if isinstance(got, Odd):
-        returned = "None" if got.kind == "NoneType" else " ".join(filter(None, got))
-        return f"your function returned {returned}: return a number of bytes"
-    if not math.isfinite(got):
-        return f"your function returned {got}: look for a division by 0"
-    named = lambda cases: ", or else ".join(why for why, f in MISTAKES.items() if _fits(f, answers, cases))
-    plain = f"{got:.6g} bytes, and the formula gives {states(*wrong[0]):.6g}"
-    stage = wrong[0][2]
-    return (
-        named(answers) or _by_parts(answers, stage) or named(wrong) or _per_parameter(answers, stage) or plain
-    )
-
-
-def _fits(formula: Callable, answers: Answers, cases) -> bool:
-    try:
-        return all(_close(answers[case], formula(*case)) for case in cases)
-    except ZeroDivisionError:
-        return False
-
-
-def _by_parts(answers: Answers, stage: int) -> str | None:
+def _by_parts(answers: Answers, first: Case) -> str | None:
     """Read the answers as bytes per parameter: what each stage keeps whole, and what it divides by N."""
+    stage = first[2]
     found = {each: pair for each in STAGES if (pair := _whole_and_divided(answers, each))}
     if stage not in found:
         return None
@@ -204,13 +134,13 @@ def _by_parts(answers: Answers, stage: int) -> str | None:
     )
 
 
-def _per_parameter(answers: Answers, stage: int) -> str | None:
+def _per_parameter(answers: Answers, first: Case) -> str | None:
     """What a stage's answers are per parameter, where they are neither whole nor divided by N."""
-    numbers = _numbers(answers)
-    if numbers is None:
+    stage, found = first[2], numbers(answers)
+    if found is None:
         return None
-    by_psi = [[numbers[psi, n, stage] / psi for n in sorted(GPUS)] for psi in PSI]
-    if all(abs(numbers[PSI[0], n, stage] - numbers[PSI[1], n, stage]) < 1 for n in GPUS):
+    by_psi = [[found[psi, n, stage] / psi for n in sorted(GPUS)] for psi in PSI]
+    if all(abs(found[PSI[0], n, stage] - found[PSI[1], n, stage]) < 1 for n in GPUS):
         return (
             "your answer is the same for 1.5B and 7B parameters: it is a number of bytes for each, times psi"
         )
@@ -226,22 +156,23 @@ def _per_parameter(answers: Answers, stage: int) -> str | None:
 
 def _whole_and_divided(answers: Answers, stage: int) -> tuple[float, float] | None:
     """The two coefficients of psi·(whole + divided/N), if a stage's answers follow that form."""
-    numbers = _numbers({case: value for case, value in answers.items() if case[2] == stage})
-    if numbers is None:
+    found = numbers({case: value for case, value in answers.items() if case[2] == stage})
+    if found is None:
         return None
-    few, many = (numbers[PSI[0], n, stage] / PSI[0] for n in (8, 64))
+    few, many = (found[PSI[0], n, stage] / PSI[0] for n in (8, 64))
     divided = (few - many) / (1 / 8 - 1 / 64)
     whole = many - divided / 64
     form = lambda psi, n, _: psi * (whole + divided / n)
-    return (whole, divided) if _fits(form, numbers, numbers) else None
+    return (whole, divided) if fits(form, found, found) else None
 
 
-def _numbers(answers: Answers) -> dict[tuple, float] | None:
-    """The answers, if all of them are numbers."""
-    numbers = {case: value for case, value in answers.items() if isinstance(value, float)}
-    return numbers if len(numbers) == len(answers) else None
-
-
-def _where(case: tuple[float, int, int]) -> str:
-    psi, world_size, stage = case
-    return f"stage {stage}, {psi / 1e9:g}B parameters on {world_size} GPUs"
+QUESTION = Question(
+    CASES,
+    states,
+    MISTAKES | units_mistaken(states),
+    where=lambda case: f"stage {case[2]}, {case[0] / 1e9:g}B parameters on {case[1]} GPUs",
+    unit="bytes",
+    source="2, 2 and 12 bytes",
+    read=_by_parts,
+    read_last=_per_parameter,
+)

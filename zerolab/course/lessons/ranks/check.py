@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial, reduce
+from math import comb
 
 import torch
 
@@ -62,6 +63,9 @@ MISTAKES: dict[str, Callable[[list[torch.Tensor], int], torch.Tensor]] = {
     "that is a mean of means, ((a+b)/2 + c)/2, which weighs the ranks differently: add all up, then "
     "divide once":
         lambda own, rank: reduce(lambda mean, other: (mean + other) / 2, own),
+    "what goes around is the growing sum, so that a gradient is counted several times: pass on what arrived":
+        lambda own, rank: sum_of(
+            comb(len(own) - 1, hop) * own[rank - hop] / len(own) for hop in range(len(own))),
     "that is the largest of the ranks' elements, not their mean":
         lambda own, rank: reduce(torch.maximum, own),
     "that is the product of the gradients, not their mean":

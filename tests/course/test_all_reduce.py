@@ -1,0 +1,242 @@
+"""Lesson 02: the check of the all-reduce names each mistake; bytes and memory decide the target."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.answers import alone, together
+from support.lessons import solutions_travel_by_value
+
+from zerolab import ring
+from zerolab.course import attempts
+from zerolab.course.lessons.collectives import check_all_reduce
+from zerolab.course.peak import Peak
+from zerolab.course.targets import Reached, bronze, lowest, silver
+
+solutions_travel_by_value(__name__)
+
+
+def exchange(outgoing, incoming, there, origin):
+    pair = [dist.P2POp(dist.isend, outgoing, there), dist.P2POp(dist.irecv, incoming, origin)]
+    for work in dist.batch_isend_irecv(pair):
+        work.wait()
+
+
+def two_halves(
+    short=0, add=False, fresh=False, first=True, second=True, order=None, finish=lambda sums, n: sums
+):
+    """The right ring where nothing is given, and a classic wrong one where something is."""
+
+    def all_reduce(tensor):
+        rank, n = dist.get_rank(), dist.get_world_size()
+        right, left = (rank + 1) % n, (rank - 1) % n
+        pieces = [tensor[cut] for cut in ring.chunks(tensor.numel(), n)]
+        for step in range((n - 1) * first):
+            goes, comes = (rank - step - 1) % n, (rank - step - 2) % n
+            landing = torch.empty_like(pieces[comes])
+            exchange(pieces[goes], landing, right, left)
+            pieces[comes] = pieces[comes] + landing if fresh else pieces[comes].add_(landing)
+        for step in range((n - 1 - short) * second):
+            goes, comes = (rank - step) % n, (rank - step - 1) % n
+            landing = torch.empty_like(pieces[comes])
+            exchange(pieces[goes], landing, right, left)
+            if add:
+                pieces[comes].add_(landing)
+            elif fresh:
+                pieces[comes] = landing
+            else:
+                pieces[comes].copy_(landing)
+        if order:
+            return torch.cat([pieces[each % n] for each in order(rank, n)])
+        return finish(torch.cat(pieces) if fresh else tensor, n)
+
+    return all_reduce
+
+
+def in_place(tensor):
+    """Gold: nothing is returned, complete chunks arrive in their place, and one buffer serves all rounds."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    pieces = list(tensor.split([cut.stop - cut.start for cut in ring.chunks(tensor.numel(), n)]))
+    buffer = tensor.new_empty(pieces[0].numel())
+    for step in range(1, n):
+        goes, comes = pieces[(rank + step) % n], pieces[(rank + step + 1) % n]  # to the left
+        landing = buffer[: comes.numel()]
+        exchange(goes, landing, (rank - 1) % n, (rank + 1) % n)
+        comes += landing
+    for step in range(n - 1):
+        exchange(pieces[(rank + step) % n], pieces[(rank + step + 1) % n], (rank - 1) % n, (rank + 1) % n)
+
+
+def each_owner_directly(tensor):
+    """Gold: no ring; each rank sends a chunk to its owner, who adds up and sends the sum to all."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    pieces = [tensor[cut] for cut in ring.chunks(tensor.numel(), n)]
+    landing = torch.empty_like(pieces[rank])
+    for far in range(1, n):
+        exchange(pieces[(rank + far) % n], landing, (rank + far) % n, (rank - far) % n)
+        pieces[rank] += landing
+    for far in range(1, n):
+        exchange(pieces[rank], pieces[(rank - far) % n], (rank + far) % n, (rank - far) % n)
+    return tensor
+
+
+def gathered_whole(tensor, used=lambda mine, total: total):
+    """Bronze: everybody sends the whole tensor to everybody."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    total = tensor.clone()
+    for far in range(1, n):
+        landing = torch.empty_like(tensor)
+        exchange(tensor, landing, (rank + far) % n, (rank - far) % n)
+        total += landing
+    return used(tensor, total)
+
+
+def through_rank_0(tensor):
+    """Bronze: rank 0 adds up and sends the sum to all."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    landing = torch.empty_like(tensor)
+    for other in range(1, n):
+        if rank == 0:
+            dist.recv(landing, other)
+            tensor += landing
+        elif rank == other:
+            dist.send(tensor, 0)
+    for other in range(1, n):
+        if rank == 0:
+            dist.send(tensor, other)
+        elif rank == other:
+            dist.recv(tensor, 0)
+    return tensor
+
+
+def own_chunk_in_every_round(tensor):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    two_halves(second=False)(tensor)
+    pieces = [tensor[cut] for cut in ring.chunks(tensor.numel(), n)]
+    for _ in range(n - 1):
+        landing = torch.empty_like(pieces[(rank - 1) % n])
+        exchange(pieces[rank], landing, (rank + 1) % n, (rank - 1) % n)
+        pieces[(rank - 1) % n].copy_(landing)
+    return tensor
+
+
+def growing(tensor):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    for _ in range(n - 1):
+        landing = torch.empty_like(tensor)
+        exchange(tensor, landing, (rank + 1) % n, (rank - 1) % n)
+        tensor = tensor + landing
+    return tensor
+
+
+def without_its_own(tensor):
+    return gathered_whole(tensor, lambda mine, total: total - mine)
+
+
+def leaves_out_the_rest(tensor):
+    n = dist.get_world_size()
+    return two_halves()(tensor[: tensor.numel() // n * n])
+
+
+def own_chunk(tensor):
+    two_halves(second=False)(tensor)
+    return tensor[ring.chunks(tensor.numel(), dist.get_world_size())[dist.get_rank()]].clone()
+
+
+def by_torch(tensor):
+    dist.all_reduce(tensor)
+    return tensor
+
+
+def sends_first(tensor):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    dist.send(tensor, (rank + 1) % n)
+    dist.recv(tensor, (rank - 1) % n)
+
+
+GOLD = [two_halves(), in_place, each_owner_directly]
+LESS = [
+    (
+        two_halves(fresh=True),
+        "silver, because values and bytes are right. For gold: with 3",
+    ),
+    (lambda tensor: two_halves()(tensor.clone()), "a second one of full size"),
+    (
+        gathered_whole,
+        "bronze, because the values are right. For silver: with 3 ranks, rank 0 sends 15984",
+    ),
+    (
+        through_rank_0,
+        "rank 0 sends 15984 bytes, 2 times the tensor, and 2(N-1)/N times, 10656 bytes, is enough",
+    ),
+]
+WRONG = [
+    (lambda tensor: None, "not written yet"),
+    (lambda tensor: tensor, "it returned its own tensor, and nothing that arrived is in it"),
+    (two_halves(finish=lambda sums, n: sums / n), "that is the mean"),
+    (two_halves(second=False), "the second half is missing"),
+    (two_halves(first=False), "went around without being added up"),
+    (two_halves(add=True), "the second half adds what arrives: a chunk that arrives"),
+    (two_halves(short=1), "the second half is one round short"),
+    (two_halves(order=lambda rank, n: range(rank, rank - n, -1)), "in the order in which they arrived"),
+    (two_halves(order=lambda rank, n: range(1, n + 1)), "one place too far left"),
+    (two_halves(order=lambda rank, n: reversed(range(n))), "in reverse order"),
+    (two_halves(finish=lambda sums, n: sums.float()), "float32, and its input is float64"),
+    (two_halves(finish=lambda sums, n: sums.tolist()), "returned list, with the right numbers in it"),
+    (two_halves(finish=lambda sums, n: sums.half().double()), "went through float16"),
+    (own_chunk_in_every_round, "a rank sends its own chunk in every round"),
+    (growing, "what goes around is the growing sum"),
+    (without_its_own, "its own numbers are missing"),
+    (leaves_out_the_rest, "the remainder is lost"),
+    (own_chunk, "it returned its own chunk only"),
+    (by_torch, "torch's own dist.all_reduce"),
+    (lambda tensor: ring.all_reduce(tensor), "zerolab's own ring.all_reduce"),
+]
+diagnose = together(check_all_reduce, [*GOLD, *(answer for answer, _ in [*LESS, *WRONG])])
+
+
+@pytest.mark.parametrize("answer", GOLD)
+def test_every_way_within_the_bytes_and_the_memory_gets_gold(answer):
+    assert diagnose(answer) is None
+
+
+@pytest.mark.parametrize(("answer", "said"), LESS)
+def test_right_values_reach_the_target_that_bytes_and_memory_allow(answer, said):
+    found = diagnose(answer)
+    assert isinstance(found, Reached) and said in found
+
+
+@pytest.mark.parametrize(("answer", "diagnosis"), WRONG)
+def test_the_check_names_the_mistake(answer, diagnosis):
+    found = diagnose(answer)
+    assert diagnosis in found and not isinstance(found, Reached)
+
+
+def test_a_deadlock_is_named(monkeypatch):
+    monkeypatch.setattr(attempts, "SECONDS", 2.5)
+    assert "all of them send first and receive second" in check_all_reduce.diagnose(alone(sends_first))
+
+
+def test_bronze_is_a_pass(capsys):
+    result = check_all_reduce(alone(lambda tensor: through_rank_0(tensor)))
+    assert result and result.passed and result.message.startswith("Bronze, ")
+    assert capsys.readouterr().out.startswith("✓ Bronze, because the values are right")
+
+
+def test_what_counts_most_is_said():
+    assert lowest([]) is None
+    assert lowest([silver("b"), bronze("a")]) == bronze("a")
+    assert lowest([bronze("a"), "a mistake"]) == "a mistake"
+
+
+def test_the_peak_counts_what_lives_at_the_same_time():
+    given = torch.ones(1000)
+    with Peak([given]) as peak:
+        for _ in range(5):
+            copy = given * 2
+            given += copy[:10].sum()
+            del copy
+    assert 4000 <= peak.nbytes <= 4000 + 8
+    with Peak([given]) as peak:
+        both = [given.clone(), given.clone()]
+        given[:10] += both[0][:10]
+    assert peak.nbytes == 8000

@@ -1,0 +1,208 @@
+"""Lesson 03: the check of the buckets names each mistake; messages and memory decide the target."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.answers import alone, together
+from support.lessons import solutions_travel_by_value
+
+from zerolab import ring
+from zerolab.course.lessons.data_parallel import check_buckets
+from zerolab.course.targets import Reached
+
+solutions_travel_by_value(__name__)
+
+
+def send(bucket, reduce=dist.all_reduce, divide=torch.Tensor.div_, back=True):
+    flat = torch.cat([gradient.flatten() for gradient in bucket])
+    reduce(flat)
+    flat = divide(flat, dist.get_world_size())
+    for gradient, piece in zip(bucket, flat.split([each.numel() for each in bucket]), strict=True):
+        if back:
+            gradient.copy_(piece.view_as(gradient))
+
+
+def filled(send=send, last=True, drop=False, late=False, strict=False, skip_large=False):
+    """The right buckets where nothing is given, and a classic wrong one where something is."""
+
+    def average_in_buckets(gradients, bucket_bytes):
+        waiting = []
+        for gradient in gradients:
+            held = sum(each.nbytes for each in waiting)
+            over = held + gradient.nbytes - bucket_bytes
+            if skip_large and gradient.nbytes > bucket_bytes:
+                continue
+            if late:
+                waiting.append(gradient)
+            if waiting and (over >= 0 if strict else over > 0):
+                send(waiting)
+                waiting = [] if late or drop else [gradient]
+            elif not late:
+                waiting.append(gradient)
+        if waiting and last:
+            send(waiting)
+
+    return average_in_buckets
+
+
+def in_one_buffer(gradients, bucket_bytes):
+    """Gold: one buffer for all buckets, filled by slices."""
+    longest = max(bucket_bytes // 8, *(gradient.numel() for gradient in gradients))
+    buffer = torch.empty(min(longest, sum(g.numel() for g in gradients)), dtype=torch.float64)
+    start, views = 0, []
+
+    def flush():
+        dist.all_reduce(buffer[:start])
+        for gradient, view in views:
+            torch.div(view, dist.get_world_size(), out=view)
+            gradient.view(-1).copy_(view)
+
+    for gradient in gradients:
+        if start and 8 * (start + gradient.numel()) > bucket_bytes:
+            flush()
+            start, views = 0, []
+        view = buffer[start : start + gradient.numel()]
+        view.copy_(gradient.view(-1))
+        views.append((gradient, view))
+        start += gradient.numel()
+    flush()
+
+
+def planned_first(gradients, bucket_bytes):
+    """Gold: first the list of buckets, then the messages."""
+    plan = []
+    for gradient in gradients:
+        if plan and sum(each.nbytes for each in plan[-1]) + gradient.nbytes <= bucket_bytes:
+            plan[-1].append(gradient)
+        else:
+            plan.append([gradient])
+    for bucket in plan:
+        send(bucket)
+
+
+def on_the_ring(gradients, bucket_bytes):
+    filled(lambda bucket: send(bucket, ring.all_reduce))(gradients, bucket_bytes)
+
+
+def one_by_one(gradients, bucket_bytes):
+    for gradient in gradients:
+        send([gradient])
+
+
+def all_at_once(gradients, bucket_bytes):
+    send(gradients)
+
+
+def padded(gradients, bucket_bytes):
+    """Every message has the same size, the rest of it zeros."""
+
+    def reduce(flat):
+        whole = torch.zeros(max(bucket_bytes // 8, flat.numel()), dtype=flat.dtype)
+        whole[: flat.numel()] = flat
+        dist.all_reduce(whole)
+        flat.copy_(whole[: flat.numel()])
+
+    filled(lambda bucket: send(bucket, reduce))(gradients, bucket_bytes)
+
+
+def kept(gradients, bucket_bytes):
+    """All buckets are sent first, and divided and copied back at the end."""
+    sent = []
+    filled(lambda bucket: sent.append((list(bucket), torch.cat([each.flatten() for each in bucket]))))(
+        gradients, bucket_bytes
+    )
+    for _, flat in sent:
+        dist.all_reduce(flat)
+    for bucket, flat in sent:
+        flat /= dist.get_world_size()
+        for gradient, piece in zip(bucket, flat.split([each.numel() for each in bucket]), strict=True):
+            gradient.copy_(piece.view_as(gradient))
+
+
+def never_emptied(gradients, bucket_bytes):
+    waiting, held = [], 0
+    for gradient in gradients:
+        if waiting and held + gradient.nbytes > bucket_bytes:
+            send(waiting)
+            held = 0
+        waiting.append(gradient)
+        held += gradient.nbytes
+    send(waiting)
+
+
+def back_in_reverse(bucket):
+    flat = torch.cat([gradient.flatten() for gradient in bucket])
+    dist.all_reduce(flat)
+    flat /= dist.get_world_size()
+    for gradient, piece in zip(bucket[::-1], flat.split([g.numel() for g in bucket[::-1]]), strict=True):
+        gradient.copy_(piece.view_as(gradient))
+
+
+def replaced_in_the_list(gradients, bucket_bytes):
+    for index, gradient in enumerate(gradients):
+        total = gradient.clone()
+        dist.all_reduce(total)
+        gradients[index] = total / dist.get_world_size()
+
+
+def skips_on_rank_1(gradients, bucket_bytes):
+    one_by_one(gradients[dist.get_rank() == 1 :], bucket_bytes)
+
+
+GOLD = [filled(), in_one_buffer, planned_first, on_the_ring]
+LESS = [
+    (
+        one_by_one,
+        "bronze, because the values are right. For silver: with buckets of 800 bytes, rank 0 sends 9",
+    ),
+    (filled(strict=True), "rank 0 sends 6 messages, and 4 are enough"),
+    (all_at_once, "For silver: with buckets of 800 bytes, a message of rank 0 has 3704 bytes"),
+    (filled(late=True), "send what waits before a gradient that does not fit is added"),
+    (padded, "rank 0 sends 4000 bytes, and the gradients have 3704"),
+    (never_emptied, "send each gradient once and nothing else, and empty the list"),
+    (
+        kept,
+        "silver, because values and bytes are right. For gold: with buckets of 800",
+    ),
+]
+WRONG = [
+    (lambda gradients, bucket_bytes: None, "not written yet"),
+    (filled(lambda bucket: send(bucket, divide=lambda flat, n: flat)), "that is the sum over the ranks"),
+    (filled(lambda bucket: send(bucket, back=False)), "copy the averages back"),
+    (
+        filled(lambda bucket: send(bucket, divide=lambda flat, n: flat / n / n)),
+        "by the number of ranks twice",
+    ),
+    (filled(lambda bucket: send(bucket, divide=lambda flat, n: flat / 7)), "3/7 times what it should be"),
+    (
+        filled(lambda bucket: send(bucket, lambda flat: dist.broadcast(flat, 0), lambda f, n: f)),
+        "rank 0's grad",
+    ),
+    (filled(last=False), "the last bucket was never sent"),
+    (filled(drop=True), "the gradient that did not fit was never sent"),
+    (filled(skip_large=True), "gradients that are larger than a bucket were left out"),
+    (lambda gradients, size: send(gradients[:1]), "only the first gradient"),
+    (filled(lambda bucket: send(bucket, divide=lambda flat, n: (flat / n).half().double())), "float16"),
+    (filled(back_in_reverse), "the cut is at the wrong place, or in the wrong order"),
+    (replaced_in_the_list, "are what they were before"),
+    (alone(skips_on_rank_1), "collective number 1 is dist.all_reduce of 10 elements of float64 on rank 0"),
+    (alone(lambda gradients, bucket_bytes: torch.cat(gradients)), "stopped with RuntimeError"),
+]
+diagnose = together(check_buckets, [*GOLD, *(answer for answer, _ in [*LESS, *WRONG])])
+
+
+@pytest.mark.parametrize("answer", GOLD)
+def test_every_way_to_fill_buckets_gets_gold(answer):
+    assert diagnose(answer) is None
+
+
+@pytest.mark.parametrize(("answer", "said"), LESS)
+def test_right_means_reach_the_target_that_messages_and_memory_allow(answer, said):
+    found = diagnose(answer)
+    assert isinstance(found, Reached) and said in found
+
+
+@pytest.mark.parametrize(("answer", "diagnosis"), WRONG)
+def test_the_check_names_the_mistake(answer, diagnosis):
+    found = diagnose(answer)
+    assert diagnosis in found and not isinstance(found, Reached)

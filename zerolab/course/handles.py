@@ -1,0 +1,64 @@
+"""Messages that were started and not waited for: a tensor was used before it was filled, or sent.
+
+isend, irecv and batch_isend_irecv return handles, and so does a collective with async_op=True. Right values
+prove nothing here: without the wait they are a matter of luck.
+"""
+
+from collections.abc import Sequence
+
+from zerolab.course.wire import Message, Notes
+
+_WAIT = (
+    "until wait() has returned, a tensor may not be filled yet, or not be sent yet. Call .wait() on every "
+    "handle, of sends too, before you use the tensors"
+)
+
+
+def into_one_buffer(calls: Sequence[Sequence[Message]]) -> str | None:
+    """Two receives that are on their way at once, into one tensor."""
+    for rank, own in enumerate(calls):
+        seen = set()
+        for call in (call for call in own if call.received and call.started and call.numel):
+            if (call.buffer, call.waited) in seen:
+                return (
+                    f"rank {rank} starts a second receive into a tensor before it has waited for the first, "
+                    "so that one message overwrites the other: receive into a tensor for "
+                    f"each{_at(call)}"
+                )
+            seen.add((call.buffer, call.waited))
+    return None
+
+
+def not_waited(calls: Sequence[Sequence[Message]], waits: Sequence[int]) -> str | None:
+    """A rank that started more messages than it waited for, and returned."""
+    for rank, (own, waited) in enumerate(zip(calls, waits, strict=False)):
+        started = [call for call in own if call.started]
+        if waited < len(started):
+            return _too_few_waits(rank, started, waited)
+    return None
+
+
+def left_behind(notes: Notes) -> str | None:
+    """A rank that waited for some of its messages only, and went on to the next or returned."""
+    for rank, own in enumerate(notes):
+        started: list[Message] = []
+        for note in own:
+            at_end = isinstance(note, int)
+            waited = note if at_end else note.waited if isinstance(note, Message) else 0
+            before = started if at_end else [call for call in started if call.waited < waited]
+            if waited < len(before) and (waited or at_end):
+                return _too_few_waits(rank, before, waited)
+            if isinstance(note, Message) and note.started:
+                started.append(note)
+    return None
+
+
+def _too_few_waits(rank: int, started: Sequence[Message], waited: int) -> str:
+    these, waited_for = f"{len(started)} messages", f"waited for {waited or 'none'} of them"
+    if len(started) == 1:
+        these, waited_for = "a message", "did not wait for it"
+    return f"rank {rank} started {these} and {waited_for}: {_WAIT}{_at(started[-1])}"
+
+
+def _at(call: Message) -> str:
+    return f" ({call.place})" if call.place else ""

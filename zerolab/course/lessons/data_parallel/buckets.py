@@ -1,0 +1,213 @@
+"""Lesson 03's first exercise: gradients averaged in buckets; messages and memory decide the target."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from zerolab.course.attempts import Attempt, attempt
+from zerolab.course.evidence import Finding, examine, first_wrong, sum_of
+from zerolab.course.exercise import graded
+from zerolab.course.lessons.data_parallel.solution import average_in_buckets
+from zerolab.course.peak import Peak
+from zerolab.course.targets import bronze, lowest, silver
+
+SHAPES = ((10,), (5, 12), (30,), (7, 10), (30,), (100, 2), (3,), (20,), (4, 10))
+SIZES = [torch.Size(shape).numel() for shape in SHAPES]
+# (ranks, bytes of a bucket): 800 is full to the last byte twice, and one gradient is larger
+CASES = ((3, 800), (2, 1200), (4, 500), (2, 100_000), (2, 8), (1, 800))
+HINTS = (
+    "go through the gradients once. Keep a list of those that wait, and their bytes. If the next one does "
+    "not fit, send what waits, and begin again with an empty list.",
+    "after the loop a bucket is left that is not full: send it, too. Put the sending into a function of its "
+    "own, which you call in both places.",
+    "to send a bucket: flat = torch.cat of the flattened gradients, dist.all_reduce(flat), flat /= N in "
+    "place, and copy_ the pieces of flat.split(sizes) back. For gold, keep no bucket for later.",
+)
+Brought = Sequence[torch.Tensor]  # by rank: all gradients, end to end
+
+
+def buckets(bucket_bytes: int) -> list[list[int]]:
+    """The numbers of the gradients in each bucket, where each takes what still fits into it."""
+    found: list[list[int]] = [[]]
+    for index, size in enumerate(SIZES):
+        if found[-1] and 8 * (sum(SIZES[each] for each in found[-1]) + size) > bucket_bytes:
+            found.append([])
+        found[-1].append(index)
+    return found
+
+
+def only(sent: Sequence[int], g: Brought, r: int) -> torch.Tensor:
+    """The gradients with the numbers `sent` averaged, and the others as rank r brought them."""
+    pieces = zip((sum_of(g) / len(g)).split(SIZES), g[r].split(SIZES), strict=True)
+    return torch.cat([mean if index in sent else own for index, (mean, own) in enumerate(pieces)])
+
+
+# A sentence, and what it leads to: `g` holds the ranks' gradients, r is the rank, b the buckets.
+# fmt: off
+MISTAKES: dict[str, Callable[[Brought, int, list[list[int]], int], torch.Tensor]] = {
+    "that is the sum over the ranks: divide by their number":
+        lambda g, r, b, limit: sum_of(g),
+    "the gradients are what they were before: cat and flatten make copies, so copy the averages back":
+        lambda g, r, b, limit: g[r],
+    "each gradient was divided by the number of ranks, and nothing of the other ranks was added":
+        lambda g, r, b, limit: g[r] / len(g),
+    "divided by the number of ranks twice":
+        lambda g, r, b, limit: sum_of(g) / len(g) ** 2,
+    "every rank has rank 0's gradients: a broadcast copies, and an all-reduce adds":
+        lambda g, r, b, limit: g[0],
+    "the last bucket was never sent: after the loop one is left that is not full":
+        lambda g, r, b, limit: only(range(b[-1][0]), g, r),
+    "the gradient that did not fit was never sent: it is the first of the next bucket":
+        lambda g, r, b, limit: only([*b[0], *(each for bucket in b[1:] for each in bucket[1:])], g, r),
+    "only the first gradient was averaged":
+        lambda g, r, b, limit: only([0], g, r),
+    "only the first bucket was averaged":
+        lambda g, r, b, limit: only(b[0], g, r),
+    "only the last bucket was averaged":
+        lambda g, r, b, limit: only(b[-1], g, r),
+    "only the first gradient of each bucket was averaged":
+        lambda g, r, b, limit: only([bucket[0] for bucket in b], g, r),
+    "gradients that are larger than a bucket were left out: send each of them by itself":
+        lambda g, r, b, limit: only([i for i, size in enumerate(SIZES) if 8 * size <= limit], g, r),
+    "the average was added to the old gradient: put it in its place":
+        lambda g, r, b, limit: sum_of(g) / len(g) + g[r],
+    "the last bucket is the sum: divide it, too":
+        lambda g, r, b, limit: torch.cat([
+            total / (1 if index in b[-1] else len(g)) for index, total in enumerate(sum_of(g).split(SIZES))]),
+    "the gradients were set to zero and stayed so: copy the average into them":
+        lambda g, r, b, limit: torch.zeros_like(g[r]),
+}
+# fmt: on
+
+
+class Averaged(NamedTuple):
+    """What one rank's gradients are afterwards, and the bytes of tensors that it held beside them."""
+
+    flat: torch.Tensor
+    peak_bytes: int
+
+
+@graded(
+    "Gold: the mean is right on 1 to 4 ranks, every bucket is as full as it can be, and no more than two of "
+    "them are in memory.",
+    call="average_in_buckets(gradients, bucket_bytes)",
+    hints=HINTS,
+    solution=[average_in_buckets],
+)
+def check_buckets(fn: Callable) -> str | None:
+    """Run fn(gradients, bucket_bytes) on 1 to 4 ranks: it leaves means in place. See targets.py."""
+    reached = []
+
+    def look(case: tuple[int, int]) -> Finding:
+        finding, outcome = _look(fn, case)
+        if not finding.stopped and not finding.wrong:
+            if why := _wrong_messages(outcome, case[1]):
+                reached.append(bronze(why))
+            elif why := _too_much_held(outcome, case[1]):
+                reached.append(silver(why))
+        return finding
+
+    return examine(CASES, look) or lowest(reached)
+
+
+def gradients_of(rank: int) -> list[torch.Tensor]:
+    """What a rank brings: different for every rank and element."""
+    generator = torch.Generator().manual_seed(rank)
+    return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in SHAPES]
+
+
+def _average(fn: Callable, rank: int, bucket_bytes: int) -> Averaged:
+    """In the worker: the gradients after fn has averaged them."""
+    gradients = gradients_of(rank)
+    with Peak(gradients) as peak:
+        fn(list(gradients), bucket_bytes)
+    return Averaged(torch.cat([gradient.flatten() for gradient in gradients]), peak.nbytes)
+
+
+def _look(fn: Callable, case: tuple[int, int]) -> tuple[Finding, Attempt]:
+    size, bucket_bytes = case
+    outcome = attempt(_average, [(fn, rank, bucket_bytes) for rank in range(size)])
+    where = f"{size} ranks and buckets of {bucket_bytes} bytes"
+    if stopped := _stopped(outcome):
+        return Finding(where, stopped), outcome
+    brought = [torch.cat([gradient.flatten() for gradient in gradients_of(rank)]) for rank in range(size)]
+    filled = buckets(bucket_bytes)
+    finding = Finding(
+        where,
+        None,
+        [value.flat for value in outcome.values],
+        [sum_of(brought) / size] * size,
+        {
+            why: [value(brought, rank, filled, bucket_bytes) for rank in range(size)]
+            for why, value in MISTAKES.items()
+        },
+        lambda rank: [{f"rank {peer}'s gradient": each for peer, each in enumerate(brought)}],
+        whole=sum_of(brought) / size,
+        also=outcome.hint_of_calls,
+    )
+    if finding.wrong and not finding.fitting():
+        finding = first_wrong((_of_gradient(finding, index) for index in range(len(SHAPES))), finding)
+    return finding, outcome
+
+
+def _of_gradient(finding: Finding, index: int) -> Finding:
+    own = lambda value: value.split(SIZES)[index]
+    parts = lambda rank: [{name: own(part) for name, part in finding.parts(rank)[0].items()}]
+    return finding.part(f"gradient {index} of {len(SHAPES)}", own, parts)
+
+
+def _stopped(outcome: Attempt) -> str | None:
+    if outcome.failure:
+        return outcome.failure
+    if len(outcome.calls) > 1 and not any(outcome.calls):
+        return "not written yet: nothing was sent, so no rank can know the others' gradients"
+    if outcome.engine:
+        return "that uses zerolab's own ZeroOptimizer: use one dist.all_reduce for each bucket"
+    return outcome.unsound
+
+
+def _wrong_messages(outcome: Attempt, bucket_bytes: int) -> str | None:
+    """Too many messages, one that is larger than a bucket, or more bytes than the gradients have."""
+    size, enough = len(outcome.calls), len(buckets(bucket_bytes))
+    where = f"with buckets of {bucket_bytes} bytes"
+    for rank, sent in enumerate(outcome.messages if size > 1 else []):
+        rings = {message.call for message in sent} == {"ring.all_reduce"}
+        times = 2 * (size - 1) if rings else 1  # one collective of the ring, in so many messages
+        if len(sent) > enough * times:
+            return (
+                f"{where}, rank {rank} sends {len(sent) // times} messages, and {enough} are enough: a "
+                "bucket takes gradients until the next one does not fit, and it may be full to the last byte"
+            )
+        if problem := None if rings else _wrong_bytes([message.nbytes for message in sent], bucket_bytes):
+            return f"{where}, {problem.format(rank=rank)}"
+    return None
+
+
+def _wrong_bytes(sent: Sequence[int], bucket_bytes: int) -> str | None:
+    """What is wrong with the bytes of the messages of one rank, which are few enough."""
+    enough, alone = 8 * sum(SIZES), {8 * size for size in SIZES}
+    if sum(sent) > enough:
+        return (
+            f"rank {{rank}} sends {sum(sent)} bytes, and the gradients have {enough}: send each gradient "
+            "once and nothing else, and empty the list of those that wait when they are sent"
+        )
+    if large := [nbytes for nbytes in sent if nbytes > bucket_bytes and nbytes not in alone]:
+        return (
+            f"a message of rank {{rank}} has {large[0]} bytes: send what waits before a gradient that does "
+            "not fit is added, and count bytes, gradient.nbytes. Only a gradient larger than a bucket may be "
+            "sent in a larger message"
+        )
+    return None
+
+
+def _too_much_held(outcome: Attempt, bucket_bytes: int) -> str | None:
+    largest = 8 * max(sum(SIZES[each] for each in bucket) for bucket in buckets(bucket_bytes))
+    for rank, value in enumerate(outcome.values):
+        if value.peak_bytes > 2 * largest + 64:
+            return (
+                f"with buckets of {bucket_bytes} bytes, rank {rank} holds {value.peak_bytes} bytes at once "
+                f"beside the gradients, and two of its largest messages are {2 * largest}: divide in place, "
+                "and keep no bucket, and no copy of the gradients, for later"
+            )
+    return None
