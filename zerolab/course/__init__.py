@@ -67,6 +67,7 @@ _NAMES_IN = {
     "attempts": ("attempt",),
     "gpus": ("verify_on_gpus",),
     "rehearsing": ("progress",),
+    "classroom.progress_page": ("my_progress",),
 }
 
 __all__ = [name for names in _NAMES_IN.values() for name in names]

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from zerolab.course.attempts import quiet
+from zerolab.course.classroom.record import remember
 
 Diagnose = Callable[[Any], str | None]
 
@@ -57,6 +58,7 @@ def graded(
                 mistake = f"this check cannot judge your answer, because it failed itself: {error!r}"
             message = passed if mistake is None else f"{mistake[0].upper()}{mistake[1:]}."
             print(f"{'✓' if mistake is None else '✗'} {message}")
+            remember(diagnose.__module__, "exercise", diagnose.__name__, mistake is None)
             return Result(diagnose.__name__, mistake is None, message)
 
         def hint(number: int = 1) -> None:
