@@ -20,11 +20,10 @@ from IPython.core.inputtransformer2 import TransformerManager
 from nbformat import NotebookNode
 
 import zerolab
+from zerolab.course.classroom import clone
+from zerolab.course.classroom.clone import NOTEBOOKS, ROOMS, lesson_paths
 from zerolab.course.questions import Prediction
 from zerolab.course.quizzes import Quiz
-
-NOTEBOOKS = Path(zerolab.__file__).parents[1] / "notebooks"
-_ROOMS = "zerolab.course.lessons."
 
 
 class Unfit(ValueError):
@@ -58,17 +57,6 @@ class Lesson(NamedTuple):
     questions: Sequence[Quiz]
 
 
-def lesson_paths() -> dict[str, Path]:
-    """The lessons' notebooks in this clone, by the lesson's name.
-
-    Raises: ValueError where there are none.
-    """
-    paths = sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
-    if not paths:
-        raise ValueError(f"{NOTEBOOKS} holds no lesson: clone the repository, and use the ./zero in it")
-    return {path.stem.partition("_")[2]: path for path in paths}
-
-
 def read(path: Path) -> NotebookNode:
     """A notebook without its outputs, which do not count.
 
@@ -79,6 +67,7 @@ def read(path: Path) -> NotebookNode:
         for cell in code_cells(book):
             cell.outputs, cell.execution_count = [], None
         nbformat.validate(book)
+        nbformat.writes(book).encode()
     except OSError as error:
         raise Unfit(f"cannot be read: {error.strerror}") from None
     except Exception as error:  # nbformat raises whatever it stumbles on
@@ -108,8 +97,14 @@ def asked(book: NotebookNode, checks: Sequence[str]) -> Iterator[Asked]:
 
 
 def tree(source: str) -> ast.Module:
-    """The cell's syntax; a magic or a shell command becomes a call, as IPython does it."""
-    return ast.parse(TransformerManager().transform_cell(source))
+    """The cell's syntax; a magic or a shell command becomes a call, as IPython does it.
+
+    Raises: SyntaxError for whatever Python cannot compile.
+    """
+    try:
+        return ast.parse(TransformerManager().transform_cell(source))
+    except (ValueError, RecursionError, MemoryError) as error:  # a null byte; a thousand brackets
+        raise SyntaxError(str(error)) from None
 
 
 def _kind_and_name(call: ast.Call, checks: Sequence[str]) -> tuple[str, str] | None:
@@ -130,8 +125,8 @@ def lesson_of(book: NotebookNode) -> str:
     """
     names = []
     for module, name in _imports(book):
-        if module.startswith(_ROOMS):
-            names.append(module.removeprefix(_ROOMS).partition(".")[0])
+        if module.startswith(ROOMS):
+            names.append(module.removeprefix(ROOMS).partition(".")[0])
         if not _exists(module, name):
             raise Unfit(
                 f"imports {name} from {module}, which zerolab {zerolab.__version__} does not have: "
@@ -139,7 +134,9 @@ def lesson_of(book: NotebookNode) -> str:
             )
     if not names:
         lessons = ", ".join(path.stem for path in lesson_paths().values())
-        raise Unfit(f"is no lesson: no cell imports from {_ROOMS}NAME. The lessons are {lessons}")
+        raise Unfit(
+            f"is no lesson: no cell of valid Python imports from {ROOMS}NAME. The lessons are {lessons}"
+        )
     if names[0] not in lesson_paths():
         raise Unfit(f"belongs to the lesson {names[0]}, whose notebook is not in {NOTEBOOKS}")
     return names[0]
@@ -167,19 +164,13 @@ def _is_module(module: str, name: str) -> bool:
     return importlib.util.find_spec(f"{module}.{name}") is not None
 
 
-def room(name: str) -> ModuleType:
-    """The package of a lesson, which has its checks."""
-    return importlib.import_module(f"{_ROOMS}{name}")
-
-
 @functools.cache
 def lesson(name: str) -> Lesson:
     """What a lesson expects. It comes from this clone, and never from a notebook that was handed in."""
     path = lesson_paths()[name]
     book = nbformat.read(path, as_version=4)
-    quiz = importlib.import_module(f"{_ROOMS}{name}.quiz")
-    checks = [each for each in room(name).__all__ if each.startswith("check_")]
-    calls = list(asked(book, checks))
+    quiz = clone.quiz(name)
+    calls = list(asked(book, clone.checks(name)))
     minutes = {each.name: _minutes(book, each.place) for each in calls if each.kind == "exercise"}
     guesses = [each for each in calls if each.kind == "prediction"]
     answers = {each.name: (_answer(book.cells[each.place]), _tolerance(quiz, each.name)) for each in guesses}

@@ -18,7 +18,7 @@ import nbformat
 from nbformat import NotebookNode
 
 import zerolab
-from zerolab.course.classroom import books, children, run_cells
+from zerolab.course.classroom import books, children, clone, run_cells
 from zerolab.course.classroom.books import Asked, Lesson, Unfit
 from zerolab.course.exercise import solution_text
 from zerolab.course.questions import is_close
@@ -53,12 +53,10 @@ def grade(path: Path, limits: Limits) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="zerolab-grade-") as name, children.none_left():
         folder = Path(name)
         error = _run(book, calls, folder, limits)
-        failed = folder / "errors"
-        lines = failed.read_text("utf-8").splitlines() if failed.exists() else []
         return report | {
             "lesson": lesson.stem,
             "error": error,
-            "cell_errors": [json.loads(line) for line in lines],
+            "cell_errors": _cell_errors(folder),
             "exercises": [_exercise(check, lesson, calls, book, folder, limits) for check in lesson.minutes],
             "quiz": _quiz(lesson, calls, folder),
             "predictions": [_prediction(guess, lesson, calls, folder) for guess in lesson.answers],
@@ -88,7 +86,7 @@ def _run(book: NotebookNode, calls: Calls, folder: Path, limits: Limits) -> str 
     nbformat.write(copy, folder / "notebook.ipynb")
     arguments = (str(folder), str(limits.cell))
     status = children.python("run_cells", *arguments, seconds=limits.all_cells)
-    at = (folder / "cell").read_text() if (folder / "cell").exists() else "1"
+    at = _written(folder / "cell") or 1
     if status is None:
         return f"was stopped in cell [{at}] after {limits.all_cells} s, the limit for all cells (--timeout)"
     if status == run_cells.KERNEL_DIED:
@@ -96,14 +94,20 @@ def _run(book: NotebookNode, calls: Calls, folder: Path, limits: Limits) -> str 
     return None if status == 0 else f"could not be run: its kernel did not start or broke in cell [{at}]"
 
 
+def _cell_errors(folder: Path) -> list[dict]:
+    found = _written(folder / "errors")
+    found = found if isinstance(found, list) else []
+    return [each for each in found if isinstance(each, dict) and each.keys() == {"cell", "error"}]
+
+
 def _handed_in(call: Asked, path: Path) -> str | None:
     """Why the value of a call is not there, if it is not."""
     if not call.given:
         return f"cell [{call.cell}] is not Python: a syntax error stops it"
-    if path.with_suffix(".error").exists():
+    if path.with_suffix(".error").is_file():
         said = path.with_suffix(".error").read_text("utf-8")
         return f"`{call.given}` of cell [{call.cell}] cannot be taken out of the notebook: {said}"
-    return None if path.with_suffix(".ok").exists() else f"cell [{call.cell}] was not reached"
+    return None if path.with_suffix(".ok").is_file() else f"cell [{call.cell}] was not reached"
 
 
 def _exercise(check, lesson: Lesson, calls: Calls, book: NotebookNode, folder: Path, limits: Limits) -> dict:
@@ -129,23 +133,29 @@ def _judged(lesson: str, check: str, path: Path, limits: Limits) -> tuple[bool, 
     status = children.python("judge", *words, seconds=limits.cell)
     if status is None:
         return False, f"The check was stopped after {limits.cell} s (--cell-timeout)."
-    if status or not result.exists():
+    found = _written(result)
+    if status or not isinstance(found, dict):
         return False, f"The process of the check ended with status {status} and without a result."
-    found = json.loads(result.read_text("utf-8"))
-    return found["passed"], found["message"]
+    return found["passed"] is True, str(found["message"])
 
 
 def _holds_solution(source: str, lesson: str, check: str) -> bool:
     """Whether the cell has the package's solution in it, apart from comments and blanks."""
-    ours = solution_text(getattr(books.room(lesson), check).source)
+    ours = solution_text(getattr(clone.room(lesson), check).source)
     return set(map(ast.dump, ast.parse(ours).body)) <= set(map(ast.dump, books.tree(source).body))
+
+
+def _written(path: Path) -> Any:
+    """The JSON in a file, or None; a cell may have put anything in its place."""
+    try:
+        return json.loads(path.read_text("utf-8")) if path.is_file() else None
+    except (OSError, ValueError, RecursionError):
+        return None
 
 
 def _value(key: tuple[str, str], calls: Calls, folder: Path) -> Any:
     """The guess or the letters that a notebook handed over, or None."""
-    if key not in calls or _handed_in(calls[key][1], folder / str(calls[key][0])):
-        return None
-    return json.loads((folder / str(calls[key][0])).with_suffix(".ok").read_text("utf-8"))
+    return _written(folder / f"{calls[key][0]}.ok") if key in calls else None
 
 
 def _quiz(lesson: Lesson, calls: Calls, folder: Path) -> list[dict]:

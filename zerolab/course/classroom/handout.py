@@ -10,7 +10,7 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 import nbformat
 from nbformat import NotebookNode
 
-from zerolab.course.classroom import books
+from zerolab.course.classroom import books, clone
 from zerolab.flags import folder
 
 _ANSWERS = re.compile(r"<details>\s*<summary>Answers?</summary>.*?</details>\n*", re.S)
@@ -30,7 +30,7 @@ number_right({given}, quiz.QUESTIONS)"""
 
 def lesson(text: str) -> str:
     """An argument's type: the name of a lesson, such as ``00_ranks``."""
-    stems = [path.stem for path in books.lesson_paths().values()]
+    stems = [path.stem for path in clone.lesson_paths().values()]
     if text not in stems:
         raise ArgumentTypeError(f"{text!r} is not a lesson; there are {', '.join(stems)}")
     return text
@@ -52,7 +52,7 @@ def run(args: Namespace) -> int:
             f"{args.folder} is not empty: name a new folder, or pass --force, which replaces its lessons"
         )
     args.folder.mkdir(parents=True, exist_ok=True)
-    for name, path in books.lesson_paths().items():
+    for name, path in clone.lesson_paths().items():
         if not args.lessons or path.stem in args.lessons:
             book = handout(nbformat.read(path, as_version=4))
             nbformat.write(graded(book, name) if args.nbgrader else book, args.folder / path.name)
@@ -81,7 +81,7 @@ def graded(book: NotebookNode, name: str) -> NotebookNode:
     ours = books.lesson(name)
     below: dict[int, NotebookNode] = {}
     for call in books.asked(book, list(ours.minutes)):
-        words = {"room": books.room(name).__name__, "check": call.name, "given": call.given}
+        words = {"room": clone.room(name).__name__, "check": call.name, "given": call.given}
         if call.kind == "exercise":
             below[call.place] = _test(_TEST.format(**words), call.name, ours.minutes[call.name] or 10)
         elif call.kind == "quiz":

@@ -1,13 +1,12 @@
 """A page of progress over the lessons, in a notebook and as the command ``python -m zerolab progress``."""
 
 import html
-import importlib
 import pkgutil
 from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass
 
 from zerolab.course import lessons
-from zerolab.course.classroom import books, record
+from zerolab.course.classroom import clone, record
 
 _HEADS = ("lesson", "exercises passed", "quiz answers right", "guesses right")
 
@@ -51,15 +50,14 @@ def my_progress() -> Page:
 
 def _rows(done: dict[record.Entry, bool]) -> list[tuple[str, ...]]:
     try:
-        stems = {name: path.stem for name, path in books.lesson_paths().items()}
+        stems = {name: path.stem for name, path in clone.lesson_paths().items()}
     except ValueError:  # the package without its clone
         stems = {module.name: module.name for module in pkgutil.iter_modules(lessons.__path__)}
     return [(stem, *_cells(name, done)) for name, stem in stems.items()]
 
 
 def _cells(name: str, done: dict[record.Entry, bool]) -> list[str]:
-    questions = importlib.import_module(f"zerolab.course.lessons.{name}.quiz").QUESTIONS
-    checks = [each for each in books.room(name).__all__ if each.startswith("check_")]
+    questions, checks = clone.quiz(name).QUESTIONS, clone.checks(name)
     of = lambda kind: {entry.name: right for entry, right in done.items() if entry[:2] == (name, kind)}
     passed = sum(of("exercise").get(check, False) for check in checks)
     guesses = of("prediction").values()

@@ -2,8 +2,8 @@
 
     python -m zerolab.course.classroom.run_cells FOLDER CELL_SECONDS
 
-FOLDER has ``notebook.ipynb``, and gets ``cell`` (the number of the cell that runs) and ``errors`` (a line of
-JSON for each cell that failed). The kernel works in FOLDER/work. Outputs are dropped as they come.
+FOLDER has ``notebook.ipynb``, and gets ``cell`` (the number of the cell that runs) and ``errors`` (JSON:
+each cell that failed). The kernel works in FOLDER/work. Outputs are dropped as they come.
 """
 
 import json
@@ -27,6 +27,7 @@ class Silent(NotebookClient):
 
 def main(folder: Path, cell_seconds: int) -> int:
     """Run all cells, also after one that fails."""
+    errors: list[dict[str, Any]] = []
 
     def begins(cell: nbformat.NotebookNode, **_: Any) -> None:
         if "number" in cell.metadata:
@@ -36,8 +37,8 @@ def main(folder: Path, cell_seconds: int) -> int:
         reply = execute_reply["content"]
         if reply["status"] == "error" and "number" in cell.metadata:
             said = f"{reply['ename']}: {reply['evalue']}"[:500]
-            with (folder / "errors").open("a") as errors:
-                errors.write(json.dumps({"cell": cell.metadata.number, "error": said}) + "\n")
+            errors.append({"cell": cell.metadata.number, "error": said})
+            (folder / "errors").write_text(json.dumps(errors), "utf-8")
 
     late = {
         "ename": "Stopped",
