@@ -82,9 +82,9 @@ def test_the_last_answer_counts_and_is_judged_by_the_packages_check(graded):
     assert (report["lesson"], report["error"]) == ("01_memory_accounting", None)
     found = judged(report)
     assert "bytes at every stage" in found.pop("message")
-    assert found == {
-        "name": "check_bytes_per_gpu", "passed": True, "cell": 3, "minutes": books.lesson("memory_accounting").minutes["check_bytes_per_gpu"], "same_as_solution": False
-    }  # fmt: skip
+    minutes = books.lesson("memory_accounting").minutes["check_bytes_per_gpu"]
+    wanted = {"passed": True, "cell": 3, "minutes": minutes, "same_as_solution": False}
+    assert found == {"name": "check_bytes_per_gpu"} | wanted
 
 
 def test_guesses_are_compared_with_the_lessons_own_answers(graded):
@@ -125,7 +125,9 @@ def test_the_exit_status_says_whether_all_passed(graded, folder: Path):
     assert (
         "right.ipynb (01_memory_accounting)\n" in done.stdout and "✓ check_bytes_per_gpu [3]: " in done.stdout
     )
-    assert " 1 of 5 right, 3 unanswered" in done.stdout
+    assert " quiz: " in done.stdout
+    guesses = len(books.lesson("memory_accounting").answers)
+    assert f"predictions: 1 of {guesses} right, {guesses - 3} unanswered" in done.stdout
     done = run(folder / "right.ipynb", "--cell-timeout", "0")
     assert done.returncode == 2 and "'0': pass a whole number of 1 or more" in done.stderr
 
@@ -260,7 +262,7 @@ def test_every_lesson_can_be_graded(name: str):
     kinds = [call.kind for call in calls]
     assert kinds.count("quiz") == 1 and kinds.count("exercise") == len(ours.minutes)
     assert kinds.count("prediction") == len(ours.answers) >= 1, "two predictions have one name"
-    assert all(answer == answer and 0 < tolerance < 0.2 for answer, tolerance in ours.answers.values())
+    assert all(answer == answer and 0 <= tolerance < 0.2 for answer, tolerance in ours.answers.values())
 
 
 def test_a_tolerance_is_found_where_a_function_makes_the_prediction():

@@ -50,6 +50,8 @@ What a lesson uses
     cell begins with ``# Exercise`` and ends with the call of the check. ``check_THING.hint(1)`` to
     ``hint(3)`` and ``check_THING.solution()`` print what ``check.py`` and ``solution.py`` hold, so that none
     stands in view.
+``my_progress()``
+    What the reader has done of each lesson. `check_THING`, `predict` and `answer` record it on this machine.
 """
 
 import importlib

@@ -34,6 +34,9 @@ def python(module: str, *arguments: str, seconds: float) -> int | None:
             return process.wait(seconds)
         except subprocess.TimeoutExpired:
             return None
+        finally:
+            process.kill()
+            process.wait()
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ cannot be written or read. Nothing is ever sent.
 """
 
 import contextlib
+import errno
 import json
 import os
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
+_ROOMS = "zerolab.course.lessons."
 _LARGEST_BYTES = 1_000_000  # a file beyond this is not ours
 
 
@@ -39,13 +41,12 @@ def remember(quiz: ModuleType | str | None, kind: str, name: str, right: bool) -
     to no lesson, and is not written.
     """
     module = quiz.__name__ if isinstance(quiz, ModuleType) else quiz or ""
-    lesson = module.removeprefix("zerolab.course.lessons.").partition(".")[0]
+    if not module.startswith(_ROOMS):
+        return
+    entry = Entry(module.removeprefix(_ROOMS).partition(".")[0], kind, name)
     with contextlib.suppress(OSError, RuntimeError):  # a full or read-only disk; no home
         path = place()
-        if path is None or lesson == module or (path.exists() and not path.is_file()):
-            return
-        entry, known = Entry(lesson, kind, name), read(path)
-        if entry not in known or right > known[entry]:
+        if path is not None and right > read(path).get(entry, -1):
             path.parent.mkdir(parents=True, exist_ok=True)
             file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             try:  # in one write, as other kernels write, too; the newline first, as the last line may be cut
@@ -57,20 +58,21 @@ def remember(quiz: ModuleType | str | None, kind: str, name: str, right: bool) -
 def read(path: Path) -> dict[Entry, bool]:
     """Whether each thing that was tried was ever right; lines that nobody can read are left out.
 
-    Raises: OSError for a file that cannot be read, other than one that is not there.
+    Raises: OSError for what is not a file that can be read.
     """
     found: dict[Entry, bool] = {}
     if not path.exists():
         return found
+    if not path.is_file():
+        raise OSError(errno.EINVAL, "it is not a file")
     with path.open("rb") as file:
         lines = file.read(_LARGEST_BYTES).decode("utf-8", "replace").splitlines()
     for line in lines:
-        try:
-            lesson, kind, name, right = json.loads(line)
-            entry = Entry(str(lesson), str(kind), str(name))
-        except (ValueError, TypeError, RecursionError):
-            continue
-        found[entry] = found.get(entry, False) or right is True
+        with contextlib.suppress(ValueError, RecursionError):
+            match json.loads(line):
+                case [str(lesson), str(kind), str(name), bool(right)]:
+                    entry = Entry(lesson, kind, name)
+                    found[entry] = found.get(entry, False) or right
     return found
 
 
