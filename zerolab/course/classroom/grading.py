@@ -83,7 +83,7 @@ def _run(book: NotebookNode, calls: Calls, folder: Path, limits: Limits) -> str 
                 words = {"folder": str(folder), "number": n, "kind": each.kind, "given": each.given}
                 copy.cells.append(nbformat.v4.new_code_cell(_HAND_IN.format(**words)))
     (folder / "work").mkdir()
-    nbformat.write(copy, folder / "notebook.ipynb")
+    nbformat.write(copy, folder / "notebook")
     arguments = (str(folder), str(limits.cell))
     status = children.python("run_cells", *arguments, seconds=limits.all_cells)
     at = _written(folder / "cell") or 1

@@ -2,7 +2,7 @@
 
     python -m zerolab.course.classroom.run_cells FOLDER CELL_SECONDS
 
-FOLDER has ``notebook.ipynb``, and gets ``cell`` (the number of the cell that runs) and ``errors`` (JSON:
+FOLDER has the file ``notebook``, and gets ``cell`` (the number of the cell that runs) and ``errors`` (JSON:
 each cell that failed). The kernel works in FOLDER/work. Outputs are dropped as they come.
 """
 
@@ -46,7 +46,7 @@ def main(folder: Path, cell_seconds: int) -> int:
         "traceback": [],
     }
     client = Silent(
-        nbformat.read(folder / "notebook.ipynb", as_version=4),
+        nbformat.read(folder / "notebook", as_version=4),
         timeout=cell_seconds,
         kernel_name="python3",
         allow_errors=True,
