@@ -137,6 +137,7 @@ def test_nbgraders_cells_fail_where_the_check_does_and_count_right_letters():
 
 
 @pytest.mark.skipif(not shutil.which("nbgrader"), reason="nbgrader is not installed")
+@pytest.mark.timeout(900)
 def test_nbgrader_takes_the_handout_and_grades_with_it(tmp_path: Path):
     """A solved notebook whose locked cell was changed, and one that redefines the check."""
 

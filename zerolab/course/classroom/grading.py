@@ -52,10 +52,10 @@ def grade(path: Path, limits: Limits) -> dict[str, Any]:
         return report | {"error": str(error)}
     with tempfile.TemporaryDirectory(prefix="zerolab-grade-") as name, children.none_left():
         folder = Path(name)
-        error = _run(book, calls, folder, limits)
+        ended_early = _run(book, calls, folder, limits)
         return report | {
             "lesson": lesson.stem,
-            "error": error,
+            "error": ended_early,
             "cell_errors": _cell_errors(folder),
             "exercises": [_exercise(check, lesson, calls, book, folder, limits) for check in lesson.minutes],
             "quiz": _quiz(lesson, calls, folder),
