@@ -84,6 +84,9 @@ def test_a_line_is_written_when_something_is_new_and_right_stays_right(path: Pat
     assert lines == [["ranks", "quiz", "1", False], ["ranks", "quiz", "1", True]]
     assert read(path) == {Entry("ranks", "quiz", "1"): True}
     assert path.stat().st_mode & 0o077 == 0, "others can read it"
+    with path.open("a") as file:  # as another kernel does that has not read the last line
+        file.write('\n["ranks", "quiz", "1", false]')
+    assert read(path) == {Entry("ranks", "quiz", "1"): True}
 
 
 def test_the_file_is_in_the_folder_for_state(monkeypatch, tmp_path: Path):
