@@ -8,6 +8,7 @@ each cell that failed). The kernel works in FOLDER/work. Outputs are dropped as 
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +41,22 @@ def main(folder: Path, cell_seconds: int) -> int:
             errors.append({"cell": cell.metadata.number, "error": said})
             (folder / "errors").write_text(json.dumps(errors), "utf-8")
 
+    client = _client(folder, cell_seconds, on_cell_execute=begins, on_cell_executed=ended)
+    try:
+        client.execute()
+    except DeadKernelError:
+        return KERNEL_DIED
+    return 0
+
+
+def _client(folder: Path, cell_seconds: int, **hooks: Callable) -> Silent:
+    """A client that interrupts a cell at its limit, and goes on after one that fails."""
     late = {
         "ename": "Stopped",
         "evalue": f"ran for {cell_seconds} s, the limit (--cell-timeout)",
         "traceback": [],
     }
-    client = Silent(
+    return Silent(
         nbformat.read(folder / "notebook", as_version=4),
         timeout=cell_seconds,
         kernel_name="python3",
@@ -54,14 +65,8 @@ def main(folder: Path, cell_seconds: int) -> int:
         error_on_timeout=late,
         shutdown_kernel="immediate",
         resources={"metadata": {"path": folder / "work"}},
-        on_cell_execute=begins,
-        on_cell_executed=ended,
+        **hooks,
     )
-    try:
-        client.execute()
-    except DeadKernelError:
-        return KERNEL_DIED
-    return 0
 
 
 if __name__ == "__main__":
