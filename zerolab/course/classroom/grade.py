@@ -1,6 +1,7 @@
 """The command: ``python -m zerolab grade``."""
 
 import json
+import signal
 import sys
 import textwrap
 from argparse import ArgumentParser, Namespace
@@ -31,6 +32,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Grade one notebook after the other; what is printed for people appears as it is known."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what runs is ended first
     reports = []
     for path in args.files:
         print(f"grading {path} ...", file=sys.stderr, flush=True)
