@@ -18,6 +18,9 @@ COMMANDS = {
     "verify": ("zerolab.parity.parity", "run the stages on real processes against single-process training"),
     "train": ("zerolab.train", "train a small model with a ZeRO stage, and watch it"),
     "doctor": ("zerolab.doctor", "what of all this works on this machine, and what helps"),
+    "grade": ("zerolab.course.classroom.grade", "run notebooks that were handed in, and check them"),
+    "handout": ("zerolab.course.classroom.handout", "write the lessons without outputs and answers"),
+    "progress": ("zerolab.course.classroom.progress_page", "what you have done of each lesson"),
     "bench": ("zerolab.bench.bench", "time it side by side with DDP, FSDP2 and DeepSpeed"),
 }
 

@@ -1,6 +1,7 @@
 """Promise: what is said in two places agrees: guides, pins, pyproject, Binder, continuous integration."""
 
 import ast
+import itertools
 import os
 import re
 import shutil
@@ -53,9 +54,8 @@ def test_the_scripts_can_be_run_from_a_clone():
 
 def test_what_the_package_needs_is_pinned_within_its_range():
     pinned = pins("requirements.txt")
-    for need in requirements(
-        project()["dependencies"] + project()["optional-dependencies"]["course"]
-    ).values():
+    extras = project()["optional-dependencies"].values()
+    for need in requirements([*project()["dependencies"], *itertools.chain(*extras)]).values():
         assert pinned[need.name] in need.specifier, f"{need}, but requirements.txt pins {pinned[need.name]}"
 
 
@@ -83,11 +83,18 @@ OPTIONAL = {"matplotlib", "deepspeed"}
 def test_what_is_imported_is_declared():
     needs = requirements(project()["dependencies"]).keys()
     course_needs = requirements(project()["optional-dependencies"]["course"]).keys()
-    course = set((ROOT / "zerolab/course").rglob("*.py"))
+    class_needs = requirements(project()["optional-dependencies"]["classroom"]).keys()
+    classroom = set((ROOT / "zerolab/course/classroom").rglob("*.py"))
+    course = set((ROOT / "zerolab/course").rglob("*.py")) - classroom
     benchmark = set((ROOT / "zerolab/bench").rglob("*.py"))
-    assert imported(set((ROOT / "zerolab").rglob("*.py")) - course - benchmark) <= needs
+    assert imported(set((ROOT / "zerolab").rglob("*.py")) - course - benchmark - classroom) <= needs
     assert imported(benchmark) <= needs | OPTIONAL
     assert imported(course) <= needs | course_needs
+    assert imported(classroom) <= needs | course_needs | class_needs
+    a_readers = [
+        ROOT / f"zerolab/course/classroom/{name}.py" for name in ("record", "progress_page", "clone")
+    ]
+    assert imported(a_readers) == set(), "Colab and Binder have no libraries for a class"
 
 
 def test_binder_takes_the_same_versions_and_the_cpu_build():

@@ -53,6 +53,8 @@ What a lesson uses
 ``bronze``, ``silver`` and ``Peak``
     What a check returns of a right solution that can still be better: see targets.py. ``Peak`` counts the
     bytes of tensors that a solution holds at once.
+``my_progress()``
+    What the reader has done of each lesson. `check_THING`, `predict` and `answer` record it on this machine.
 """
 
 import importlib
@@ -70,6 +72,7 @@ _NAMES_IN = {
     "attempts": ("attempt",),
     "gpus": ("verify_on_gpus",),
     "rehearsing": ("progress",),
+    "classroom.progress_page": ("my_progress",),
 }
 
 __all__ = [name for names in _NAMES_IN.values() for name in names]

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from zerolab.course.attempts import quiet
+from zerolab.course.classroom.record import remember
 from zerolab.course.targets import Reached
 
 Diagnose = Callable[[Any], str | None]
@@ -61,6 +62,7 @@ def graded(
             right = mistake is None or isinstance(mistake, Reached)
             message = passed if mistake is None else f"{mistake[0].upper()}{mistake[1:]}."
             print(f"{'✓' if right else '✗'} {message}")
+            remember(diagnose.__module__, "exercise", diagnose.__name__, right)
             return Result(diagnose.__name__, right, message)
 
         def hint(number: int = 1) -> None:

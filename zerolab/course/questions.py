@@ -6,10 +6,12 @@ reads an answer together with its question.
 
 import html
 from collections.abc import Mapping, Sequence
-from types import EllipsisType
+from types import EllipsisType, ModuleType
 from typing import NamedTuple
 
 from IPython.display import display
+
+from zerolab.course.classroom.record import quiz_in_notebook, remember
 
 # A size in bytes can be confused with its binary namesake, which is 1024/1000 larger once, twice or more.
 _BYTE_UNITS = {"KB": ("KiB", 1), "MB": ("MiB", 2), "GB": ("GiB", 3), "TB": ("TiB", 4)}
@@ -43,14 +45,22 @@ def predict(guess: float | EllipsisType, answer: float, prediction: Prediction, 
         of_unit = f" of {unit}" if unit else ""
         raise TypeError(f"my_guess is {guess!r}: write a plain number{of_unit}, such as 12.5")
     print("\n".join([_verdict(guess, answer, prediction), *why, *measured]))
+    name = _name_of(prediction, quiz := quiz_in_notebook())
+    remember(quiz, "prediction", name, is_close(guess, answer, prediction.tolerance))
+
+
+def _name_of(prediction: Prediction, quiz: ModuleType | None) -> str:
+    """The prediction's name in the quiz; one that a function makes goes by its mistakes."""
+    names = [name for name, value in vars(quiz).items() if value is prediction] if quiz else []
+    return names[0] if names else " ".join(prediction.mistakes)[:100]
 
 
 def _verdict(guess: float, answer: float, prediction: Prediction) -> str:
     unit, tolerance = prediction.unit, prediction.tolerance
-    if _close(guess, answer, tolerance):
+    if is_close(guess, answer, tolerance):
         return f"Right: {_number(answer, unit)}."
     for mistake, value in {**prediction.mistakes, **_confused_units(answer, unit)}.items():
-        if _close(guess, value, tolerance):
+        if is_close(guess, value, tolerance):
             return f"{_number(guess, unit)}: {mistake}. It is {_number(answer, unit)}."
     said = f"You said {_number(guess, unit)}; it is {_number(answer, unit)}"
     if guess * answer <= 0:
@@ -74,7 +84,8 @@ def _confused_units(answer: float, unit: str) -> dict[str, float]:
     }
 
 
-def _close(value: float, target: float, tolerance: float) -> bool:
+def is_close(value: float, target: float, tolerance: float) -> bool:
+    """Whether a guess counts as right."""
     return abs(value - target) <= tolerance * abs(target)
 
 

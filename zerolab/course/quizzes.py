@@ -12,6 +12,7 @@ from typing import NamedTuple
 import ipywidgets
 from IPython.display import display
 
+from zerolab.course.classroom.record import quiz_in_notebook, remember
 from zerolab.course.questions import display_folded, in_html
 
 Letters = str | Sequence[str | EllipsisType]
@@ -63,6 +64,18 @@ def answer(letters: Letters | EllipsisType, questions: Sequence[Quiz]) -> None:
     if letters is ...:
         _display_questions(questions)
         return
+    for number, (letter, quiz) in enumerate(zip(letters_of(letters, questions), questions, strict=False), 1):
+        if letter is not ...:
+            remember(quiz_in_notebook(), "quiz", str(number), letter == quiz.right)
+        said = "No answer yet." if letter is ... else f"{letter}) {quiz.verdict(letter)}"
+        print(textwrap.fill(f"{number}. {said}", width=100, subsequent_indent="   "))
+
+
+def letters_of(letters: Letters, questions: Sequence[Quiz]) -> list[str | EllipsisType]:
+    """The letter for each question in order, small, or `...` for one that was left out.
+
+    Raises: ValueError for a letter that is not offered, for none, and for more letters than questions.
+    """
     given = _letters(letters)
     if not 0 < len(given) <= len(questions):
         raise ValueError(f"my_answers holds {len(given)} letters: write 1 to {len(questions)}, as in 'b a'")
@@ -72,9 +85,13 @@ def answer(letters: Letters | EllipsisType, questions: Sequence[Quiz]) -> None:
             raise ValueError(
                 f"my_answers has {letter!r} for question {number}: the letters offered are {offered}"
             )
-    for number, (letter, quiz) in enumerate(zip(given, questions, strict=False), 1):
-        said = "No answer yet." if letter is ... else f"{letter}) {quiz.verdict(letter)}"
-        print(textwrap.fill(f"{number}. {said}", width=100, subsequent_indent="   "))
+    return given
+
+
+def number_right(letters: Letters | EllipsisType, questions: Sequence[Quiz]) -> int:
+    """How many of the questions the letters answer rightly; for `...` it is 0."""
+    given = [] if letters is ... else letters_of(letters, questions)
+    return sum(letter == quiz.right for letter, quiz in zip(given, questions, strict=False))
 
 
 def _letters(given: Letters) -> list[str | EllipsisType]:
@@ -123,6 +140,7 @@ def _panel(number: int, quiz: Quiz, looks: _Looks) -> ipywidgets.VBox:
     buttons = {at: _button(f"Question {number}, answer {at}", label, looks) for at, label in labels.items()}
 
     def judge(letter: str) -> None:
+        remember(quiz_in_notebook(), "quiz", str(number), letter == quiz.right)
         said = quiz.verdict(letter)
         word = "✓ Right" if letter == quiz.right else "✗ No"
         buttons[letter].description = f"{word}: {_plain(labels[letter])}"

@@ -1,0 +1,36 @@
+"""Where the lessons are: their notebooks in the clone, and their rooms in the package."""
+
+import importlib
+from pathlib import Path
+from types import ModuleType
+
+import zerolab
+
+NOTEBOOKS = Path(zerolab.__file__).parents[1] / "notebooks"
+ROOMS = "zerolab.course.lessons."
+
+
+def lesson_paths() -> dict[str, Path]:
+    """The lessons' notebooks in this clone, by the lesson's name.
+
+    Raises: ValueError where there are none.
+    """
+    paths = sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
+    if not paths:
+        raise ValueError(f"{NOTEBOOKS} holds no lesson: clone the repository, and use the ./zero in it")
+    return {path.stem.partition("_")[2]: path for path in paths}
+
+
+def room(name: str) -> ModuleType:
+    """The package of a lesson, which has its checks."""
+    return importlib.import_module(f"{ROOMS}{name}")
+
+
+def quiz(name: str) -> ModuleType:
+    """The module of a lesson that has its questions and predictions."""
+    return importlib.import_module(f"{ROOMS}{name}.quiz")
+
+
+def checks(name: str) -> list[str]:
+    """The names of a lesson's checks."""
+    return [each for each in room(name).__all__ if each.startswith("check_")]
