@@ -515,7 +515,7 @@ check_12(Repaired)
 # make all of these mistakes: in the values, in the bytes that are sent, in memory. Some show on two ranks,
 # some only on three. Some show in the first step, some only later.
 #
-# What must be so? zerolab promises the *bits* of one process, and the bytes of the paper's formulas. Two
+# What must be so? A right engine leaves the *bits* of one process, in the bytes of the paper's formulas. Two
 # numbers that are close are not the same bits. Here the numbers of three ranks are added in two orders:
 
 # %%
@@ -565,8 +565,9 @@ check_test(my_test)
 # Stuck? `check_test.hint(1)` prints a hint, `hint(2)` and `hint(3)` say more, and `check_test.solution()`
 # prints a test.
 #
-# Compare your test with that one. It is a single loop: all stages, all ranks, every promise. It trains with
-# three ranks, a second step, two micro-batches and clipping. Take out one of these, and some mutant passes.
+# Compare your test with that one. It is a single loop: all stages, all ranks, all that must be so. It trains
+# with three ranks, a second step, two micro-batches and clipping. Take out one of these, and some mutant
+# passes.
 # zerolab itself is tested in the same way, in `tests/promises/test_broken_stages.py`.
 
 # %% [markdown]

@@ -32,6 +32,9 @@ def check_of(name: str, place: int):
     return getattr(importlib.import_module(f"zerolab.course.lessons.{name}"), call.partition("(")[0])
 
 
+CALLABLES = [each for each in EXERCISES if check_of(*each).__name__ != "check_stages"]  # it gets four classes
+
+
 # ---- answers that are no answers
 
 
@@ -54,17 +57,17 @@ def sums_of_text(*_):
 HOSTILE = {
     exits: "ended its own process, as os._exit does",
     leaves: "called sys.exit",
-    raises: "stopped with KeyError: 'a key' (line ",
+    raises: "KeyError: 'a key' (line ",
 }
 
 
-@pytest.mark.parametrize("name, place", EXERCISES)
+@pytest.mark.parametrize("name, place", CALLABLES)
 @pytest.mark.parametrize("answer", HOSTILE, ids=lambda answer: answer.__name__)
 def test_an_answer_that_ends_its_process_or_raises_gets_its_sentence(name, place, answer):
     assert HOSTILE[answer] in check_of(name, place).diagnose(answer)
 
 
-@pytest.mark.parametrize("name, place", EXERCISES)
+@pytest.mark.parametrize("name, place", CALLABLES)
 def test_what_cannot_be_called_as_the_exercise_says_is_told_so_without_a_launch(name, place, monkeypatch):
     monkeypatch.setattr(zerolab, "launch", None, raising=False)
     check = check_of(name, place)

@@ -220,7 +220,7 @@ WRONG = [
     (just_in_time, "For silver: on rank 0 the gather of layer 1 has not begun when layer 0 computes"),
     (one_late, "the gather of layer 1 has not begun when layer 0 computes"),
     (one_more, "For gold: on rank 0 the layers [0, 1, 2] are there at once, 3 of them"),
-    (always_one, "the layers [0, 1] are there at once, 2 of them, and prefetch=0 allows 1"),
+    (always_one, "For silver: on rank 0 the gather of layer 2 has not begun when layer 0 computes"),
     (no_wait, "layer 0 computes, and its gather may not be over: call wait() first"),
     (waits_at_once, "rank 0 waits for layer 1 before layer 0 computes, so sending and computing take turns"),
     (no_free, "rank 0 frees no layer"),

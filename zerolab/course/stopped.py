@@ -43,12 +43,9 @@ def ended_early(error: WorkerError, notes: Notes) -> str:
         return found
     if error.exitcode is not None and error.exitcode < 0 and error.exitcode != -signal.SIGABRT:
         return _killed(error, notes)
-    calls = of_messages(notes)
-    if found := into_one_buffer(calls) or left_behind(notes):
-        return found
     raised = error.__cause__ if isinstance(error.__cause__, Stopped) else None
     of_gloo = raised is None or bool(_OF_GLOO.search(raised.text))
-    if of_gloo and (found := message_that_does_not_fit(calls) or unmatched(notes)):
+    if of_gloo and (found := _of_messages_that_failed(notes)):
         return found
     if raised and not of_gloo:
         if raised.kind == "SystemExit":
@@ -62,6 +59,13 @@ def ended_early(error: WorkerError, notes: Notes) -> str:
     if error.exitcode is not None:
         return f"rank {error.rank} ended its own process, as os._exit does: return a value instead"
     return f"rank {error.rank} stopped: {str(error).splitlines()[0]}"
+
+
+def _of_messages_that_failed(notes: Notes) -> str | None:
+    calls = of_messages(notes)
+    return (
+        into_one_buffer(calls) or left_behind(notes) or message_that_does_not_fit(calls) or unmatched(notes)
+    )
 
 
 def _killed(error: WorkerError, notes: Notes) -> str:
