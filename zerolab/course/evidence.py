@@ -83,7 +83,8 @@ def examine(cases: Iterable, look: Callable[..., Finding]) -> str | None:
 
     Wrong values come before costs, whichever case they show in.
     """
-    suspects, first, costs, excluded = [], None, [], set()
+    suspects, first, excluded = [], None, set()
+    costs: list[str] = []
     for finding in map(look, cases):
         fits = finding.fitting()
         if finding.stopped:

@@ -44,7 +44,7 @@ def left_behind(notes: Notes) -> str | None:
         started: list[Message] = []
         for note in own:
             at_end = isinstance(note, int)
-            waited = note if at_end else note.waited if isinstance(note, Message) else 0
+            waited = note if isinstance(note, int) else note.waited if isinstance(note, Message) else 0
             before = started if at_end else [call for call in started if call.waited < waited]
             if waited < len(before) and (waited or at_end):
                 return _too_few_waits(rank, before, waited)

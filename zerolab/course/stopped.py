@@ -183,7 +183,7 @@ def unmatched(notes: Notes) -> str | None:
     return _missing_collective(notes, calls)
 
 
-def _waits_in(own: Sequence[Message | str]) -> Message | None:
+def _waits_in(own: Sequence[Message | int | str]) -> Message | None:
     """A rank's last call, unless the rank came to its end or made none."""
     return own[-1] if own and isinstance(own[-1], Message) else None
 

@@ -8,7 +8,6 @@ each cell that failed). The kernel works in FOLDER/work. Outputs are dropped as 
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +48,7 @@ def main(folder: Path, cell_seconds: int) -> int:
     return 0
 
 
-def _client(folder: Path, cell_seconds: int, **hooks: Callable) -> Silent:
+def _client(folder: Path, cell_seconds: int, **hooks: Any) -> Silent:
     """A client that interrupts a cell at its limit, and goes on after one that fails."""
     late = {
         "ename": "Stopped",

@@ -59,9 +59,9 @@ MISTAKES: dict[str, Callable[..., float]] = {
     "the trained parameters' gradients are missing":
         lambda *case: together(*case) - _trained_grads(*case),
     "the trained parameters' optimizer state is missing":
-        lambda *case: together(*case) - _trained_optimizer(*case, 12),
+        lambda f, t, n, stage: together(f, t, n, stage) - _trained_optimizer(f, t, n, stage, 12),
     "the trained parameters' master weights are missing: K is 12, not 8":
-        lambda *case: together(*case) - _trained_optimizer(*case, 4),
+        lambda f, t, n, stage: together(f, t, n, stage) - _trained_optimizer(f, t, n, stage, 4),
     "the frozen weights are on every GPU at stage 3, too: it shards parameters, trained or not":
         lambda *case: together(*case, sharded_from=9),
     "the frozen weights are sharded at stage 1 already: only stage 3 shards parameters":

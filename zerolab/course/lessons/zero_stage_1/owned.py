@@ -46,7 +46,7 @@ def _slices(value: Any) -> tuple | Odd:
         return Odd(type(value).__name__, "" if value is None else repr(value)[:60])
     pairs = [_pair(each) for each in value]
     odd = [pair for pair in pairs if isinstance(pair, Odd)]
-    return odd[0] if odd else tuple(plain(pairs))
+    return odd[0] if odd else tuple(plain(pair for pair in pairs if not isinstance(pair, Odd)))
 
 
 def _pair(value: Any) -> tuple[int, int] | Odd:
@@ -67,7 +67,7 @@ def _mistake(answers: Mapping[Case, Any], wrong: list[Case]) -> str:
     """The mistake behind all answers, or all wrong ones; or an element without exactly one owner."""
     case, got = wrong[0], answers[wrong[0]]
     if isinstance(got, Odd):
-        said = " ".join(filter(None, got)).replace("NoneType", "None")
+        said = " ".join(filter(None, got[:2])).replace("NoneType", "None")
         return f"your function returned {said}: return a list with one (start, stop) for each parameter"
     for cases in (CASES, wrong):
         fits = [why for why, f in MISTAKES.items() if all(answers[c] == tuple(plain(f(c))) for c in cases)]

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -56,7 +56,8 @@ class Watch:
 
 
 def _other_options(optimizer: torch.optim.Optimizer) -> str:
-    plain = type(optimizer)([torch.zeros(1)], lr=LR).param_groups[0]
+    build: Any = type(optimizer)  # every class of torch.optim takes lr
+    plain = build([torch.zeros(1)], lr=LR).param_groups[0]
     group = optimizer.param_groups[0]
     return ", ".join(f"{k}={group[k]}" for k in plain if k != "params" and group.get(k) != plain[k])
 

@@ -139,7 +139,7 @@ def _mistake(answers: Sequence[float | Odd], wrong: Sequence[Case]) -> str:
     given = dict(zip(CASES, answers, strict=True))
     got, case = given[wrong[0]], wrong[0]
     if isinstance(got, Odd):
-        said = " ".join(filter(None, got)).replace("NoneType", "None")
+        said = " ".join(filter(None, got[:2])).replace("NoneType", "None")
         return f"your function returned {said}: return a number of parameters"
     for cases, where in ((CASES, ""), (wrong, _edge(wrong))):
         if fits := [why for why, f in MISTAKES.items() if all(_fits(given[c], f(c)) for c in cases)]:
