@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed import ReduceOp
 
 import zerolab
-from zerolab.collectives import Comm, NativeComm, connect, gloo_group
+from zerolab.collectives import Comm, NativeComm, connect, gloo_group, names
 from zerolab.optimizer.settings import device_of
 from zerolab.storages import MemoryMeter
 from zerolab.trace import Trace
@@ -184,3 +184,11 @@ def test_a_group_of_another_backend_gets_one_of_gloo_for_its_control_messages(mo
         return dist.get_backend(gloo_group(dist.group.WORLD)), dist.get_backend_config()
 
     assert zerolab.launch(control_backend, 1, backend="gloo") == [("gloo", "cuda:gloo")]
+
+
+@pytest.mark.parametrize(
+    "new, old",
+    [("all_gather_single", "all_gather_into_tensor"), ("reduce_scatter_single", "reduce_scatter_tensor")],
+)
+def test_the_names_that_do_not_warn_are_taken(new: str, old: str):
+    assert getattr(names, new) is getattr(dist, new, getattr(dist, old))
