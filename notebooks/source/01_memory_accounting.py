@@ -226,7 +226,8 @@ show_source(memory.model_states, docstring=False)
 #
 # > **Difficulty 2 of 5 · important to whoever fine-tunes · 6 minutes.** A model has `frozen` parameters, in
 # > bf16, and `trained` ones come on top of them, trained with Adam in mixed precision. Return the bytes of
-# > model states on each GPU. A stage shards frozen weights where it shards trained ones.
+# > model states on each GPU. A stage shards frozen weights where it shards trained ones. Write the formula
+# > yourself, without `memory.model_states`.
 
 
 # %%

@@ -178,7 +178,7 @@ explore(partial(figures.partition_map, layer=layer), height=3.4, ranks=slider(1,
 # >   other, without padding between them (zerolab's padding inside the buffer is left out here).
 # > - Padding at the end makes the `world_size` shards equal.
 # > - Return a list with one `(start, stop)` for each parameter: the elements that `rank` owns, counted from
-# >   the parameter's own first element. Where it owns none of them, that is `(0, 0)`.
+# >   the parameter's own first element. Where it owns none of them, that is an empty slice, such as `(0, 0)`.
 # >
 # > `owned_slices([6, 3, 7, 1], 3, 1)` is `[(0, 0), (0, 3), (0, 3), (0, 0)]`: of 18 places rank 1 has 6 to
 # > 12.

@@ -86,9 +86,10 @@ draw(one_process=loss_alone, four_ranks=curve(ranks))
 # 1. Read the symptom. Which of the three is wrong: **values, bytes or memory**?
 # 2. Read the engine. It stands there in full, and one thing in it is wrong.
 # 3. Write `class Repaired(Engine1):` with the methods that you change. The others are inherited.
+#    `MOMENTUM` and `UNITS`, which some engines use, are imported.
 # 4. The check runs your engine on 3, 2 and 4 ranks. It compares the parameters with one process, the bytes
-#    with the ledger, and what the engine keeps with what it should keep. If something is still wrong, it says
-#    what.
+#    with the ledger, and, where the ticket is about memory, what the engine keeps with what it should keep.
+#    If something is still wrong, it says what.
 #
 # ## Ticket 1: the loss stops falling
 #
@@ -545,7 +546,7 @@ for stage in range(4):
 # > - `run.parameters[rank]`: all parameters of that rank, as one tensor.
 # > - `run.alone`: the same after the same training in one process.
 # > - `run.memory[rank]`: what `optimizer.memory()` says there after the last step. It has `params_bytes`,
-# >   `grads_bytes` and `optimizer_bytes`.
+# >   `grads_bytes` and `optimizer_bytes`, one for each term of the formula. Its `total_bytes` has more in it.
 # > - `run.sent[rank]`: the payload bytes of the last step. Every micro-batch is reduced by itself: the loop
 # >   has no `no_sync()`.
 # > - `run.psi`: the number of parameters.
@@ -622,11 +623,12 @@ work.wait()
 
 # %% [markdown]
 # > **Write four stages. Difficulty 5 of 5 · 40 minutes.** Write the four classes. A class may derive from the
-# > one before it and say only what changes, as in `class Stage1(Stage0)`. Run the check after each class.
+# > one before it and say only what changes, as in `class Stage1(Stage0)`. Run the check after each class,
+# > with the empty ones still in the list.
 # >
 # > The check trains with what is there. It says of each stage whether values, traffic and memory are right,
 # > and runs `zerolab.verify`. When all four are right, they take a step of 10¹² parameters as one of 1,024
-# > ranks. All of that takes about half a minute.
+# > ranks. All of that takes about a minute.
 
 
 # %%

@@ -10,7 +10,7 @@ from zerolab.course.lessons.incident_room.tickets.ticket_04 import Engine4, chec
 from zerolab.course.lessons.incident_room.tickets.ticket_05 import Engine5, check_5
 from zerolab.course.lessons.incident_room.tickets.ticket_06 import Engine6, check_6
 from zerolab.course.lessons.incident_room.tickets.ticket_07 import Engine7, check_7
-from zerolab.course.lessons.incident_room.tickets.ticket_08 import Engine8, check_8
+from zerolab.course.lessons.incident_room.tickets.ticket_08 import UNITS, Engine8, check_8
 from zerolab.course.lessons.incident_room.tickets.ticket_09 import Engine9, check_9
 from zerolab.course.lessons.incident_room.tickets.ticket_10 import Engine10, check_10
 from zerolab.course.lessons.incident_room.tickets.ticket_11 import Engine11, check_11
@@ -18,6 +18,7 @@ from zerolab.course.lessons.incident_room.tickets.ticket_12 import Engine12, che
 
 __all__ = [
     "MOMENTUM",
+    "UNITS",
     "Engine",
     "Engine1",
     "Engine2",
