@@ -35,7 +35,7 @@ TESTS = {
     "unit": ("engine", "optimizer/test_precision.py"),
     "engine": ("engine",),
     "optimizer": ("optimizer", "engine/test_models_as_they_come.py"),
-    "collectives": ("collectives", "engine/test_diverging_ranks.py"),
+    "collectives": ("collectives", "engine/test_diverging_ranks.py", "engine/test_trace.py"),
     "checkpoint": ("checkpoint",),
 }
 """By package: the tests that run after `EVERYWHERE`, and alone for checkpoints."""

@@ -29,6 +29,7 @@ class Plain(nn.Module):
         self.nothing = nn.Parameter(torch.empty(0))
         self.frozen = nn.Parameter(torch.randn(3).to(torch.bfloat16), requires_grad=False)
         self.register_buffer("mask", torch.ones(5, 3, dtype=torch.bool).tril().t())
+        self.register_buffer("table", torch.arange(5).to(torch.uint16))
         self.register_buffer("scratch", torch.ones(4), persistent=False)
 
     def get_extra_state(self):
