@@ -19,6 +19,7 @@ if (
 ):  # a shell starts `command &` so, and children inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+os.environ["ZEROLAB_PROGRESS"] = "off"  # nobody's record of progress is written
 PATIENCE_SECONDS = 10.0  # generous: a busy machine is no failure
 PYTHONPATH = os.pathsep.join((str(Path(zerolab.__file__).parents[1]), str(Path(__file__).parent)))
 

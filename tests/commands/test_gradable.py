@@ -1,10 +1,14 @@
 """Promise: every lesson can be graded: what it asks is found, with its minutes and its right answers."""
 
+import ctypes
+import sys
+
 import nbformat
 import pytest
 from support.lessons import NAMES, exercise
 
 from zerolab.course.classroom import books, clone, grading
+from zerolab.course.classroom.children import none_left
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -29,3 +33,15 @@ def test_the_packages_own_solution_is_recognised(name: str):
     check = call.partition("(")[0]
     assert grading._holds_solution(f"# mine\n{solution}\n\n{call}", name, check)
     assert not grading._holds_solution(f"{stub}\n{call}", name, check)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no subreapers")
+def test_a_process_adopts_orphans_only_while_it_waits_for_others_to_end():
+    """The tests of launches count the processes that are left, and orphans are not theirs."""
+    found = ctypes.c_int()
+    adopts = lambda: (ctypes.CDLL(None).prctl(37, ctypes.byref(found)), found.value)[
+        1
+    ]  # PR_GET_CHILD_SUBREAPER
+    with none_left():
+        assert adopts() == 1
+    assert adopts() == 0

@@ -161,14 +161,14 @@ def test_nothing_is_written_where_it_is_off(path: Path, monkeypatch, tmp_path: P
 
 
 def test_tests_and_builds_of_notebooks_leave_the_record_alone(tmp_path: Path, monkeypatch):
-    """The conftest.py at the root holds for tests/ and for notebooks/, so for nbval, too."""
+    """nbval reads the conftest.py beside the notebooks."""
     assert os.environ["ZEROLAB_PROGRESS"] == "off"
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "--collect-only", "--nbval", "notebooks/00_ranks.ipynb", "-p",
          "no:cacheprovider", "--debug", f"{tmp_path / 'log'}"],
         cwd=ROOT, capture_output=True, text=True, timeout=100,
     )  # fmt: skip
-    assert done.returncode == 0 and f"{ROOT}/conftest.py" in (tmp_path / "log").read_text()
+    assert done.returncode == 0 and f"{ROOT}/notebooks/conftest.py" in (tmp_path / "log").read_text()
     monkeypatch.delenv("ZEROLAB_PROGRESS")
     cell = nbformat.v4.new_code_cell("import os\nprint(os.environ['ZEROLAB_PROGRESS'])")
     built = build.execute(nbformat.v4.new_notebook(cells=[cell]), "sample")

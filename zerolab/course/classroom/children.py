@@ -42,8 +42,7 @@ def python(module: str, *arguments: str, seconds: float) -> int | None:
 @contextlib.contextmanager
 def none_left() -> Iterator[None]:
     """End every process that was started inside, also one that lost its parent or left its session."""
-    if sys.platform == "linux":  # a process that loses its parent becomes a child of this one
-        ctypes.CDLL(None).prctl(_BECOME_SUBREAPER, 1, 0, 0, 0)
+    _adopt(True)
     before = set(psutil.Process().children(recursive=True))
     try:
         yield
@@ -56,3 +55,10 @@ def none_left() -> Iterator[None]:
             psutil.wait_procs(list(left), timeout=1)
             if time.monotonic() > deadline:
                 raise RuntimeError(f"these processes cannot be ended: {sorted(p.pid for p in left)}")
+        _adopt(False)
+
+
+def _adopt(orphans: bool) -> None:
+    """Whether a process that loses its parent becomes a child of this one, where the system can do that."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_BECOME_SUBREAPER, int(orphans), 0, 0, 0)

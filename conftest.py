@@ -1,5 +1,0 @@
-"""For the tests, and for the notebooks that nbval runs: nobody's record of progress is written."""
-
-import os
-
-os.environ["ZEROLAB_PROGRESS"] = "off"
