@@ -121,7 +121,11 @@ def test_however_an_answer_waits_it_has_waited(waited):
 WRONG = [
     (check_reduce_scatter, ring_that_waits_for(lambda works: None), "4 messages and waited for none of them"),
     (check_reduce_scatter, ring_that_waits_for(lambda works: works[0].wait()), "4 messages and waited for 2"),
-    (check_reduce_scatter, ring_that_waits_for(lambda works: works[1].wait()), "and waited for 1 of them"),
+    (
+        check_reduce_scatter,
+        ring_that_waits_for(lambda works: works[1].wait()),
+        "of them: until wait() has returned",
+    ),
     (check_average, everyone_to_everyone(lambda works: None, one_each), "and waited for none of them"),
     (check_average, everyone_to_everyone(wait_for_all, one_for_all), "starts a second receive into a tensor"),
     (check_reduce_scatter, one_length_for_all, "rank 1 receives them into a tensor of 251 elements"),
