@@ -38,8 +38,10 @@ def install(stage_class: type[Stage], number: int) -> list[tuple[str, Work]]:
     class Watched(stage_class):  # type: ignore[misc, valid-type]
         def __init__(self, comm):
             super().__init__(comm)
+            self.not_updated: set[FlatUnit] = set()
             for name in COLLECTIVES:
                 setattr(comm, name, _noting(name, getattr(comm, name), started))
+            comm.all_gather = _refusing_old(comm.all_gather, self.not_updated)
 
         def unshard(self, unit):
             return _work(super().unshard(unit), "unshard").then(partial(_see_whole, unit))
@@ -50,6 +52,15 @@ def install(stage_class: type[Stage], number: int) -> list[tuple[str, Work]]:
         def after_reduce(self, unit):
             super().after_reduce(unit)
             _see_kept(unit)
+
+        def update(self, units, step):
+            def updated(unit):
+                step(unit)
+                self.not_updated.discard(unit)
+
+            self.not_updated.update(units)
+            super().update(units, updated)
+            self.not_updated.clear()
 
     for other, own in OWN_STAGES.items():
         for verb in VERBS:
@@ -65,6 +76,20 @@ def _noting(name: str, collective: Callable, started: list) -> Callable:
         return work
 
     return noted
+
+
+def _refusing_old(all_gather: Callable, not_updated: set[FlatUnit]) -> Callable:
+    """A gather that is issued before its unit's update may send old values or new ones: a matter of time."""
+
+    def gather(flat, unit):
+        if unit in not_updated:
+            raise Misused(
+                f"update gathers unit {unit.name} before it calls step(unit): gather the parts after that, and "
+                "not before it"
+            )
+        return all_gather(flat, unit)
+
+    return gather
 
 
 def _work(returned: Any, verb: str) -> Work:
