@@ -491,6 +491,11 @@ class FirstFile9(Engine9):
         super().load(files[:1])
 
 
+class ViewOfAll9(Engine9):
+    def load(self, files):
+        self.optimizer.state[self.shard]["momentum_buffer"] = torch.cat(files)[self.mine]
+
+
 class LastFirst9(Engine9):
     def load(self, files):
         whole = torch.cat(files[::-1])
@@ -632,6 +637,7 @@ REPAIRS = {
     Refused9: "stopped with ValueError: saved at another N",
     Forgotten9: "the momentum is forgotten",
     FirstFile9: "every rank starts with the file of rank 0",
+    ViewOfAll9: "rank 0 holds 103 elements of momentum, and its share is",
     LastFirst9: "the files are put together in the wrong order",
     MeanOfRanks10: "each rank weighs its own micro-batches",
     MeanOfMicroBatches10: "and then all micro-batches count the same",

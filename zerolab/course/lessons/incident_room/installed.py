@@ -84,8 +84,8 @@ def _refusing_old(all_gather: Callable, not_updated: set[FlatUnit]) -> Callable:
     def gather(flat, unit):
         if unit in not_updated:
             raise Misused(
-                f"update gathers unit {unit.name} before it calls step(unit): gather the parts after that, and "
-                "not before it"
+                f"update gathers unit {unit.name} before it calls step(unit): gather the parts after that, "
+                "and not before it"
             )
         return all_gather(flat, unit)
 

@@ -16,6 +16,7 @@ from zerolab.course.alive import Alive, kept_by
 from zerolab.course.attempts import attempt
 from zerolab.course.lessons.zero_stage_1.check import sent_bytes
 from zerolab.course.wire import Wire
+from zerolab.storages import storage_bytes
 
 RANKS = 4  # of the jobs that the notebook shows
 PSI, LR, SAMPLES = 103, 0.02, 120
@@ -201,10 +202,10 @@ def _kept(alive: Alive, engine: Any, given: Any) -> dict[str, int]:
 
 
 def _state(engine: Any) -> int:
-    """The elements of state in the engine's optimizers."""
+    """The elements of state in the engine's optimizers, with what views of them keep in memory."""
     optimizers = [each for each in vars(engine).values() if isinstance(each, torch.optim.Optimizer)]
     values = [value for each in optimizers for state in each.state.values() for value in state.values()]
-    return sum(value.numel() for value in values if isinstance(value, torch.Tensor))
+    return storage_bytes(value for value in values if isinstance(value, torch.Tensor)) // ITEM
 
 
 # ---- what the notebook shows
