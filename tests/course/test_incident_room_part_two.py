@@ -97,6 +97,10 @@ def only_rank_0(train):
     good(train, steps=1, clip=None, who=slice(1))
 
 
+def good_on_rank_0(train):
+    good(train, who=slice(1))
+
+
 def two_ranks(train):
     good(train, ranks=2)
 
@@ -135,7 +139,8 @@ LET_PASS = {
     only_values: {THREE_PSI, STATE, VIEW, COPY},
     without_memory: {VIEW, COPY},
     without_traffic: {THREE_PSI},
-    only_rank_0: {MOMENTUM, CLIP, LAST_RANK},
+    only_rank_0: {MOMENTUM, CLIP, LAST_RANK, COPY},
+    good_on_rank_0: {COPY},
     two_ranks: {BY_TWO, REMAINDER, ORDER},
     nearly_equal: {SUM, BY_TWO, ORDER},  # clipping hides by what a gradient was divided
     one_step: {MOMENTUM},

@@ -129,9 +129,14 @@ def keeps_a_view():
     return replaced(STAGES[2], after_reduce=broken)
 
 
-def keeps_a_copy():
+def keeps_a_copy_on_the_last_rank():
+    detach_shard = FlatUnit.detach_shard
+
     def broken(unit: FlatUnit) -> None:
-        unit.shard = unit.master = unit.flat.clone()[unit.owned]
+        if unit.owned.stop == unit.padded_numel:
+            unit.shard = unit.master = unit.flat.clone()[unit.owned]
+        else:
+            detach_shard(unit)
 
     return replaced(FlatUnit, detach_shard=broken)
 
@@ -157,5 +162,8 @@ BROKEN = (
     Engine("moves 3Ψ bytes in a step at stage 1", all_reduces_and_gathers),
     Engine("keeps all of the optimizer state on every rank at stage 1", keeps_the_whole_state),
     Engine("keeps the whole gradient in memory behind a view of its shard, at stage 2", keeps_a_view),
-    Engine("keeps all parameters in memory behind its shard, at stage 3", keeps_a_copy),
+    Engine(
+        "keeps all parameters in memory behind the last rank's shard, at stage 3",
+        keeps_a_copy_on_the_last_rank,
+    ),
 )
