@@ -181,7 +181,7 @@ def test_gradients_cleared_after_a_broken_backward_stay_cleared(stage: int):
 
 
 def break_off_before_a_gradient_is_stored(stage: int, clears: bool, alone: bool) -> list[list[torch.Tensor]]:
-    """A user's hook raises after the engine made room for the gradient, and before autograd stores it."""
+    """A user's hook raises in the second micro-batch, before autograd stores the gradient."""
     x, plain, model = torch.ones(2, 4), layers(), layers()
     if alone:  # a model with one parameter
         plain, model = plain[:1], model[:1]
@@ -206,10 +206,44 @@ def break_off_before_a_gradient_is_stored(stage: int, clears: bool, alone: bool)
         return [[p.detach().clone() for p in net.parameters()] for net in (model, plain)]
 
 
-@pytest.mark.parametrize(("clears", "alone"), [(True, False), (False, False), (False, True)])
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("clears", [False, True])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_a_hook_that_raises_before_a_gradient_is_stored_leaves_what_pytorch_leaves(
     stage: int, clears: bool, alone: bool
 ):
     for ours, theirs in on_two_ranks(break_off_before_a_gradient_is_stored, stage, clears, alone):
+        assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
+
+
+def break_off_after_a_gradient_is_stored(stage: int, clears: bool) -> list[list[torch.Tensor]]:
+    """A user's hook, from before the optimizer, raises in the second micro-batch. That gradient counts."""
+    x, plain, model, armed = torch.ones(2, 4), layers(), layers(), []
+
+    def refuse(parameter: nn.Parameter) -> None:
+        if armed:
+            raise Broken
+
+    for net in (plain, model):
+        net[0].weight.register_post_accumulate_grad_hook(refuse)
+    expected = torch.optim.SGD(plain.parameters(), lr=0.1)
+    optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=stage, units=[], lr=0.1)
+    for each, net in ((expected, plain), (optimizer, model)):
+        net(x).sum().backward()
+        armed.append(True)
+        with pytest.raises(Broken):
+            net(x).sum().backward()
+        armed.clear()
+        if clears:
+            net.zero_grad()
+        net(3 * x).sum().backward()
+        each.step()
+    with optimizer.full_params():
+        return [[p.detach().clone() for p in net.parameters()] for net in (model, plain)]
+
+
+@pytest.mark.parametrize("clears", [False, True])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_hook_that_raises_after_a_gradient_is_stored_leaves_what_pytorch_leaves(stage: int, clears: bool):
+    for ours, theirs in on_two_ranks(break_off_after_a_gradient_is_stored, stage, clears):
         assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))

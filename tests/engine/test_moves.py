@@ -28,10 +28,9 @@ def test_local_holds_the_sum_and_zeros(sizes: tuple[int, ...], micro_batches: in
     for number in range(micro_batches):
         unit.grads.expect()
         for index, span in enumerate(unit.grads.spans):
-            unit.grads.remove_marker(span)
             span.parameter.grad = torch.full_like(span.parameter, 10.0**number * (index + 1))
-            unit.grads.collect(span)
-        unit.grads.end_pass()
+            unit.grads.collect(span, unit.grads.take(span))
+        unit.grads.move()
     unit.grads.prepare_to_reduce()
     expected = torch.zeros(unit.padded_numel)
     for index, span in enumerate(unit.grads.spans):
@@ -46,7 +45,7 @@ def test_the_peak_counts_a_gradient_beside_the_buffer(size: int):
     before = unit.meter.held_bytes
     unit.grads.expect()
     parameter.grad = torch.ones(size)
-    unit.grads.collect(unit.grads.spans[0])
+    unit.grads.collect(unit.grads.spans[0], unit.grads.take(unit.grads.spans[0]))
     unit.grads.move()
     assert unit.meter.peak_bytes == before + 4 * unit.padded_numel + 4 * size
     assert unit.meter.held_bytes == before + 4 * unit.padded_numel

@@ -49,3 +49,26 @@ def test_a_mutant_is_alive_where_no_test_fails_and_the_tree_is_as_it_was(monkeyp
     said = ""
     assert mutants.survives(mutant, tmp_path) == (True, "") and len(ran) == 3
     assert (tmp_path / path).read_text("utf-8") == source
+
+
+def test_a_failure_is_one_that_happens_again_alone(monkeypatch, tmp_path: Path):
+    """The first test that fails passes alone; the second one fails again."""
+    ran = []
+
+    def run(tree: Path, arguments: list[str]) -> str:
+        ran.append(arguments)
+        return answers.pop(0)
+
+    monkeypatch.setattr(mutants, "first_failure", run)
+    answers = [
+        "FAILED a.py::test[two words] - Late",
+        "",
+        "FAILED b.py::test - Wrong",
+        "FAILED b.py::test - Wrong",
+    ]
+    assert mutants.failure(tmp_path, ["all"]) == "FAILED b.py::test - Wrong"
+    assert ran[1] == ["a.py::test[two words]"] and ran[2] == ["all", "--deselect=a.py::test[two words]"]
+    answers = ["FAILED a.py::test - Late", "", ""]
+    assert mutants.failure(tmp_path, ["all"]) == ""
+    answers = ["the tests hung"]
+    assert mutants.failure(tmp_path, ["all"]) == "the tests hung"

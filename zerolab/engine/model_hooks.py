@@ -76,7 +76,6 @@ class ModelHooks:
             for span in flat.spans:
                 after_gradient = partial(self._after_gradient, run, flat, span)
                 self._kept.append(after_gradient)
-                span.parameter.register_hook(partial(self._before_gradient, flat, span))
                 span.parameter.register_post_accumulate_grad_hook(weakly(after_gradient))
 
     # Forward.
@@ -195,16 +194,17 @@ class ModelHooks:
             if flat.trainable and self.reducer.mark_unused(flat):
                 self.reducer.reduce_complete()
 
-    def _before_gradient(self, flat: FlatUnit, span: Span, gradient: torch.Tensor) -> None:
+    def _after_gradient(self, run: UnitRun, flat: FlatUnit, span: Span, parameter: nn.Parameter) -> None:
+        """A parameter's gradient is stored. After the last of its unit, reshard and reduce the unit.
+
+        Raises: RuntimeError in a backward pass inside another.
+        """
+        gradient = flat.grads.take(span)
         if not self.training.in_backward or pass_number() != self.backward.number:
             self._begin_backward()
             if pass_number() != self.backward.number:
                 raise RuntimeError(NESTED)
-        self.reducer.before_gradient(flat, span)
-
-    def _after_gradient(self, run: UnitRun, flat: FlatUnit, span: Span, parameter: nn.Parameter) -> None:
-        """A parameter's gradient is complete. After the last of its unit, reshard and reduce the unit."""
-        if self.reducer.collect(flat, span):
+        if self.reducer.collect(flat, span, gradient):
             if flat.all_require_grad:
                 self.gatherer.reshard([flat])
             self._reshard_frozen(run)
@@ -242,7 +242,7 @@ class ModelHooks:
     def end_pass(self) -> None:
         """Reshard every unit, when the gradients that came were moved to its buffer."""
         for flat in self.reducer.flats:
-            flat.grads.end_pass()
+            flat.grads.move()
         self.gatherer.discard_unused()
         for run in self.units:
             self.gatherer.reshard(run.flats)

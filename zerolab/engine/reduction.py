@@ -7,6 +7,7 @@ import torch
 from zerolab.collectives import Work
 from zerolab.stages.base import Stage
 from zerolab.unit import FlatUnit
+from zerolab.unit.grads import FlatGrads
 from zerolab.unit.sharded import as_plain_tensors
 from zerolab.unit.span import Span
 
@@ -46,31 +47,22 @@ class Reducer:
             flat.grads.expect()
         self._waiting = deque(self.order)
 
-    def before_gradient(self, flat: FlatUnit, span: Span) -> None:
-        """A gradient is about to be stored, unless its parameter was frozen since the forward.
+    def collect(self, flat: FlatUnit, span: Span, gradient: torch.Tensor | None) -> bool:
+        """Collect one parameter's gradient; whether it was the last of its unit.
 
         Raises: RuntimeError where it is the parameter's second in one backward pass, because the first may
             be on its way already.
         """
-        if span in flat.grads.missing:
-            flat.grads.remove_marker(span)
-            return
-        with as_plain_tensors():
-            frozen = not span.parameter.requires_grad
-        if not frozen:
+        if span not in flat.grads.missing:
+            if gradient is None:
+                return False
             raise RuntimeError(
                 f"{span.name} receives a second gradient in one backward pass, after its unit may have been "
                 "reduced: make a backward pass for each, under optimizer.no_sync() where they belong to one"
             )
-
-    def collect(self, flat: FlatUnit, span: Span) -> bool:
-        """Take one parameter's gradient; whether it was the last of its unit.
-
-        One that was frozen since the forward gets none: autograd calls the hook and stores nothing.
-        """
-        if span not in flat.grads.missing:
-            return False
-        flat.grads.collect(span)
+        if gradient is not None and flat.grads.was_cleared(span):
+            self._forget(flat.grads, span)
+        flat.grads.collect(span, gradient)
         return self._complete(flat)
 
     def mark_unused(self, flat: FlatUnit) -> bool:
@@ -135,9 +127,12 @@ class Reducer:
             self.clear(set_to_none=True)
             return
         for grads, span in cleared:
-            if grads.reduced is not None:
-                self._cleared.append(f"{span.name}, after {self._reductions} reductions")
-            grads.forget(span)
+            self._forget(grads, span)
+
+    def _forget(self, grads: FlatGrads, span: Span) -> None:
+        if grads.reduced is not None:
+            self._cleared.append(f"{span.name}, after {self._reductions} reductions")
+        grads.forget(span)
 
     def cleared_since_last_call(self) -> list[str]:
         """Which reduced gradients were cleared, and after how many reductions: the same on every rank.
@@ -148,18 +143,11 @@ class Reducer:
         return cleared
 
     def abandon(self) -> None:
-        """A backward pass was broken off: reduce its gradients later, because in PyTorch they count too.
-
-        It may have broken off between `before_gradient` and `collect`, with a marker removed. Where the user
-        has cleared every other gradient since, that one was cleared too.
-        """
+        """A backward pass was broken off: reduce its gradients later, because in PyTorch they count too."""
         self.wait_for_all()
         self.unreduced = True
-        removed = {span for flat in self.flats for span in flat.grads.removed_markers}
-        used = {span for flat in self.flats for span in flat.grads.used}
-        if removed < used and used == {span for flat in self.flats for span in flat.grads.cleared()}:
-            for flat in self.flats:
-                flat.grads.removed_markers.clear()
+        for flat in self.flats:
+            flat.grads.collect_interrupted()
 
     def _reduce_all(self, waiting: deque[FlatUnit]) -> None:
         while waiting:

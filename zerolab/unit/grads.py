@@ -29,7 +29,6 @@ class FlatGrads:
         missing: the spans that the backward pass under way has not brought a gradient for yet.
         filled: the spans with a gradient in ``local``.
         used: the spans with a gradient anywhere since they were last cleared.
-        removed_markers: the spans whose marker made room for a gradient that autograd has not stored yet.
         arrivals: the gradients that wait to be moved into ``local``.
         producers: the GPU streams that gradients came on.
     """
@@ -57,7 +56,6 @@ class FlatGrads:
         self.arrivals = Arrivals(spans, padded_numel, device)
         self.producers = self.arrivals.producers
         self._markers: dict[Span, ReducedGradient] = {}
-        self.removed_markers: set[Span] = set()
 
     def _become(self, state: GradState) -> None:
         self.state = change(f"the gradients of unit {self.name}", self.state, state)
@@ -72,37 +70,54 @@ class FlatGrads:
         with as_plain_tensors():
             self.missing = {span for span in self.spans if span.parameter.requires_grad}
 
-    def remove_marker(self, span: Span) -> None:
-        """Before autograd stores a gradient: remove the marker of the previous one, which was moved out."""
-        if span in self.used and span.parameter.grad is self._markers[span]:
+    def take(self, span: Span) -> torch.Tensor | None:
+        """The gradient that autograd has just stored; ``parameter.grad`` is again as it was before that.
+
+        None where a hook of the user's has removed it, and where the parameter was frozen since the forward:
+        autograd calls the hook and stores nothing.
+        """
+        stored, marker, arrived = span.parameter.grad, self._markers.get(span), None
+        if marker is not None:
+            arrived, marker.arrived = marker.arrived, None
+        if stored is None:
+            return None
+        if stored is not marker and stored is not arrived:  # there was no earlier gradient to add it to
             span.parameter.grad = None
-            self.removed_markers.add(span)
+            return stored
+        span.parameter.grad = marker
+        if arrived is not None and span.numel < MOVED_TOGETHER:
+            return arrived.clone()  # it will wait, and a hook may change it where autograd shares it
+        return arrived
 
-    def collect(self, span: Span) -> None:
-        """Take a parameter's new gradient, and leave a marker.
+    def was_cleared(self, span: Span) -> bool:
+        """Whether the user has cleared a parameter's earlier gradient, whose marker is gone."""
+        return span in self.used and span.parameter.grad is None
 
-        A large gradient is moved into ``local`` at once, a small one together with others. A hook of the
-        user's may have set the gradient to None: then there is none, as in PyTorch.
+    def collect(self, span: Span, gradient: torch.Tensor | None) -> None:
+        """Collect a parameter's new gradient, and leave a marker in ``parameter.grad``.
+
+        A large gradient is moved into ``local`` at once, a small one together with others.
         Memory: see `Arrivals`.
         """
-        gradient = span.parameter.grad
+        self.missing.discard(span)
         if gradient is None:
-            self.missing.discard(span)
             return
         if gradient.layout != torch.strided:
             raise RuntimeError(f"{span.name} has a sparse gradient: build its module with sparse=False")
         if self.state is not GradState.COLLECTING:
             self._become(GradState.COLLECTING)
-        self.used.add(span)
-        self.missing.discard(span)
-        if span not in self._markers:
-            self._markers[span] = ReducedGradient(span.parameter)
-        span.parameter.grad = self._markers[span]
-        self.removed_markers.discard(span)  # a None there is from now on the user's own
+        if span not in self.used:
+            self.used.add(span)
+            self._leave_marker(span)
         if span.numel >= MOVED_TOGETHER:
             self._move_one(span, gradient.detach())
         else:
             self._wait_for_others(span, gradient)
+
+    def _leave_marker(self, span: Span) -> None:
+        if span not in self._markers:
+            self._markers[span] = ReducedGradient(span.parameter, span.layout)
+        span.parameter.grad = self._markers[span]
 
     def _move_one(self, span: Span, gradient: torch.Tensor) -> None:
         """Move a large gradient into ``local``."""
@@ -134,16 +149,11 @@ class FlatGrads:
         self.arrivals.clear()
         self.meter.hold(self.arrivals, 0)
 
-    def end_pass(self) -> None:
-        """After a pass: move the gradients that are left.
-
-        And put the marker back where no gradient was stored, as by torch.autograd.grad.
-        """
-        self.move()
-        for span in self.removed_markers:
-            if span.parameter.grad is None:
-                span.parameter.grad = self._markers[span]
-        self.removed_markers.clear()
+    def collect_interrupted(self) -> None:
+        """Collect what autograd stored last before an exception: in PyTorch it counts."""
+        for span in [span for span, marker in self._markers.items() if marker.arrived is not None]:
+            if (gradient := self.take(span)) is not None:
+                self.collect(span, gradient)
 
     def _open_local(self) -> None:
         """A buffer for this rank's gradients: a new one, or the last one, after its result was copied out."""

@@ -76,15 +76,21 @@ class Sharded(nn.Parameter):
 class ReducedGradient(torch.Tensor):
     """Stands in ``parameter.grad`` for a gradient that was moved into the optimizer's flat buffer.
 
-    Setting ``parameter.grad = None``, as model.zero_grad() does, is understood as clearing that gradient.
-    Raises: RuntimeError from every operation on it.
+    Autograd adds the gradient of the next micro-batch to what is in ``parameter.grad``. Here it leaves that
+    gradient in ``arrived``, for the engine to move. Setting ``parameter.grad = None``, as model.zero_grad()
+    does, is understood as clearing the gradient that was moved.
+    Raises: RuntimeError from every other operation on it.
     """
 
+    arrived: torch.Tensor | None
+
     @staticmethod
-    def __new__(cls, parameter: nn.Parameter):
-        return torch.Tensor._make_wrapper_subclass(
-            cls, parameter.shape, dtype=parameter.dtype, device=parameter.device
+    def __new__(cls, parameter: nn.Parameter, layout: torch.Tensor):
+        marker = torch.Tensor._make_wrapper_subclass(
+            cls, layout.shape, layout.stride(), dtype=parameter.dtype, device=parameter.device
         )
+        marker.arrived = None
+        return marker
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -92,6 +98,15 @@ class ReducedGradient(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[override]  # typed as static
+        marker = args[0]
+        in_backward = torch._C._current_graph_task_id() != -1
+        if in_backward and isinstance(marker, cls) and marker.arrived is None:
+            if func is torch.ops.aten.add_.Tensor:
+                marker.arrived = args[1]
+                return marker
+            if func is torch.ops.aten.add.Tensor:  # with create_graph=True autograd stores what this returns
+                marker.arrived = args[1].clone()
+                return marker.arrived
         raise RuntimeError(f"{func}: {_GRADIENT_AWAY}")
 
     def __repr__(self) -> str:  # type: ignore[override]  # mypy loses the name of torch's keyword
