@@ -26,12 +26,14 @@ class LocalUpdate:
     Attributes:
         optimizers: the stock optimizers.
         slices: in the order of the groups, and in each in that of its parameters.
+        members: of each group, the names of its parameters.
         state: the optimizers' state of each slice, by its tensor.
     """
 
     def __init__(self, optimizer_class: type, defaults: dict, units: list[FlatUnit], groups: list[dict]):
         self._class, self._defaults, self._units = optimizer_class, defaults, units
         self._cuts = [self._cut(group) for group in groups]
+        self.members = [_names(slices) for slices in self._cuts]
         own = list(zip(map(options_of, groups), self._cuts, strict=True))
         trainable = [unit for unit in units if unit.trainable]
         largest = max(owned_numel(unit, span) for unit in trainable for span in unit.spans)
@@ -54,11 +56,6 @@ class LocalUpdate:
     def slices(self) -> list[Slice]:
         return list(chain.from_iterable(self._cuts))
 
-    @property
-    def members(self) -> list[str]:
-        """Of each group, the names of its parameters."""
-        return [", ".join(each.span.name for each in slices) for slices in self._cuts]
-
     def _cut(self, group: dict) -> list[Slice]:
         """The slices of a group's parameters, after the optimizer was probed with the group's options."""
         cost = state_bytes_per_parameter(self._class, self._defaults, options_of(group))
@@ -76,6 +73,7 @@ class LocalUpdate:
             batch.add_group(options_of(group), slices)
             self.state.include(batch.optimizer)
         self._cuts.append(slices)
+        self.members.append(_names(slices))
         self._shared.append(self._share(-1))
         self._shared[-1].fill_in(group, self._defaults, {})
 
@@ -146,6 +144,10 @@ class LocalUpdate:
             batch.load_state_dict(state_dict, numbers)
         self._shared = [self._share(place) for place in range(len(groups))]
         self.take_back(groups)
+
+
+def _names(slices: list[Slice]) -> str:
+    return ", ".join(each.span.name for each in slices)
 
 
 class SliceStates(MutableMapping):

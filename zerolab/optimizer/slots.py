@@ -56,23 +56,22 @@ class Slots:
 
     def check(self) -> None:
         """Raises: RuntimeError that names a module or parameter that was replaced, or was frozen before."""
-        for modules, key, module, name in self.modules:
-            if modules.get(key) is not module:
-                raise RuntimeError(
-                    f"module {name} was replaced or removed after its ZeroOptimizer was built, and a new "
-                    "module would not be trained: change the model first, then build the optimizer"
-                )
-        for slot in self.parameters:
-            if slot.parameters.get(slot.key) is not slot.span.parameter:
-                _refuse_replaced(slot.span)
-        for unit in self.units:
-            if span := unit.replaced():
-                _refuse_replaced(span)
+        names = [name for modules, key, module, name in self.modules if modules.get(key) is not module]
+        if names:
+            raise RuntimeError(
+                f"module {names[0]} was replaced or removed after its ZeroOptimizer was built, and a new "
+                "module would not be trained: change the model first, then build the optimizer"
+            )
+        replaced = [span for held, key, span, _ in self.parameters if held.get(key) is not span.parameter]
+        replaced += [span for unit in self.units if (span := unit.replaced())]
+        if replaced:
+            _refuse_replaced(replaced[0])
+        frozen = [span for unit in self.units if not unit.trainable for span in unit.spans]
         with as_plain_tensors():
-            thawed = [s for s in self.parameters if s.span.parameter.requires_grad and not s.unit.trainable]
+            thawed = [span for span in frozen if span.parameter.requires_grad]
         if thawed:
             raise RuntimeError(
-                f"parameter {thawed[0].span.name} was frozen when its ZeroOptimizer was built, requires a "
+                f"parameter {thawed[0].name} was frozen when its ZeroOptimizer was built, requires a "
                 "gradient now and would not be trained: build the optimizer while it requires one, and "
                 "freeze it then"
             )

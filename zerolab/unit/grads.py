@@ -193,8 +193,8 @@ class FlatGrads:
         If the earlier ones were divided already, as for clipping between micro-batches, they are multiplied
         again: a sum is divided once, after the last.
         """
-        self._report(reduced)
         if self.reduced is not None:
+            self._report(reduced)
             reduced += self.reduced if self._divisor == 1 else self.reduced * self._divisor
         self.reduced, self._divisor = reduced, 1
         self.filled.clear()

@@ -60,4 +60,5 @@ class ParameterViews:
     def moved_away(self) -> Span | None:
         """The first parameter that should be a view of the flat buffer and has other memory."""
         pairs = zip(self._spans, self._views, strict=True)
-        return next((span for span, view in pairs if span.parameter.data_ptr() != view.data_ptr()), None)
+        moved = [span for span, view in pairs if span.parameter.data_ptr() != view.data_ptr()]
+        return moved[0] if moved else None

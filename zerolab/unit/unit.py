@@ -251,7 +251,6 @@ class FlatUnit:
         self.sync_master_from_params()
         self.writes.note()
 
-    @torch.no_grad()
     def sync_master_from_params(self) -> None:
         """Copy into the master what somebody wrote to the parameters, as load_state_dict does.
 
@@ -261,8 +260,9 @@ class FlatUnit:
         if self.master is None or self.master is self.shard:
             return
         masters, shards = self.master.split(self.piece_numel), self.shard.split(self.piece_numel)
-        for own, written in zip(masters, shards, strict=True):
-            torch.where(own.to(self.dtype) == written, own, written, out=own)
+        with torch.no_grad():
+            for own, written in zip(masters, shards, strict=True):
+                torch.where(own.to(self.dtype) == written, own, written, out=own)
 
     def values(self) -> torch.Tensor:
         """[S] the owned parameters in full precision: what is updated, and what is saved."""

@@ -31,7 +31,8 @@ class Writes:
     def written(self) -> Span | None:
         """The first parameter that was written to since `note`, other than through ``.data``."""
         noted = zip(self._spans, self._noted, strict=True)
-        return next((span for span, version in noted if span.parameter._version != version), None)
+        written = [span for span, version in noted if span.parameter._version != version]
+        return written[0] if written else None
 
     def refuse(self, checksum: Callable[[], bytes]) -> None:
         """Before the flat buffer is freed, with what was written to it.
