@@ -1,14 +1,20 @@
 """Promise: the flat buffer holds the sum of the gradients that came, and zeros between them."""
 
 import math
+import sys
+import weakref
 
+import cloudpickle
 import pytest
 import torch
 from torch import nn
 
+import zerolab
 from zerolab.precision import PRECISIONS
 from zerolab.unit import FlatUnit
 from zerolab.unit.arrivals import MOVED_TOGETHER
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares the ranks the import of pytest
 
 SIZES = {
     "small": (3, 5),
@@ -49,3 +55,25 @@ def test_the_peak_counts_a_gradient_beside_the_buffer(size: int):
     unit.grads.move()
     assert unit.meter.peak_bytes == before + 4 * unit.padded_numel + 4 * size
     assert unit.meter.held_bytes == before + 4 * unit.padded_numel
+
+
+def gradients_alive_at_reduction(stage: int) -> int:
+    """How many of autograd's own gradients are in memory when their unit's reduction is issued."""
+    model, seen, alive = nn.Linear(MOVED_TOGETHER, 1, bias=False), [], []
+    model.weight.register_post_accumulate_grad_hook(lambda p: seen.append(weakref.ref(p.grad)))
+    optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=stage, lr=0.1)
+    reduce_grads = optimizer.stage.reduce_grads
+
+    def reduce(unit: FlatUnit):
+        alive.append(sum(each() is not None for each in seen))
+        return reduce_grads(unit)
+
+    optimizer.stage.reduce_grads = reduce
+    model(torch.ones(1, MOVED_TOGETHER)).sum().backward()
+    (number,) = alive
+    return number
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_a_gradient_that_was_moved_is_freed_before_its_unit_is_reduced(stage: int):
+    assert zerolab.launch(gradients_alive_at_reduction, 1, stage, timeout=60) == [0]

@@ -204,7 +204,9 @@ class ModelHooks:
             self._begin_backward()
             if pass_number() != self.backward.number:
                 raise RuntimeError(NESTED)
-        if self.reducer.collect(flat, span, gradient):
+        complete = self.reducer.collect(flat, span, gradient)
+        del gradient  # its memory is free before the unit is reduced
+        if complete:
             if flat.all_require_grad:
                 self.gatherer.reshard([flat])
             self._reshard_frozen(run)
