@@ -89,6 +89,7 @@ ACTIONS: dict[str, tuple[int, Draw]] = {
     "forward": (4, lambda c: (data(c),)),
     "backward": (6, lambda c: (c.random() < 0.3, c.random() < 0.5, c.random() < 0.7)),
     "train_by_parts": (2, lambda c: (data(c),)),
+    "train_hooked": (3, lambda c: (data(c), place(c), c.choice(("before", "after")))),
     "train_on_two": (2, lambda c: (data(c), data(c))),
     "slope": (3, lambda c: (data(c), c.random() < 0.4)),
     "forget": (2, lambda c: (place(c),)),
@@ -144,7 +145,7 @@ def unknown(loop: Loop) -> Iterator[Action]:
     for action in loop.actions:
         stage = action[1].stage if action[0] == "resume_elsewhere" else stage
         outside = action[0] in INSIDE and not action[INSIDE[action[0]]]
-        clearing = action[0] == "forget" or "the model's" in action
+        clearing = action[0] in ("forget", "train_hooked") or "the model's" in action
         if outside and f"{action[0]} outside at stage {stage}" in KNOWN:
             continue
         if clearing and "sometimes" in loop.kinds and CLEARED in KNOWN:

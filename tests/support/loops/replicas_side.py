@@ -72,6 +72,14 @@ class ReplicasSide(Side):
     def without_sync(self, data: int):
         return self._backward(self._losses(data), sync=False)
 
+    def train_hooked(self, data: int, place: int, when: str):
+        with contextlib.ExitStack() as hooks:
+            for model in self.models.values():
+                (parameter,) = picked(model, (place,))
+                forget = partial(self.forget, place)
+                hooks.enter_context(user_code.removing_gradients(parameter, when, forget))
+            return self.train(data)
+
     def train_on_two(self, first: int, second: int):
         one, two = self._losses(first), self._losses(second)
         return self._backward({rank: one[rank] + two[rank] for rank in one})

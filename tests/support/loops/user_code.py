@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -85,6 +86,30 @@ def raising_in_backward(model: nn.Module, block: int):
 
     target = [model.before, *model.blocks, model.after][block % (len(model.blocks) + 2)]
     hook = target.register_forward_hook(lambda module, args, output: output.register_hook(refuse) and None)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+@contextlib.contextmanager
+def removing_gradients(parameter: nn.Parameter, when: str, forget: Callable[[], None]):
+    """A hook removes the parameter's gradient, before or after autograd adds that of the pass to it.
+
+    ``forget`` is called too, for the sums of earlier passes that are kept elsewhere.
+    """
+
+    def remove(*_) -> None:
+        parameter.grad = None
+        forget()
+
+    if not parameter.requires_grad:
+        yield
+        return
+    register = parameter.register_hook
+    if when == "after":
+        register = parameter.register_post_accumulate_grad_hook
+    hook = register(remove)
     try:
         yield
     finally:
