@@ -189,8 +189,7 @@ LESS = [
     ),
     (
         through_rank_0,
-        "rank 0 sends 15984 bytes, 2 times the tensor, and 2(N-1)/N times, 10656 bytes, is enough: 2 of its 2 "
-        "messages are the whole tensor",
+        "2 times the tensor, and 2(N-1)/N times, 10656 bytes, is enough: 2 of its 2 messages are the whole",
     ),
     (rounds(first=1), "sends 5 messages of a chunk or so, and N-1 rounds in each half are 4"),
     (rounds(way=-1, second=1), "A half has too many rounds"),

@@ -51,6 +51,12 @@ def own_place(places: Iterable[tuple[str, int, str]]) -> Place | None:
     return next((Place(*place) for place in places if not place[0].startswith(_LIBRARIES)), None)
 
 
+def place_in_ticket(places: Iterable[tuple[str, int, str]]) -> Place | None:
+    """The first of the places in the code of a ticket of lesson 09, which the reader has before them."""
+    of_tickets = (place for place in places if Path(place[0]).parent.name == "tickets")
+    return next((Place(file, line, f"the ticket's {name}") for file, line, name in of_tickets), None)
+
+
 class Message(NamedTuple):
     """One call on the process group: operation, the other rank (None for a collective), size, and who called.
 

@@ -13,7 +13,6 @@ import torch
 
 from zerolab.course.evidence import same
 
-
 NONE = -1000
 
 
@@ -88,8 +87,8 @@ MISTAKES = {
         (Ring(more_first=-1, more_second=-1),),
     "the first half has a round too many, so the second half passes on sums in which numbers count twice":
         (Ring(more_first=1, begins=1), Ring(more_first=1, begins=-1)),
-    "the second half begins with a chunk that is not complete. In its first round a rank sends the chunk that "
-    "arrived last in the first half, because only in that one the sum is complete: shift the indices by one":
+    "the second half begins with a chunk that is not complete. In its first round a rank sends the chunk "
+    "that arrived last in the first half, the only one with the whole sum: shift the indices by one":
         (Ring(begins=1), Ring(begins=-1)),
     "the first half replaces a chunk by what arrives, so nothing is added up: add what arrives":
         (Ring(replaces=True),),
