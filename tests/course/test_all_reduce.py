@@ -52,7 +52,9 @@ def two_halves(
     return all_reduce
 
 
-def rounds(way=1, ahead=0, first=0, second=0, begins=0, replaces=False, adds=False, averages=False):
+def rounds(
+    way=1, ahead=0, first=0, second=0, begins=0, replaces=False, adds=False, averages=False, against=()
+):
     """A ring to the right or to the left, whose first half completes chunk rank + ahead; and its mistakes."""
 
     def all_reduce(tensor):
@@ -60,10 +62,11 @@ def rounds(way=1, ahead=0, first=0, second=0, begins=0, replaces=False, adds=Fal
         pieces = [tensor[cut] for cut in ring.chunks(tensor.numel(), n)]
         halves = ((n - 1 + first, ahead - way), (n - 1 + second, ahead + way * begins))
         for half, (turns, start) in enumerate(halves):
+            far = -way if half in against else way
             for turn in range(turns * (n > 1)):
                 goes, comes = (rank + start - way * turn) % n, (rank + start - way * (turn + 1)) % n
                 landing = torch.empty_like(pieces[comes])
-                exchange(pieces[goes], landing, (rank + way) % n, (rank - way) % n)
+                exchange(pieces[goes], landing, (rank + far) % n, (rank - far) % n)
                 if half == 0 and averages:
                     pieces[comes].add_(landing).div_(2)
                 elif adds if half else not replaces:
@@ -216,6 +219,9 @@ WRONG = [
     (rounds(ahead=1, adds=True), "the second half adds what arrives: a chunk"),
     (rounds(first=-1, second=-1), "each half is one round short"),
     (rounds(first=1, begins=1), "the first half has a round too many"),
+    (alone(rounds(against=(1,))), "the second half sends to the other neighbour than its indices are for"),
+    (alone(rounds(way=-1, against=(1,))), "the second half sends to the other neighbour than its indices"),
+    (alone(rounds(against=(0,))), "the first half sends to the other neighbour than its indices are for"),
     (rounds(averages=True), "takes the mean of two"),
     (two_halves(finish=lambda sums, n: sums.float()), "float32, and its input is float64"),
     (two_halves(finish=lambda sums, n: sums.tolist()), "returned list, with the right numbers in it"),

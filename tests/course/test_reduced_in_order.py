@@ -230,8 +230,8 @@ class ZerosFirst(Queue):
 
 
 ORDER_WRONG = [
-    (alone(ZerosLast), "reduce what waits, and zeros for a unit that never got ready"),
-    (alone(ZerosFirst), "In finish, too, go through the units in the order of sizes"),
+    (alone(ZerosLast), "what waits, and zeros for a unit that never got ready"),
+    (alone(ZerosFirst), "Reduce in the order of sizes, in finish, too"),
     (Stub, "not written yet"),
     (alone(AtOnce), "the ranks reduce different units at the same time"),
     (AllInFinish, "For gold: after unit a got ready rank 0 holds 1 whole buffers, and 0 wait"),

@@ -334,7 +334,7 @@ WRONG = [
     (GathersFirst, "one step behind: all-gather after the update"),
     (PilesUp, "pile up from step to step"),
     (AveragesWeights, "the weights were averaged instead of the gradients"),
-    (StepsTwice, "count 2 times what it should"),
+    (StepsTwice, "each step is taken twice: call the optimizer's step once"),
     (NextChunk, "at chunk 1"),
     (NoLearningRate, "lr was not passed on"),
     (History, "bytes more after every step (look at `History.past["),

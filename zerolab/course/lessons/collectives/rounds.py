@@ -28,6 +28,7 @@ class Ring(NamedTuple):
         replaces: whether what arrives in the first half replaces a chunk.
         adds: whether what arrives in the second half is added.
         averages: whether the mean is taken in each round of the first half.
+        against: the halves, 0 and 1, whose messages go the other way than its indices.
     """
 
     way: int = 1
@@ -39,22 +40,24 @@ class Ring(NamedTuple):
     replaces: bool = False
     adds: bool = False
     averages: bool = False
+    against: tuple[int, ...] = ()
 
     def ended(self, brought: Sequence[torch.Tensor], cuts: Sequence[slice]) -> list[torch.Tensor]:
         """What every rank ends with; nothing where a chunk would land in one of another length."""
         held = [tensor.clone() for tensor in brought]
         n, ranks = len(held), range(len(held))
         for half, more in ((0, self.more_first), (1, self.more_second)):
+            goes = -self.way if half in self.against else self.way
             for turn in range(n - 1 + more):
                 begin = (self.ahead - self.way) if half == 0 else (self.ahead + self.way * self.begins)
                 sent = [(rank + begin - self.way * turn) % n for rank in ranks]
                 arriving = [held[rank][cuts[sent[rank]]].clone() for rank in ranks]
                 for rank in ranks:
-                    origin = (rank - self.way) % n
-                    into = cuts[(sent[origin] + self.lands * (half == 0)) % n]
-                    if held[rank][into].shape != arriving[origin].shape:
+                    what = arriving[(rank - goes) % n]
+                    into = cuts[(sent[rank] - self.way + self.lands * (half == 0)) % n]
+                    if held[rank][into].shape != what.shape:
                         return [torch.empty(0)] * n
-                    held[rank][into] = self.landed(held[rank][into], arriving[origin], half)
+                    held[rank][into] = self.landed(held[rank][into], what, half)
         return held
 
     def rounds(self, world_size: int) -> int:
@@ -95,6 +98,15 @@ MISTAKES = {
     "the first half adds what arrives to another chunk than the one that was sent: the sender's index of a "
     "round is the receiver's, too":
         (Ring(lands=1), Ring(lands=-1)),
+    "the second half sends to the other neighbour than its indices are for: they go one down, k, then k-1, "
+    "where messages go to the right, and one up where they go to the left":
+        (Ring(against=(1,)),),
+    "the first half sends to the other neighbour than its indices are for: they go one down, k, then k-1, "
+    "where messages go to the right, and one up where they go to the left":
+        (Ring(against=(0,)),),
+    "both halves send to the other neighbour than their indices are for: they go one down, k, then k-1, "
+    "where messages go to the right, and one up where they go to the left":
+        (Ring(against=(0, 1)),),
     "each round of the first half takes the mean of two: add up there":
         (Ring(averages=True),),
 }

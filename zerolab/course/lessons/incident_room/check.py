@@ -110,16 +110,23 @@ def _stopped(ticket: Ticket, engine: Any, case: Case, outcome: Attempt) -> str |
     """Why the ranks did not come to their end; an error in the ticket's code comes with the reader's."""
     if not outcome.failure or (said := ticket.stopped(case, outcome)):
         return said if outcome.failure else None
-    sizes = re.search(r"gradient of size '\[(\d+)\]' to a tensor of size '\[(\d+)\]'", outcome.failure)
     own = _of_own_methods(engine, ticket.broken)
     yours = f" (you wrote {own})" if own else ""
-    if sizes:
+    if sizes := re.search(r"gradient of size '\[(\d+)\]' to a tensor of size '\[(\d+)\]'", outcome.failure):
         return (
             f"the shard has {sizes[2]} elements, and the gradient that it gets has {sizes[1]}: cut and "
             "reduce do not agree on which slice of flat is the rank's. ring.reduce_scatter leaves the one of "
             f"ring.chunks(numel, world_size)[rank], of {sizes[1]} here{yours}"
         )
-    return outcome.failure + (yours if "of the ticket's" in outcome.failure else "")
+    if "of the ticket's" not in outcome.failure:
+        return outcome.failure
+    if sizes := re.search(r"tensor a \((\d+)\) must match the size of tensor b \((\d+)\)", outcome.failure):
+        whole = f", and {PSI} are all of them" if str(PSI) in sizes.groups() else ""
+        return (
+            f"a tensor of {sizes[1]} elements meets one of {sizes[2]}{whole}: parameters, gradient and "
+            f"momentum of a shard are equally long, those of this rank's slice{yours} ({outcome.failure})"
+        )
+    return f"{outcome.failure}{yours}"
 
 
 @cache

@@ -8,9 +8,14 @@ from collections.abc import Callable, Sequence
 import torch
 
 from zerolab.course.lessons.incident_room.engine import MOMENTUM
-from zerolab.course.lessons.incident_room.lockstep import Lockstep, Tensors, chunk
-from zerolab.course.lessons.incident_room.room import LR, Case, batches, start
-from zerolab.course.reading import coefficients, made_of
+from zerolab.course.lessons.incident_room.lockstep import Lockstep, Tensors, chunk, mean
+from zerolab.course.lessons.incident_room.room import LR, NAMES, Case, batches, start
+from zerolab.course.reading import coefficients, made_of, rounded
+
+_NO_MOMENTUM = (
+    "the second begins with no momentum. The optimizer keeps the momentum in its state: keep one optimizer "
+    "and its state for all steps, and clear only the gradients"
+)
 
 
 def updates_told(case: Case, after: Sequence[torch.Tensor], right: Callable[[Case], Tensors]) -> str | None:
@@ -27,26 +32,87 @@ def updates_told(case: Case, after: Sequence[torch.Tensor], right: Callable[[Cas
 def _first_update(case: Case, got: torch.Tensor, want: torch.Tensor) -> str:
     factor = float(got @ want / (want @ want))
     if close(got, factor * want):
-        return f"the first update is {_named(factor, case)} times the right one: what scales the gradient?"
+        return f"the first update is {_named(factor, case)}"
+    if told := rounded(got, want):
+        return told.replace("its value", "the first update", 1)
     wrong = _wrong(got, want)
-    said = "and no known mistake explains it: follow one of them through the four verbs"
-    if not case.tied:
-        said = _summands(case, got, want) or said
-    return (
-        f"{len(wrong)} of {len(want)} elements are wrong after the first update, from {int(wrong[0])} to "
-        f"{int(wrong[-1])}, {said}"
+    said = (
+        _unchanged(case, got[wrong], wrong)
+        or _shifted(got, want)
+        or (_uses(case, got, want) if case.tied else _summands(case, got, want))
+        or "no known mistake explains it: follow one of them through the four verbs"
     )
+    return f"{_places(case, wrong, len(want))} are wrong after the first update: {said}"
+
+
+def _places(case: Case, wrong: torch.Tensor, numel: int) -> str:
+    """Which elements are wrong."""
+    first, last = int(wrong[0]), int(wrong[-1])
+    if len(wrong) == numel:
+        return f"all {numel} elements"
+    name, begin = "", 0
+    for each, size in NAMES.items():
+        if case.by_name and begin <= first and last < begin + size:
+            name = f", of {each} alone"
+        begin += size
+    return f"{len(wrong)} of {numel} elements, from {first} to {last}{name},"
+
+
+def _unchanged(case: Case, got: torch.Tensor, wrong: torch.Tensor) -> str | None:
+    """Whether the wrong elements are as they were, and whose shards they are."""
+    if got.any():
+        return None
+    where = [torch.arange(len(start()))[chunk(rank, case.ranks)] for rank in range(case.ranks)]
+    whose = [rank for rank, mine in enumerate(where) if torch.isin(mine, wrong).all()]
+    if not case.by_name and sum(len(where[rank]) for rank in whose) == len(wrong):
+        ranks = f"rank{'s' * (len(whose) > 1)} {', '.join(map(str, whose))}"
+        return (
+            f"they did not change, and are the shard{'s' * (len(whose) > 1)} of {ranks}. They have to be "
+            "updated there, and gathered in each step"
+        )
+    return "they did not change: they are not reduced, or not updated, or never copied back"
+
+
+def _shifted(got: torch.Tensor, want: torch.Tensor) -> str | None:
+    """Whether each element is updated with the gradient of another, as many places away."""
+    for by in (*range(1, 5), *range(-4, 0)):
+        if close(got[4 + by : len(got) - 4 + by], want[4 : len(want) - 4]):
+            return (
+                f"each of them gets the gradient of the element {abs(by)} {'before' if by > 0 else 'after'} "
+                "it. Parameters and gradients are cut or padded at different places"
+            )
+    return None
 
 
 def _named(factor: float, case: Case) -> str:
     """The factor, and what it is made of."""
-    sizes = {"N": case.ranks, "M": case.micro_batches, "N·M": case.ranks * case.micro_batches}
-    sizes |= {"N²": case.ranks**2, "M²": case.micro_batches**2}
-    names = [name for name, size in sizes.items() if size > 1 and abs(factor - size) < 1e-6 * size]
-    names += [f"1/({name})" for name, size in sizes.items() if size > 1 and abs(factor * size - 1) < 1e-6]
-    told = {"N": f"N={case.ranks} ranks", "M": f"M={case.micro_batches} micro-batches"}
-    known = [text for letter, text in told.items() if any(letter in name for name in names)]
-    return f"{factor:.3g}" + (f" = {' or '.join(names)} ({', '.join(known)})" if names else "")
+    n, m = case.ranks, case.micro_batches
+    sizes: dict[str, float] = {"N": n} | ({"M": m, "N·M": n * m, "M²": m**2, "√M": m**0.5} if m > 1 else {})
+    sizes |= {"N²": n**2, "√N": n**0.5}
+    same = lambda number: [name for name, size in sizes.items() if abs(number - size) < 1e-6 * size]
+    with_m = f" and M={m} micro-batches" if m > 1 else ""
+    said = f"{factor:.3g} times the right one"
+    if names := same(factor):
+        return f"{said}, {' or '.join(names)} with N={n} ranks{with_m}: a division by that is missing"
+    if factor and (names := same(1 / factor)):
+        made = f"1/({') or 1/('.join(names)}) with N={n} ranks{with_m}"
+        return f"{said}, {made}: it is divided by that once too often"
+    if case.uneven:
+        total = sum(len(batch) for rank in range(n) for batch in batches(case, rank))
+        return f"{said}: as if there were {total / factor:.4g} samples, and all ranks together have {total}"
+    return f"{said}: what scales the gradient?"
+
+
+def _uses(case: Case, got: torch.Tensor, want: torch.Tensor) -> str | None:
+    """How often each use of the tied weight counts."""
+    parts, tied = {}, slice(NAMES["body"], None)
+    for name, uses in (("its use in the embedding", (1.0, 0.0)), ("its use in the head", (0.0, 1.0))):
+        world = Lockstep(case.ranks)
+        world.uses = uses
+        gradients = [[world.gradient(*batches(case, rank), start())] for rank in range(case.ranks)]
+        parts[name] = -LR * mean(gradients)[tied]
+    said = made_of(got[tied], want[tied], [parts])
+    return f"{said}, in the tied weight" if said else None
 
 
 def _summands(case: Case, got: torch.Tensor, want: torch.Tensor) -> str | None:
@@ -62,44 +128,47 @@ def _summands(case: Case, got: torch.Tensor, want: torch.Tensor) -> str | None:
         if len(_wrong(got[mine], want[mine])):
             own = {name: part[mine] for name, part in parts.items()}
             said = made_of(got[mine], want[mine], [own])
-            return f"and in rank {owner}'s shard {said}" if said else None
+            return f"in rank {owner}'s shard {said}" if said else None
     return None
 
 
 def _second_update(got: torch.Tensor, first: torch.Tensor, want: torch.Tensor) -> str:
     """The first update was right; the second is momentum times the first, and its own gradient."""
-    gradient = want - MOMENTUM * first
+    wrong = _wrong(got, want)
+    if not len(wrong):
+        return "the first two steps are right, and a later one is not: what is left over from step to step?"
     begin = "the first step is right, and "
+    if len(wrong) < len(got):
+        begin += f"{len(wrong)} elements, {int(wrong[0])} to {int(wrong[-1])}, are wrong after the second: "
+    got, first, gradient = got[wrong], first[wrong], (want - MOMENTUM * first)[wrong]
+    if close(got, gradient):
+        return f"{begin}{_NO_MOMENTUM}"
     found = coefficients(got, {"first": first, "second": gradient})
     if found is None:
         return f"{begin}a later one is not: what is left over from step to step?"
-    kept, new = (0.0 if abs(factor) < 1e-3 else round(factor, 4) for factor in found.values())
-    if (kept, new) == (MOMENTUM, 1):
-        return f"{begin}the second, too. A later one is not: what is left over from step to step?"
-    if (kept, new) == (0, 1):
-        return (
-            f"{begin}the second begins with no momentum. The optimizer keeps the momentum in its state: keep "
-            "one optimizer and its state for all steps, and clear only the gradients"
-        )
+    return begin + _of_factors(*(0.0 if abs(each) < 1e-3 else round(each, 4) for each in found.values()))
+
+
+def _of_factors(kept: float, new: float) -> str:
+    """How often the first step's gradient and the second's count in the second update."""
+    counts = f"in the second the first step's gradient counts {kept:.3g} times"
     if new == 0:
         again = f", and the gradient of the first step counts again, {kept - MOMENTUM:.3g} times"
         return (
-            f"{begin}the second has nothing of the second step's gradient in it"
+            "the second has nothing of the second step's gradient in it"
             f"{again if kept > MOMENTUM else ''}: is it computed with parameters of before the update?"
         )
     if kept == MOMENTUM:
         return (
-            f"{begin}in the second the gradient counts {new:.3g} times what it should: what it is divided "
-            "by, or multiplied with, is left over from step to step and grows"
+            f"in the second the gradient counts {new:.3g} times what it should: what it is divided by, or "
+            "multiplied with, is left over from step to step and grows"
         )
     if new == 1:
-        return (
-            f"{begin}in the second the first step's gradient counts {kept:.3g} times, and its momentum makes "
-            f"that {MOMENTUM:g}: what is left over from the first step?"
-        )
+        what = "is left over from" if kept > MOMENTUM else "takes away a part of"
+        return f"{counts}, and its momentum makes that {MOMENTUM:g}: what {what} the first step?"
     return (
-        f"{begin}in the second the first step's gradient counts {kept:.3g} times, where momentum makes that "
-        f"{MOMENTUM:g}, and its own counts {new:.3g} times, where 1 is right"
+        f"{counts}, where momentum makes that {MOMENTUM:g}, and its own counts {new:.3g} times, where 1 is "
+        "right"
     )
 
 

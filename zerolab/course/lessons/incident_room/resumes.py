@@ -64,23 +64,32 @@ def _misplaced(
     """What stands at the first wrong element, what belongs there, and where that was saved."""
     at, found = wrong[0], [_find(got[each], whole) for each in wrong]
     right = int(place[at])
-    what = f"is {float(got[at]):.4g}, which no rank had" if found[0] is None else f"is element {found[0]}"
-    if not got[at]:
-        what = "is 0"
-    said = f"its element {at} {what}, and element {right} of all {PSI} belongs there"
+    what = f"element {found[0]}" if found[0] is not None else _no_element(got[at], at, files)
+    said = f"its element {at} is {what}, and element {right} of all {PSI} belongs there"
     off = {None if each is None else each - int(place[w]) for each, w in zip(found, wrong, strict=True)}
     if len(off) == 1 and None not in off and len(wrong) > 1:
         by = off.pop()
         way = "late" if by > 0 else "early"
         said += f", so what was read begins {abs(by)} element{'s' * (abs(by) > 1)} too {way} from there on"
-    saved = [
-        f"files[{number}]"
-        for number, file in enumerate(files)
-        if _find(whole[right], _flat(file)) is not None
-    ]
-    if not saved:
+    has = [_find(whole[right], _flat(file)) is not None for file in files]
+    if not any(has):
         return f"{said}. No file has that: save has to leave out nothing"
-    return f"{said}. {' and '.join(saved) if len(saved) < 3 else 'Every one of several files'} has it"
+    which = "each file" if all(has) else " and ".join(f"files[{n}]" for n, there in enumerate(has) if there)
+    return f"{said}. That is in {which}"
+
+
+def _no_element(value: torch.Tensor, at: int, files: Sequence[Any]) -> str:
+    """What a loaded number is that no rank had."""
+    if not value:
+        return "0"
+    there = [
+        file[at] for file in files if isinstance(file, torch.Tensor) and file.dim() == 1 and at < len(file)
+    ]
+    if len(there) == len(files):
+        for word, number in (("sum", sum(there)), ("mean", sum(there) / len(there))):
+            if close(value, number):
+                return f"the {word} of element {at} of all files, which follow each other and do not overlap"
+    return f"{float(value):.4g}, which no rank had"
 
 
 def _flat(file: Any) -> torch.Tensor:

@@ -78,7 +78,8 @@ MISTAKES: dict[str, Callable[[float, int, int], float]] = {
         lambda gpu, n, stage: batch(gpu, n, stage, sample=SAMPLE / LAYERS),
     "a layer keeps 12 tensors, not one":
         lambda gpu, n, stage: batch(gpu, n, stage, sample=SAMPLE / 12),
-    "the activations count 1 byte each: a 16-bit number has 2":
+    "the activations count 1 byte each, where a 16-bit number has 2; or half of the layers or of the tokens, "
+    "where there are 48 and 1024":
         lambda gpu, n, stage: batch(gpu, n, stage, sample=SAMPLE / 2),
     "the activations count 4 bytes each: they are 16-bit here, 2 bytes":
         lambda gpu, n, stage: batch(gpu, n, stage, sample=SAMPLE * 2),
@@ -124,7 +125,10 @@ def _by_parts(answers: Answers, first: Case) -> str | None:
     if found is None or found[HUGE[0], 8, stage] == found[HUGE[1], 8, stage]:
         return None
     sample = (HUGE[1] - HUGE[0]) / (found[HUGE[1], 8, stage] - found[HUGE[0], 8, stage])
-    if abs(sample / SAMPLE - 1) > 0.01:
+    share = SAMPLE / sample
+    if abs(share - 1) > 0.01:
+        if all(value == batch(c[0] * share, *c[1:]) for c, value in found.items() if c[2] == stage):
+            return f"your formula uses {share:.0%} of the memory: here all of it can be used"
         return (
             f"your formula takes about {sample / 1e9:.3g} GB for a sample, and it keeps {SAMPLE / 1e9:.3g} GB"
         )

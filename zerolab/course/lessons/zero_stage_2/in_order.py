@@ -93,9 +93,8 @@ def _orders_that_differ(orders: list[list[str]]) -> str | None:
         return None
     return (
         f"rank 0 reduces the units in the order {', '.join(orders[0])}, and rank {other} in the order "
-        f"{', '.join(orders[other])}, so numbers of one unit are added to those of another. In finish, too, "
-        "go through the units in the order of sizes: reduce what waits, and zeros for a unit that never got "
-        "ready"
+        f"{', '.join(orders[other])}, so numbers of one unit are added to those of another. Reduce in the "
+        "order of sizes, in finish, too: what waits, and zeros for a unit that never got ready"
     )
 
 
@@ -128,7 +127,8 @@ def _stopped(outcome: Attempt, case: Case) -> str | None:
         if crossed and missing:
             return (
                 f"{outcome.failure}. Some ranks have no gradient of {', '.join(missing)}: finish has to "
-                "reduce zeros for each such unit, because the other ranks wait for them"
+                "reduce zeros for each such unit, torch.zeros(sizes[name]), because the other ranks wait for "
+                "them"
             )
         order = ". Every rank must reduce every unit, and all of them in one order" if crossed else ""
         return outcome.failure + order
