@@ -333,7 +333,7 @@ READ = {
     FirstMicroBatch10: r"as if there were \d+ samples, and all ranks together have \d+",
     Difference11: r"its use in the head counts -1 times what it should, in the tied weight",
     HeadTwice11: r"its use in the head counts 2 times what it should, in the tied weight",
-    LastTakesAll1: r"has 3[45] elements, and the gradient .* 3[45]: cut and reduce do not .*`cut` in line \d+",
+    LastTakesAll1: r"has 3[45] elements, and the gradient .* 3[45]: cut and reduce do .*`cut` in line \d+",
     RoundedUp1: r"cut and reduce do not agree on which slice of flat is the rank's",
     DividedByAll2: r"divided by the number of ranks twice",
     WithoutRank0: r"rank 0's micro-batch 0, .* missing",
