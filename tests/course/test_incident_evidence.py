@@ -240,6 +240,19 @@ class Undivided2(Engine2):
         self.gather()
 
 
+class DividedByThree2(Engine2):
+    def update(self, micro_batches):
+        self.shard.grad = self.total / 3 / micro_batches
+        self.optimizer.step()
+        self.total = 0
+
+    def step(self, batches):
+        for batch in batches:
+            self.reduce(batch.gradient(self.flat))
+        self.update(len(batches))
+        self.gather()
+
+
 class Clamped3(Engine3):
     def clip(self, max_norm=1.0):
         self.shard.grad.clamp_(-max_norm, max_norm)
@@ -323,6 +336,7 @@ READ = {
     PaddedInFront1: r"each of them gets the gradient of the element 2 (before|after) it",
     RestWithoutMomentum1: r"102 to 102, are wrong after the second: the second begins with no momentum",
     Undivided2: r"12 times the right one, N·M with N=3 ranks and M=4 micro-batches: a division by that is",
+    DividedByThree2: r"N/3 with N=2: is N a fixed number there",
     Clamped3: r"each element is clamped by itself",
     Shorter3: r"0\.333 times the right one, 1/\(N\) with N=3 ranks: it is divided by that once too often",
     SixteenBits4: r"the first update is right up to rounding.*it went through",

@@ -610,7 +610,7 @@ REPAIRS = {
     LastRankAlone1: "one rank updates the remainder, and the others never get it",
     Undivided2: "nobody divides by the number of micro-batches any more",
     SumOverRanks2: "you took out the division by the number of ranks",
-    LargerRate2: "the first update is 4 times the right one, M with N=3 ranks",
+    LargerRate2: "the first update is 1.33 times the right one, 4/M with M=3: is M a fixed number there?",
     SumOfNorms3: "Norms do not add, their squares do",
     LargestNorm3: "that takes the largest norm of a shard",
     NoRoot3: "the root of the sum of the squares is missing",

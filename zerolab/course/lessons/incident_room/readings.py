@@ -87,20 +87,40 @@ def _shifted(got: torch.Tensor, want: torch.Tensor) -> str | None:
 def _named(factor: float, case: Case) -> str:
     """The factor, and what it is made of."""
     n, m = case.ranks, case.micro_batches
-    sizes: dict[str, float] = {"N": n} | ({"M": m, "N·M": n * m, "M²": m**2, "√M": m**0.5} if m > 1 else {})
-    sizes |= {"N²": n**2, "√N": n**0.5}
+    sizes = {"N": n, "N²": n**2} | ({"M": m, "N·M": n * m, "M²": m**2} if m > 1 else {})
     same = lambda number: [name for name, size in sizes.items() if abs(number - size) < 1e-6 * size]
     with_m = f" and M={m} micro-batches" if m > 1 else ""
     said = f"{factor:.3g} times the right one"
+    if abs(factor) < 1e-9:
+        return "nothing: no gradient reached the parameters"
     if names := same(factor):
         return f"{said}, {' or '.join(names)} with N={n} ranks{with_m}: a division by that is missing"
-    if factor and (names := same(1 / factor)):
+    if names := same(1 / factor):
         made = f"1/({') or 1/('.join(names)}) with N={n} ranks{with_m}"
         return f"{said}, {made}: it is divided by that once too often"
-    if case.uneven:
-        total = sum(len(batch) for rank in range(n) for batch in batches(case, rank))
-        return f"{said}: as if there were {total / factor:.4g} samples, and all ranks together have {total}"
-    return f"{said}: what scales the gradient?"
+    if whole(factor):
+        return f"{said}: is a gradient counted, or a step taken, {factor:.0f} times?"
+    return said + (_of_samples(factor, case) if case.uneven else _of_a_number(factor, n, m))
+
+
+def _of_samples(factor: float, case: Case) -> str:
+    """How many samples such a gradient would be the mean of."""
+    total = sum(len(batch) for rank in range(case.ranks) for batch in batches(case, rank))
+    return f": as if there were {total / factor:.4g} samples, and all ranks together have {total}"
+
+
+def _of_a_number(factor: float, ranks: int, micro_batches: int) -> str:
+    """Whether a number that fits other cases stands in the place of N or M."""
+    for name, size in (("N", ranks), ("M", micro_batches)):
+        for made, number in (("{}/" + name, size * factor), (name + "/{}", size / factor)):
+            if not whole(1 / factor) and whole(number):
+                return f", {made.format(round(number))} with {name}={size}: is {name} a fixed number there?"
+    return ": what scales the gradient?"
+
+
+def whole(number: float) -> bool:
+    """Whether a number is 1, 2, 3 or so."""
+    return number > 0.5 and abs(number - round(number)) < 1e-6
 
 
 def _uses(case: Case, got: torch.Tensor, want: torch.Tensor) -> str | None:
