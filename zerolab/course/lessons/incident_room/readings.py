@@ -96,8 +96,8 @@ def _named(factor: float, case: Case) -> str:
     if names := same(factor):
         return f"{said}, {' or '.join(names)} with N={n} ranks{with_m}: a division by that is missing"
     if names := same(1 / factor):
-        made = f"1/({') or 1/('.join(names)}) with N={n} ranks{with_m}"
-        return f"{said}, {made}: it is divided by that once too often"
+        made = " or ".join(f"1/({name})" if "·" in name else f"1/{name}" for name in names)
+        return f"{said}, {made} with N={n} ranks{with_m}: it is divided by that once too often"
     if whole(factor):
         return f"{said}: is a gradient counted, or a step taken, {factor:.0f} times?"
     return said + (_of_samples(factor, case) if case.uneven else _of_a_number(factor, n, m))
@@ -159,7 +159,9 @@ def _second_update(got: torch.Tensor, first: torch.Tensor, want: torch.Tensor) -
         return "the first two steps are right, and a later one is not: what is left over from step to step?"
     begin = "the first step is right, and "
     if len(wrong) < len(got):
-        begin += f"{len(wrong)} elements, {int(wrong[0])} to {int(wrong[-1])}, are wrong after the second: "
+        many = len(wrong) > 1
+        which = f"elements {int(wrong[0])} to {int(wrong[-1])} are" if many else f"element {int(wrong[0])} is"
+        begin += f"{which} wrong after the second: "
     got, first, gradient = got[wrong], first[wrong], (want - MOMENTUM * first)[wrong]
     if close(got, gradient):
         return f"{begin}{_NO_MOMENTUM}"

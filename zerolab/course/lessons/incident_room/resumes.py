@@ -48,13 +48,16 @@ def momentum_told(case: Case, owned: Owned, loaded: Sequence[Any], files: Sequen
         if len(buffers) != len(places) or None in buffers:
             return None
         for number, (got, place) in enumerate(zip(buffers, places, strict=True)):
-            name = f"rank {rank}'s momentum" + (f" of unit {number}" if len(places) > 1 else "")
+            name = f"after load rank {rank}'s momentum" + (f" of unit {number}" if len(places) > 1 else "")
             if len(got) != len(place):
-                return f"after load {name} has {len(got)} elements, and its shard has {len(place)}"
+                return f"{name} has {len(got)} elements, and its shard has {len(place)}"
             wrong = [at for at, which in enumerate(place.tolist()) if which >= 0]
             wrong = [at for at in wrong if not close(got[at], whole[place[at]])]
             if wrong:
-                return f"after load {name} is wrong: {_misplaced(got, place, wrong, whole, files)}"
+                there = _find(got[wrong[0]], whole)
+                unit = number if there is None else _unit_of(there, owned, case.resumed_on)
+                other = f". Element {there} is of unit {unit}" if unit != number else ""
+                return f"{name} is wrong: {_misplaced(got, place, wrong, whole, files)}{other}"
     return None
 
 
@@ -76,6 +79,12 @@ def _misplaced(
         return f"{said}. No file has that: save has to leave out nothing"
     which = "each file" if all(has) else " and ".join(f"files[{n}]" for n, there in enumerate(has) if there)
     return f"{said}. That is in {which}"
+
+
+def _unit_of(element: int, owned: Owned, ranks: int) -> int:
+    """The unit that an element of all belongs to."""
+    by_unit = zip(*(owned(ranks, rank) for rank in range(ranks)), strict=True)
+    return next(number for number, shards in enumerate(by_unit) if element in torch.cat(shards))
 
 
 def _no_element(value: torch.Tensor, at: int, files: Sequence[Any]) -> str:

@@ -125,8 +125,8 @@ def _by_parts(answers: Answers, first: Case) -> str | None:
     if found is None or found[HUGE[0], 8, stage] == found[HUGE[1], 8, stage]:
         return None
     sample = (HUGE[1] - HUGE[0]) / (found[HUGE[1], 8, stage] - found[HUGE[0], 8, stage])
-    share = SAMPLE / sample
-    if abs(share - 1) > 0.01:
+    if abs(sample / SAMPLE - 1) > 0.01:
+        share = round(SAMPLE / sample, 2)  # as exact as whole samples tell
         if all(value == batch(c[0] * share, *c[1:]) for c, value in found.items() if c[2] == stage):
             return f"your formula uses {share:.0%} of the memory: here all of it can be used"
         return (
