@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 import zerolab
-from zerolab.collectives import Work
+from zerolab.collectives import Comm, Work
 from zerolab.optimizer import STAGES
 from zerolab.rehearsal import Rehearsal
 from zerolab.stages.base import Stage
@@ -23,6 +23,13 @@ VERBS = ("setup", "unshard", "reshard", "reduce_grads", "after_reduce", "update"
 COLLECTIVES = ("reduce_scatter", "all_gather", "all_reduce")
 OWN_STAGES = dict(STAGES)
 TRILLION_RANKS = 1024
+
+
+_EARLY = (
+    "unshard calls restore_parameters before the all_gather of unit {} {}: the parameters are not there yet. "
+    "Chain it, self.comm.all_gather(unit.flat, unit).then(unit.restore_parameters), without parentheses "
+    "after its name"
+)
 
 
 class Misused(RuntimeError):
@@ -47,7 +54,7 @@ def install(stage_class: type[Stage], number: int) -> list[tuple[str, Work]]:
 
         def unshard(self, unit):
             self.gathers.pop(unit, None)
-            with _refusing_early(unit, self.gathers):
+            with _refusing_early(self.comm, unit, self.gathers):
                 work = _work(super().unshard(unit), "unshard")
             return work.then(partial(_see_whole, unit))
 
@@ -101,26 +108,28 @@ def _refusing_old(
 
 
 @contextmanager
-def _refusing_early(unit: FlatUnit, gathers: Mapping[FlatUnit, Work]) -> Iterator[None]:
+def _refusing_early(comm: Comm, unit: FlatUnit, gathers: Mapping[FlatUnit, Work]) -> Iterator[None]:
     """Inside unshard: a parameter that is restored before the gather is over has old values, or none."""
-    restore = unit.restore_parameters
+    restore, all_gather, before = unit.restore_parameters, comm.all_gather, []
 
     def restored() -> None:
         work = gathers.get(unit)
-        if work is None or work.waits:
-            when = "is over" if work else "has begun"
-            raise Misused(
-                f"unshard calls restore_parameters before the all_gather of unit {unit.name} {when}: the "
-                "parameters are not there yet. Chain it, self.comm.all_gather(unit.flat, unit)"
-                ".then(unit.restore_parameters), without parentheses after its name"
-            )
+        if work and work.waits:
+            raise Misused(_EARLY.format(unit.name, "is over"))
+        before.append(work is None)
         restore()
 
-    unit.restore_parameters = restored  # type: ignore[method-assign]
+    def gather(flat, gathered):
+        if gathered is unit and any(before):
+            raise Misused(_EARLY.format(unit.name, "has begun"))
+        return all_gather(flat, gathered)
+
+    unit.restore_parameters, comm.all_gather = restored, gather  # type: ignore[method-assign]
     try:
         yield
     finally:
         del unit.restore_parameters
+        comm.all_gather = all_gather  # type: ignore[method-assign]
 
 
 def _work(returned: Any, verb: str) -> Work:
