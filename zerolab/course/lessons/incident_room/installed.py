@@ -3,6 +3,7 @@
 All of this runs in worker processes, which end with the trial: nothing is put back.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -109,8 +110,18 @@ def _refusing_old(
 
 @contextmanager
 def _refusing_early(comm: Comm, unit: FlatUnit, gathers: Mapping[FlatUnit, Work]) -> Iterator[None]:
-    """Inside unshard: a parameter that is restored before the gather is over has old values, or none."""
+    """Inside unshard: a parameter that is restored before the gather is over has old values, or none.
+
+    What a gather would fill in is NaN until then, and not what the memory held before.
+    """
     restore, all_gather, before = unit.restore_parameters, comm.all_gather, []
+    refill = unit.refill
+
+    def refilled() -> None:
+        refill()
+        if unit.dtype.is_floating_point:
+            unit.flat[: unit.owned.start].fill_(math.nan)
+            unit.flat[unit.owned.stop :].fill_(math.nan)
 
     def restored() -> None:
         work = gathers.get(unit)
@@ -125,10 +136,11 @@ def _refusing_early(comm: Comm, unit: FlatUnit, gathers: Mapping[FlatUnit, Work]
         return all_gather(flat, gathered)
 
     unit.restore_parameters, comm.all_gather = restored, gather  # type: ignore[method-assign]
+    unit.refill = refilled  # type: ignore[method-assign]
     try:
         yield
     finally:
-        del unit.restore_parameters
+        del unit.restore_parameters, unit.refill
         comm.all_gather = all_gather  # type: ignore[method-assign]
 
 
