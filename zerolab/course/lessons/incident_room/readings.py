@@ -129,7 +129,9 @@ def _uses(case: Case, got: torch.Tensor, want: torch.Tensor) -> str | None:
     for name, uses in (("its use in the embedding", (1.0, 0.0)), ("its use in the head", (0.0, 1.0))):
         world = Lockstep(case.ranks)
         world.uses = uses
-        gradients = [[world.gradient(*batches(case, rank), start())] for rank in range(case.ranks)]
+        gradients = [
+            [world.gradient(batch, start()) for batch in batches(case, rank)] for rank in range(case.ranks)
+        ]
         parts[name] = -LR * mean(gradients)[tied]
     said = made_of(got[tied], want[tied], [parts])
     return f"{said}, in the tied weight" if said else None

@@ -69,8 +69,8 @@ def _misplaced(
     right = int(place[at])
     what = f"element {found[0]}" if found[0] is not None else _no_element(got[at], at, files)
     said = f"its element {at} is {what}, and element {right} of all {PSI} belongs there"
-    off = {None if each is None else each - int(place[w]) for each, w in zip(found, wrong, strict=True)}
-    if len(off) == 1 and None not in off and len(wrong) > 1:
+    off = {each - int(place[w]) for each, w in zip(found, wrong, strict=True) if each is not None}
+    if len(off) == 1 and None not in found and len(wrong) > 1:
         by = off.pop()
         way = "late" if by > 0 else "early"
         said += f", so what was read begins {abs(by)} element{'s' * (abs(by) > 1)} too {way} from there on"
@@ -94,8 +94,9 @@ def _no_element(value: torch.Tensor, at: int, files: Sequence[Any]) -> str:
     there = [
         file[at] for file in files if isinstance(file, torch.Tensor) and file.dim() == 1 and at < len(file)
     ]
-    if len(there) == len(files):
-        for word, number in (("sum", sum(there)), ("mean", sum(there) / len(there))):
+    if there and len(there) == len(files):
+        total = torch.stack(there).sum()
+        for word, number in (("sum", total), ("mean", total / len(there))):
             if close(value, number):
                 return f"the {word} of element {at} of all files, which follow each other and do not overlap"
     return f"{float(value):.4g}, which no rank had"
