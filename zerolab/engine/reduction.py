@@ -109,8 +109,7 @@ class Reducer:
             self._wait_for_oldest()
 
     def clear(self, set_to_none: bool) -> None:
-        """Forget every gradient, or set it to zero, once none is under way."""
-        self.wait_for_all()
+        """Forget every gradient, or set it to zero. None is being reduced: a pass ends when all are there."""
         if any(flat.grads.reduced is not None for flat in self.flats):
             self._cleared.append(f"all, after {self._reductions} reductions")
         for flat in self.flats:
