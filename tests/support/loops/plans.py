@@ -126,10 +126,11 @@ ACTIONS: dict[str, tuple[int, Draw]] = {
 }
 INSIDE = {"write": 3, "load_module": 2}
 """Where the argument stands that says whether it is done inside full_params()."""
-CLEARED = "gradients cleared by hand that only some ranks have"
+HOOKED = "a gradient removed by a hook that only some ranks call"
 KNOWN = {
     # what is not drawn: an action, or one that a rank does alone
     "thaw_frozen": "refused at every step from then on, after forward has changed buffers",
+    HOOKED: "refused at the next step: what one rank clears is a part of all ranks' gradients",
     "write outside at stage 3": "refused when the unit is freed, so by a later action than the write",
 }
 ALONE = {
@@ -145,10 +146,9 @@ def unknown(loop: Loop) -> Iterator[Action]:
     for action in loop.actions:
         stage = action[1].stage if action[0] == "resume_elsewhere" else stage
         outside = action[0] in INSIDE and not action[INSIDE[action[0]]]
-        clearing = action[0] in ("forget", "train_hooked") or "the model's" in action
         if outside and f"{action[0]} outside at stage {stage}" in KNOWN:
             continue
-        if clearing and "sometimes" in loop.kinds and CLEARED in KNOWN:
+        if action[0] == "train_hooked" and "sometimes" in loop.kinds and HOOKED in KNOWN:
             continue
         yield action
 
