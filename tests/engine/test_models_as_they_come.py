@@ -7,6 +7,7 @@ import cloudpickle
 import pytest
 import torch
 from support import training
+from support.trained import values_of
 from support.user_models import Net, every_case
 from torch.utils.checkpoint import checkpoint
 
@@ -140,6 +141,30 @@ def gradients_by_hand():
 
 def test_gradients_that_are_asked_for_by_hand_leave_those_of_a_backward_alone():
     training.assert_same_bits(gradients_by_hand, 2, (0, 1, 2))
+
+
+def ask_between_micro_batches(stage: int) -> tuple[dict[str, torch.Tensor], int]:
+    """A gradient of the input is asked for between two micro-batches: the parameters, and the reductions."""
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=stage, lr=0.1)
+    with optimizer.no_sync():
+        model(training.micro_batch(0, optimizer.rank)).square().mean().backward()
+    x = training.micro_batch(1, optimizer.rank).requires_grad_()
+    torch.autograd.grad(model(x).square().mean(), x)
+    model(training.micro_batch(2, optimizer.rank)).square().mean().backward()
+    optimizer.step()
+    reductions = sum("reduce" in event.op for event in optimizer.trace.step(0))
+    with optimizer.full_params():
+        return values_of(model), reductions - len(optimizer.units)
+
+
+def test_a_gradient_of_an_input_reduces_nothing_and_leaves_the_bits():
+    """On three ranks, where the order of a sum decides about its last bit."""
+    ranks = zerolab.launch(lambda: [ask_between_micro_batches(stage) for stage in range(4)], 3, timeout=60)
+    for (expected, _), *others in ranks:
+        for found, more_reductions in others:
+            assert training.differing(found, expected) == [] and more_reductions == 0
 
 
 def test_gradients_of_gradients_have_the_same_bits():

@@ -28,6 +28,7 @@ class Reducer:
         self.order_is_agreed = False
         self.completed: list[FlatUnit] = []
         self.syncing = True
+        self.collecting = False
         self.unreduced = True
         self._cleared: list[str] = []
         self._reductions = 0
@@ -40,12 +41,19 @@ class Reducer:
         self.order_is_agreed = True
 
     def expect(self) -> None:
-        """A backward pass begins: note which gradients are to come."""
+        """A backward pass begins: note which gradients are to come.
+
+        None come in a pass of torch.autograd.grad, which stores no gradients. Such a pass reduces nothing.
+        """
         self.completed = []
         self._notice_cleared()
         for flat in self.flats:
             flat.grads.expect()
-        self._waiting = deque(self.order)
+        self.collecting = any(_will_come(span) for flat in self.flats for span in flat.grads.missing)
+        if not self.collecting:
+            for flat in self.flats:
+                flat.grads.missing.clear()
+        self._waiting = deque(self.order if self.collecting else ())
 
     def collect(self, flat: FlatUnit, span: Span, gradient: torch.Tensor | None) -> bool:
         """Collect one parameter's gradient; whether it was the last of its unit.
@@ -86,6 +94,8 @@ class Reducer:
 
     def finish(self) -> None:
         """The end of a backward pass: reduce the rest, unless under no_sync, and wait for all of it."""
+        if not self.collecting:
+            return
         if self.syncing:
             self._reduce_all(self._waiting)
         else:
@@ -167,10 +177,10 @@ class Reducer:
 
 
 def _will_come(span: Span) -> bool:
-    """Whether the backward pass that is running will still bring this parameter a gradient."""
+    """Whether the backward pass that is running brings this parameter a gradient."""
     with as_plain_tensors():
         accumulation = torch.autograd.graph.get_gradient_edge(span.parameter).node
     try:
         return torch._C._will_engine_execute_node(accumulation)
-    except RuntimeError:  # torch.autograd.grad was asked for this gradient alone, and returns it at its end
-        return True
+    except RuntimeError:  # torch.autograd.grad was asked for this gradient: it returns it, and stores none
+        return False

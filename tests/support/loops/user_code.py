@@ -20,8 +20,9 @@ def build(loop: Loop) -> nn.Module:
 
 
 def held_back(loop: Loop, model: nn.Module) -> list[nn.Parameter]:
-    """The trainable parameters that are in no group at the start."""
-    return [p for p in picked(model, loop.held) if p.requires_grad]
+    """The parameters that were built trainable and are in no group at the start."""
+    own, built = picked(model, loop.held), picked(build(loop), loop.held)
+    return [p for p, as_built in zip(own, built, strict=True) if as_built.requires_grad]
 
 
 def groups_of(loop: Loop, model: nn.Module) -> list[dict]:
