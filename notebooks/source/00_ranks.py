@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 00 · Ranks: several processes that work as one
 #
-# > **30 minutes.** *You need:* PyTorch, and a training loop that you have written yourself. You need to know
+# > **35 minutes.** *You need:* PyTorch, and a training loop that you have written yourself. You need to know
 # > nothing about distributed training.
 # >
 # > *Afterwards you can* start several processes from a notebook, send a tensor from one to another, read the
@@ -26,7 +26,7 @@ import torch.distributed as dist
 
 import zerolab
 from zerolab.course import answer, figure, predict, show
-from zerolab.course.lessons.ranks import check_average, figures, quiz
+from zerolab.course.lessons.ranks import check_average, check_shift, figures, quiz
 
 # %% [markdown]
 # ## One function, four processes
@@ -280,6 +280,29 @@ print("close to one process with both batches:", torch.allclose(weights, in_step
 # %% [markdown]
 # Close, but not equal: a sum of sixteen numbers is rounded differently from two sums of eight. In later
 # lessons both sides add in the same order, and then we ask for *the same bits*.
+#
+# ## Second exercise: pass it on
+#
+# Above, all ranks sent first, and all of them hung. Here the same messages arrive.
+#
+# > **Difficulty 2 of 5 · important, every ring begins with it · 5 minutes.** Write `shift(own)`. Each rank
+# > sends its tensor to the next rank, the last one to rank 0, and returns the tensor of the rank before it.
+# > It must not hang, for any world size. Use `dist.send` and `dist.recv` only. Silver if each rank sends one
+# > message.
+
+
+# %%
+# Second exercise
+def shift(own):
+    # your code: which rank sends first, and which receives first?
+    return None
+
+
+check_shift(shift)
+
+# %% [markdown]
+# Stuck? `check_shift.hint(1)` prints a hint, and `check_shift.solution()` prints a solution. Lesson 02 passes
+# tensors on in this way for N-1 rounds, with all links busy at once.
 #
 # ## What it costs
 #

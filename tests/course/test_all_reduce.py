@@ -52,6 +52,32 @@ def two_halves(
     return all_reduce
 
 
+def rounds(
+    way=1, ahead=0, first=0, second=0, begins=0, replaces=False, adds=False, averages=False, against=()
+):
+    """A ring to the right or to the left, whose first half completes chunk rank + ahead; and its mistakes."""
+
+    def all_reduce(tensor):
+        rank, n = dist.get_rank(), dist.get_world_size()
+        pieces = [tensor[cut] for cut in ring.chunks(tensor.numel(), n)]
+        halves = ((n - 1 + first, ahead - way), (n - 1 + second, ahead + way * begins))
+        for half, (turns, start) in enumerate(halves):
+            far = -way if half in against else way
+            for turn in range(turns * (n > 1)):
+                goes, comes = (rank + start - way * turn) % n, (rank + start - way * (turn + 1)) % n
+                landing = torch.empty_like(pieces[comes])
+                exchange(pieces[goes], landing, (rank + far) % n, (rank - far) % n)
+                if half == 0 and averages:
+                    pieces[comes].add_(landing).div_(2)
+                elif adds if half else not replaces:
+                    pieces[comes].add_(landing)
+                else:
+                    pieces[comes].copy_(landing)
+        return tensor
+
+    return all_reduce
+
+
 def in_place(tensor):
     """Gold: nothing is returned, complete chunks arrive in their place, and one buffer serves all rounds."""
     rank, n = dist.get_rank(), dist.get_world_size()
@@ -153,7 +179,7 @@ def sends_first(tensor):
     dist.recv(tensor, (rank - 1) % n)
 
 
-GOLD = [two_halves(), in_place, each_owner_directly]
+GOLD = [two_halves(), in_place, each_owner_directly, rounds(ahead=1), rounds(way=-1, ahead=-1)]
 LESS = [
     (
         two_halves(fresh=True),
@@ -166,8 +192,10 @@ LESS = [
     ),
     (
         through_rank_0,
-        "rank 0 sends 15984 bytes, 2 times the tensor, and 2(N-1)/N times, 10656 bytes, is enough",
+        "2 times the tensor, and 2(N-1)/N times, 10656 bytes, is enough: 2 of its 2 messages are the whole",
     ),
+    (rounds(first=1), "sends 5 messages of a chunk or so, and N-1 rounds in each half are 4"),
+    (rounds(way=-1, second=1), "A half has too many rounds"),
 ]
 WRONG = [
     (lambda tensor: None, "not written yet"),
@@ -180,6 +208,21 @@ WRONG = [
     (two_halves(order=lambda rank, n: range(rank, rank - n, -1)), "in the order in which they arrived"),
     (two_halves(order=lambda rank, n: range(1, n + 1)), "one place too far left"),
     (two_halves(order=lambda rank, n: reversed(range(n))), "in reverse order"),
+    (rounds(begins=1), "the second half begins with a chunk that is not complete"),
+    (rounds(begins=-1), "the second half begins with a chunk that is not complete"),
+    (rounds(way=-1, ahead=-1, begins=1), "the second half begins with a chunk that is not complete"),
+    (rounds(ahead=1, replaces=True), "the first half replaces a chunk by what arrives"),
+    (rounds(way=-1, replaces=True), "the first half replaces a chunk by what arrives"),
+    (rounds(first=-1), "the first half is one round short"),
+    (rounds(way=-1, ahead=-1, first=-1), "the first half is one round short"),
+    (rounds(way=-1, second=-1), "the second half is one round short"),
+    (rounds(ahead=1, adds=True), "the second half adds what arrives: a chunk"),
+    (rounds(first=-1, second=-1), "each half is one round short"),
+    (rounds(first=1, begins=1), "the first half has a round too many"),
+    (alone(rounds(against=(1,))), "the second half sends to the other neighbour than its indices are for"),
+    (alone(rounds(way=-1, against=(1,))), "the second half sends to the other neighbour than its indices"),
+    (alone(rounds(against=(0,))), "the first half sends to the other neighbour than its indices are for"),
+    (rounds(averages=True), "takes the mean of two"),
     (two_halves(finish=lambda sums, n: sums.float()), "float32, and its input is float64"),
     (two_halves(finish=lambda sums, n: sums.tolist()), "returned list, with the right numbers in it"),
     (two_halves(finish=lambda sums, n: sums.half().double()), "went through float16"),

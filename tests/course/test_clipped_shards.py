@@ -133,6 +133,21 @@ def square_compared(shard, max_norm):
 
 
 CLIP_RIGHT = [clip, gathered, by_ring]
+
+
+def by_the_square(shard, max_norm):
+    square = summed(shard.norm() ** 2)
+    shard *= min(1.0, max_norm / square)
+    return square**0.5
+
+
+def by_the_square_of_all(shard, max_norm):
+    norm = summed(shard.square().sum()) ** 0.5
+    if norm**2 > max_norm:
+        shard.mul_(max_norm).div_(norm).div_(norm)
+    return norm
+
+
 CLIP_WRONG = [
     (lambda shard, max_norm: None, "not written yet"),
     (torchs_own, "the norm of this rank's own shard"),
@@ -151,6 +166,8 @@ CLIP_WRONG = [
     (clamped, "each element is clamped"),
     (after, "the norm after the clipping"),
     (twice, "the shard is scaled twice"),
+    (by_the_square, "by max_norm over the square of the norm: take the root before you divide"),
+    (by_the_square_of_all, "by max_norm over the square of the norm"),
     (with_norm(mean_square), "the squares are averaged over the elements of a shard"),
     (with_norm(lambda shard: abs(summed(shard.sum()))), "the sum of the elements: add their squares"),
     (with_norm(lambda shard: summed(shard.abs().sum())), "the 1-norm"),

@@ -72,7 +72,7 @@ def test_an_engine_is_wrong_where_its_ticket_says_and_nowhere_else(number):
 
 def test_the_sixth_dies():
     spec = ticket(6).TICKET
-    assert "both must have the same size" in look(spec, spec.broken, spec.cases[0]).stopped
+    assert "rank 0 reduces body first, and rank 1 embedding" in look(spec, spec.broken, spec.cases[0]).stopped
     assert report(Engine6)[1] == "rank 1: ring.reduce_scatter sends 11 elements"
 
 
@@ -610,11 +610,11 @@ REPAIRS = {
     LastRankAlone1: "one rank updates the remainder, and the others never get it",
     Undivided2: "nobody divides by the number of micro-batches any more",
     SumOverRanks2: "you took out the division by the number of ranks",
-    LargerRate2: "on rank 0",
+    LargerRate2: "the first update is 1.33 times the right one, 4/M with M=3: is M a fixed number there?",
     SumOfNorms3: "Norms do not add, their squares do",
     LargestNorm3: "that takes the largest norm of a shard",
     NoRoot3: "the root of the sum of the squares is missing",
-    NoMean3: "the first update is 0.333 times the right one",
+    NoMean3: "1/N with N=3 ranks",
     Lengthened3: "clipping never lengthens, so clamp at 1",
     WholeGradient3: "moves 3.0Ψ a step, and 2Ψ are enough. The norm needs one number",
     EveryShard4: "a shard for each micro-batch",
@@ -626,14 +626,14 @@ REPAIRS = {
     GatherBeforeUpdate5: "the gather comes before the update",
     NoGather5: "no rank ever gets the others'",
     EndToEnd6: "numbers of one parameter are added to those of another",
-    BarrierFirst6: "both must have the same size and type",
+    BarrierFirst6: "A barrier makes the ranks wait for each other",
     AllToAll6: "a step moves 3.0Ψ where 2Ψ are enough",
     ClearedInReduce7: "only the last micro-batch counts",
     ClearedTooEarly7: "step left the parameters as they were",
     OneBehind7: "each update uses the gradient of the step before",
     FirstUnitOnly8: "the second unit's momentum is forgotten",
     Forgotten8: "the momentum is forgotten",
-    Swapped8: "on rank 0",
+    Swapped8: ". Element 42 is of unit 1",
     Refused9: "stopped with ValueError: saved at another N",
     Forgotten9: "the momentum is forgotten",
     FirstFile9: "every rank starts with the file of rank 0",
@@ -648,7 +648,7 @@ REPAIRS = {
     Averaged11: "the two gradients of the tied weight are averaged",
     OneGatherEach12: "between two micro-batches parameters do not change",
     OneReduce12: "whole gradients are accumulated and reduced once",
-    GatheredOnce12: "the first step is right, and a later one is not",
+    GatheredOnce12: "nothing of the second step's gradient in it",
     AllReduce12: "one gather, and one reduce-scatter for each micro-batch",
     KeptWhole12: "keeps whole parameters, in `self.whole`",
 }

@@ -159,7 +159,28 @@ def beyond(read, saved_by, numel, n, rank):
 
 
 LOAD_RIGHT = [piece_by_piece, one_at_a_time, file_after_file]
+
+
+def of_old_length(read, saved_by, numel, n, rank, put=lambda first, start: start - first, new=False):
+    """Right with `new`, the length of a new shard; `put`: where a piece goes."""
+    saved = -(-numel // saved_by)
+    own = -(-numel // n) if new else saved
+    first, shard = own * rank, torch.zeros(own)
+    for file in range(saved_by):
+        start, stop = max(first, saved * file), min(first + own, numel, saved * (file + 1))
+        if start < stop:
+            at = put(first, start)
+            shard[at : at + stop - start] = read(file, start - saved * file, stop - saved * file)
+    return shard
+
+
+def on_top_of_each_other(read, saved_by, numel, n, rank):
+    return of_old_length(read, saved_by, numel, n, rank, lambda first, start: 0, new=True)
+
+
 LOAD_WRONG = [
+    (of_old_length, "the shards begin at rank times the length of an old file, and have that length"),
+    (on_top_of_each_other, "each piece is put at the beginning of the shard, over the one before"),
     (lambda read, saved_by, numel, n, rank: None, "not written yet"),
     (lambda read, saved_by, numel, n, rank: [1.0], "it returned list, [1.0]"),
     (reads_everything, "For silver: rank 0 reads 12 elements, all there are, and its shard has 4"),

@@ -149,6 +149,19 @@ def test_every_right_way_to_find_the_batch_passes(solution):
         (beside_states(sample=lambda n, stage: 2 * SAMPLE), "count 4 bytes each"),
         (beside_states(sample=lambda n, stage: SAMPLE / 1024), "that is the number of tokens"),
         (beside_states(of_batch=lambda fit, n: max(0, int(fit)) * n), "that of one"),
+        (
+            beside_states(held=lambda psi, n, s: psi * (4 / (n if s > 1 else 1) + 8 / (n if s else 1))),
+            "those of 12 bytes of model states for a parameter, and there are 16",
+        ),
+        (
+            beside_states(held=lambda psi, n, s: psi * (6 + 4 / (n if s else 1))),
+            "those of 10 bytes of model states for a parameter",
+        ),
+        (lambda gpu, n, s: beside_states()(0.9 * gpu, n, s), "your formula uses 90% of the memory"),
+        (lambda gpu, n, s: beside_states()(gpu / 2, n, s), "your formula uses 50% of the memory"),
+        (beside_states(sample=lambda n, stage: SAMPLE / 2), "or half of the layers or of the tokens"),
+        (beside_states(sample=lambda n, stage: SAMPLE * (n - 1)), "with stage 0, 1 GPUs of 32 GB"),
+        (beside_states(sample=lambda n, stage: SAMPLE * stage), "division by zero, with stage 0"),
         (beside_states(of_batch=lambda fit, n: max(0, -int(-fit // 1))), "round down, with // or int()"),
         (beside_states(of_batch=lambda fit, n: max(0, fit)), "a whole number of samples: round down"),
         (beside_states(of_batch=lambda fit, n: fit // 1), "return 0 and nothing negative"),
@@ -164,7 +177,7 @@ def test_every_right_way_to_find_the_batch_passes(solution):
         ),
         (
             beside_states(held=lambda psi, n, stage: states(psi, n, stage) + 9e9),
-            "your 0 would be right if the model states took more than 30.1 GB. They take 24, and a sample",
+            "those of 22 bytes of model states for a parameter",
         ),
         (
             beside_states(held=lambda psi, n, stage: states(7e9, n, stage)),

@@ -42,6 +42,15 @@ def too_short(root, blocks, prefetch):
     return root + max(windows, default=0)
 
 
+def full_windows_only(root, blocks, prefetch):
+    return root + max(sum(blocks[i : i + prefetch + 1]) for i in range(len(blocks) - prefetch))
+
+
+def last_of_sorted(root, blocks, prefetch):
+    windows = [sum(blocks[i : i + prefetch + 1]) for i in range(len(blocks) - prefetch)]
+    return root + sorted(windows)[-1]
+
+
 RIGHT = [by_running_sum, by_simulation, full_windows]
 WRONG = [
     (lambda root, blocks, prefetch: None, "not written yet"),
@@ -67,6 +76,12 @@ WRONG = [
     (too_short, "It is wrong only where prefetch is larger than the number of blocks"),
     (lambda root, blocks, prefetch: full_windows(root, blocks, prefetch or 1), "only with prefetch=0"),
     (lambda root, blocks, prefetch: full_windows(root, blocks, prefetch) + 3, "returned 213, and 210"),
+    (
+        full_windows_only,
+        "There are 5 blocks, so no 7 of them follow each other: then all are whole",
+    ),
+    (last_of_sorted, "IndexError: list index out of range, with root 100, blocks [50, 10, 40, 70, 30], pref"),
+    (lambda root, blocks, prefetch: root + sum(blocks) // prefetch, "only the block that computes is whole"),
     (lambda root, blocks, prefetch: blocks[prefetch + 9], "your function stopped with IndexError"),
 ]
 diagnose = together(check_peak, [*RIGHT, *(wrong for wrong, _ in WRONG)])

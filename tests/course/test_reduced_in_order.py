@@ -209,7 +209,29 @@ class MissesFirst(Queue):
 
 
 ORDER_RIGHT = [Queue, Recursive, ByMessages]
+
+
+class ZerosLast(Queue):
+    """What waits is reduced first in finish, and the zeros after it."""
+
+    def finish(self):
+        for name, flat in list(self.flats.items()):
+            if flat is not None:
+                self.take(name)
+        super().finish()
+
+
+class ZerosFirst(Queue):
+    def finish(self):
+        for name in [name for name in self.sizes if name not in self.shards and self.flats[name] is None]:
+            self.flats[name] = torch.zeros(self.sizes[name])
+            self.take(name)
+        super().finish()
+
+
 ORDER_WRONG = [
+    (alone(ZerosLast), "what waits, and zeros for a unit that never got ready"),
+    (alone(ZerosFirst), "Reduce in the order of sizes, in finish, too"),
     (Stub, "not written yet"),
     (alone(AtOnce), "the ranks reduce different units at the same time"),
     (AllInFinish, "For gold: after unit a got ready rank 0 holds 1 whole buffers, and 0 wait"),

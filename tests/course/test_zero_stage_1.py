@@ -15,7 +15,7 @@ import zerolab
 from zerolab import ring
 from zerolab.course.attempts import attempt
 from zerolab.course.lessons.zero_stage_1 import check_zero1, figures
-from zerolab.course.lessons.zero_stage_1.check import sent_bytes
+from zerolab.course.wire import sent_bytes
 
 solutions_travel_by_value(__name__)
 
@@ -334,7 +334,7 @@ WRONG = [
     (GathersFirst, "one step behind: all-gather after the update"),
     (PilesUp, "pile up from step to step"),
     (AveragesWeights, "the weights were averaged instead of the gradients"),
-    (StepsTwice, "count 2 times what it should"),
+    (StepsTwice, "each step is taken twice: call the optimizer's step once"),
     (NextChunk, "at chunk 1"),
     (NoLearningRate, "lr was not passed on"),
     (History, "bytes more after every step (look at `History.past["),

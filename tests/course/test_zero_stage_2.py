@@ -178,9 +178,23 @@ def freed_too_early(flat, kept):
 
 
 RIGHT = [in_place, added_before, sent_to_owners]
+
+
+def mean_of_two(flat, kept):
+    mine = ring.reduce_scatter(flat).clone()
+    return mine if kept is None else (kept + mine) / 2
+
+
+def halves(flat, kept):
+    mine = ring.reduce_scatter(flat).clone()
+    return mine if kept is None else kept.lerp(mine, 0.5)
+
+
 WRONG = [
     (lambda flat, kept: None, "not written yet"),
     (overwritten, "overwritten"),
+    (mean_of_two, "weighs the last micro-batch as much as all before it"),
+    (halves, "weighs the last micro-batch as much as all before it"),
     (a_view, "view"),
     (all_reduced, "that is an all-reduce"),
     (ready_made, "torch's own dist.all_reduce"),

@@ -291,6 +291,27 @@ class RestoresNothing(Stage3):
         return self.comm.all_gather(unit.flat, unit)
 
 
+class RestoresEarly(Stage3):
+    def unshard(self, unit):
+        unit.refill()
+        work = self.comm.all_gather(unit.flat, unit)
+        unit.restore_parameters()
+        return work
+
+
+class RestoresInParentheses(Stage3):
+    def unshard(self, unit):
+        unit.refill()
+        return self.comm.all_gather(unit.flat, unit).then(unit.restore_parameters())
+
+
+class RestoresFirst(Stage3):
+    def unshard(self, unit):
+        unit.refill()
+        unit.restore_parameters()
+        return self.comm.all_gather(unit.flat, unit)
+
+
 class RefillsNothing(Stage3):
     def unshard(self, unit):
         return self.comm.all_gather(unit.flat, unit).then(unit.restore_parameters)
@@ -349,6 +370,9 @@ STOPPED = {
     KeepsTooMuch: (1, "whose owned range has 4240 elements"),
     FreesFirst: (2, "'NoneType' object is not subscriptable (line "),
     RestoresNothing: (3, "is not whole when the Work of unshard ends"),
+    RestoresEarly: (3, "calls restore_parameters before the all_gather of unit"),
+    RestoresInParentheses: (3, "then(unit.restore_parameters), without parentheses after its name"),
+    RestoresFirst: (3, "has begun: the parameters are not there yet"),
     RefillsNothing: (3, "refill before all_gather"),
     DetachesNothing: (3, "detach_shard comes before free"),
     GathersAsStage2: (3, "at stage 3 it calls step(unit) and gathers nothing"),

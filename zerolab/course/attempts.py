@@ -20,7 +20,7 @@ import torch.distributed as dist
 import zerolab
 from zerolab.course import stopped
 from zerolab.course.handles import into_one_buffer, not_waited
-from zerolab.course.wire import RETURNED, Message, Wire, own_place, read_trail
+from zerolab.course.wire import RETURNED, Message, Wire, own_place, place_in_ticket, read_trail
 
 SECONDS = 8.0  # until a reader's function counts as hanging
 LINES_SHOWN = 20  # of what one attempt prints
@@ -196,7 +196,7 @@ def _observe(fn: Callable, inputs: list[tuple], trails: list[Path]) -> tuple[Any
         try:
             value = fn(*inputs[rank])
         except (Exception, SystemExit) as error:
-            raise _told(error) from None
+            raise told(error) from None
     wire.note(wire.waits)
     wire.note(RETURNED)
     value = returned(value) if isinstance(value, torch.Tensor) or not _can_be_sent(value) else value
@@ -222,14 +222,20 @@ def _watch_engine() -> Callable[[], bool]:
     return lambda: bool(built)
 
 
-def _told(error: BaseException) -> stopped.Stopped:
-    """The error as the reader should read it, with the innermost line of the reader's own."""
+def told(error: BaseException, where: object = "") -> stopped.Stopped:
+    """In the worker: the error as the reader should read it, with the innermost line of the reader's own.
+
+    `where`: the case in which it came, if a function is called with many.
+    """
+    if isinstance(error, stopped.Stopped):
+        return error
     frames, trace = [], error.__traceback__
     while trace:
         frames.append((trace.tb_frame.f_code.co_filename, trace.tb_lineno, trace.tb_frame.f_code.co_name))
         trace = trace.tb_next
-    place = own_place(reversed(frames))
-    return stopped.Stopped(type(error).__name__, str(error), str(place) if place else "")
+    place = own_place(reversed(frames)) or place_in_ticket(reversed(frames))
+    text = f"{error}, with {where}" if where else str(error)
+    return stopped.Stopped(type(error).__name__, text, str(place) if place else "")
 
 
 def _can_be_sent(value: Any) -> bool:

@@ -30,6 +30,7 @@ class Finding:
         cost: what is wrong although the values are right.
         also: what else there is to say of wrong values.
         cause: why values are wrong that no mistake explains, known because earlier cases were right.
+        told: the same, where it names its ranks itself.
     """
 
     where: str
@@ -43,6 +44,7 @@ class Finding:
     cost: str | None = None
     also: str | None = None
     cause: str | None = None
+    told: str | None = None
 
     @property
     def wrong(self) -> list[int]:
@@ -143,6 +145,8 @@ def _of_some_ranks(finding: Finding) -> str:
     named = [why for why, predicted in finding.lengths.items() if list(predicted) == lengths]
     if named and lengths != [value.numel() for value in finding.right]:
         return ", or else ".join(named)
+    if finding.told:
+        return finding.told
     if isinstance(got, Odd):
         return where + (finding.cause or not_a_tensor(got, want))
     reading = (

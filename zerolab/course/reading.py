@@ -36,10 +36,10 @@ def unlike(got: torch.Tensor, want: torch.Tensor) -> str | None:
         return f"its value holds {what}: look for a division by 0, or for memory that was never written"
     if not got.any() and want.any():
         return "its value is all zeros: the buffer was never filled, or what was received was thrown away"
-    return _rounded(got, want) or _in_part(got, want)
+    return rounded(got, want) or _in_part(got, want)
 
 
-def _rounded(got: torch.Tensor, want: torch.Tensor) -> str | None:
+def rounded(got: torch.Tensor, want: torch.Tensor) -> str | None:
     """Whether a value is right up to the rounding of a shorter type."""
     if got.equal(got.round()) and not want.equal(want.round()) and (got - want).abs().max() <= 1:
         return "its value is rounded to whole numbers: divide with / and keep the floating-point type"

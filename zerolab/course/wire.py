@@ -24,6 +24,13 @@ _RECEIVES = {"recv_", "recv_any_source_"}
 _PASS_ON = (__name__, "zerolab.course.peak")  # modes that may stand between the reader and a Wire
 _STARTS = {"dist.isend", "dist.irecv", "dist.batch_isend_irecv"}
 _WAITING = ("wait", "is_completed", "get_future")  # of a handle: each of them can be used to wait
+# What a rank sends on a ring for each byte that is noted. A reduce-scatter is noted by its result.
+_SHARE: dict[str, Callable[[int], float]] = {
+    "send": lambda n: 1,
+    "allreduce_": lambda n: 2 * (n - 1) / n,
+    "reduce_scatter_": lambda n: n - 1,
+    "_reduce_scatter_base_": lambda n: n - 1,
+}
 RETURNED = "returned"  # the last note of a rank whose function came to its end
 
 
@@ -42,6 +49,12 @@ class Place(NamedTuple):
 def own_place(places: Iterable[tuple[str, int, str]]) -> Place | None:
     """The first of the places, innermost first, that is neither torch's nor Python's nor zerolab's."""
     return next((Place(*place) for place in places if not place[0].startswith(_LIBRARIES)), None)
+
+
+def place_in_ticket(places: Iterable[tuple[str, int, str]]) -> Place | None:
+    """The first of the places in the code of a ticket of lesson 09, which the reader has before them."""
+    of_tickets = (place for place in places if Path(place[0]).parent.name == "tickets")
+    return next((Place(file, line, f"the ticket's {name}") for file, line, name in of_tickets), None)
 
 
 class Message(NamedTuple):
@@ -142,6 +155,12 @@ class Wire(TorchDispatchMode):
             self.calls.append(call)
         if self._trail:
             pickle.dump(call, self._trail)
+
+
+def sent_bytes(messages: Iterable[Message], world_size: int) -> float:
+    """The bytes that a rank sends for its messages, if each collective runs on a ring."""
+    share = lambda op: _SHARE.get(op, lambda n: (n - 1) / n)(world_size)
+    return sum(message.nbytes * share(message.op) for message in messages)
 
 
 def read_trail(path: Path) -> Iterator[Message | int | str]:

@@ -11,6 +11,7 @@ from zerolab.course.attempts import Attempt, Odd, attempt, returned
 from zerolab.course.evidence import Finding, examine, first_wrong, sum_of
 from zerolab.course.exercise import graded
 from zerolab.course.lessons.collectives.check import contribution
+from zerolab.course.lessons.collectives.rounds import explaining
 from zerolab.course.lessons.collectives.solution import my_all_reduce
 from zerolab.course.peak import Peak
 from zerolab.course.targets import bronze, lowest, silver
@@ -39,12 +40,6 @@ def partial_sum(g: Brought, r: int, chunk: int) -> torch.Tensor:
     return sum_of(g[(chunk + 1 + hop) % len(g)] for hop in range((r - chunk - 1) % len(g) + 1))
 
 
-def added_up(g: Brought, r: int, chunk: int) -> torch.Tensor:
-    """What rank r ends with if the second half adds and passes on what it has added up."""
-    hops = range((r - chunk) % len(g))
-    return sum_of([sum_of(g), *(partial_sum(g, (chunk + 1 + hop) % len(g), chunk) for hop in hops)])
-
-
 # A sentence, and what it leads to: `g` holds the ranks' tensors, r is the rank, `cuts` the chunks by rank.
 # fmt: off
 MISTAKES: dict[str, Callable[[Brought, int, Cuts], torch.Tensor]] = {
@@ -52,20 +47,10 @@ MISTAKES: dict[str, Callable[[Brought, int, Cuts], torch.Tensor]] = {
         lambda g, r, cuts: g[r],
     "that is the mean, and an all-reduce returns the sum":
         lambda g, r, cuts: sum_of(g) / len(g),
-    "only its own chunk is complete, the others hold partial sums: the second half is missing, in which the "
-    "complete chunks go around":
-        lambda g, r, cuts: by_chunk(cuts, lambda c: partial_sum(g, r, c)),
     "only its own chunk is complete, the others are as they were: complete chunks still have to go around":
         lambda g, r, cuts: by_chunk(cuts, lambda c: sum_of(g) if c == r else g[r]),
-    "the chunks went around without being added up: that is an all-gather. Reduce-scatter first":
-        lambda g, r, cuts: by_chunk(cuts, lambda c: g[c]),
-    "the second half adds what arrives: a chunk that arrives there is complete, so put it in place":
-        lambda g, r, cuts: by_chunk(cuts, lambda c: added_up(g, r, c)),
     "the second half adds what arrives, and passes on what arrived: a complete chunk replaces the old one":
         lambda g, r, cuts: by_chunk(cuts, lambda c: sum_of(g) + (partial_sum(g, r, c) if c != r else 0)),
-    "the second half is one round short, so one chunk of each rank is still a partial sum":
-        lambda g, r, cuts: by_chunk(
-            cuts, lambda c: partial_sum(g, r, c) if c == (r + 1) % len(g) != r else sum_of(g)),
     "in the second half a rank sends its own chunk in every round: from the second on, pass on what arrived":
         lambda g, r, cuts: by_chunk(
             cuts, lambda c: sum_of(g) if c in (r, (r - 1) % len(g)) else partial_sum(g, r, c)),
@@ -83,6 +68,8 @@ MISTAKES: dict[str, Callable[[Brought, int, Cuts], torch.Tensor]] = {
         lambda g, r, cuts: sum_of(g[: r + 1]),
     "it returned rank 0's tensor: that is a broadcast, and nothing was added":
         lambda g, r, cuts: g[0],
+    "the last numel % N elements are what they were: numel // N loses the remainder. Cut with ring.chunks":
+        lambda g, r, cuts: torch.cat([sum_of(g)[: (n := len(g[0]) // len(g) * len(g))], g[r][n:]]),
     "the sum was added up twice":
         lambda g, r, cuts: sum_of(g) * 2,
     "the sums are right, and the chunks are one place off: each belongs where ring.chunks cut it":
@@ -149,12 +136,14 @@ def _look(fn: Callable, case: tuple[int, int]) -> tuple[Finding, Attempt]:
     if stopped := outcome.unusable("send and receive"):
         return Finding(where, stopped), outcome
     brought = [contribution(rank, numel) for rank in ranks]
+    seen = [each.value for each in outcome.values]
+    mistakes = {why: [value(brought, rank, cuts) for rank in ranks] for why, value in MISTAKES.items()}
     finding = Finding(
         where,
         None,
-        [seen.value for seen in outcome.values],
+        seen,
         [sum_of(brought)] * world_size,
-        {why: [value(brought, rank, cuts) for rank in ranks] for why, value in MISTAKES.items()},
+        mistakes | explaining(seen, brought, cuts, len(outcome.messages[0])),
         lambda rank: [{f"rank {peer}'s tensor": each for peer, each in enumerate(brought)}],
         lengths={
             "it returned its own chunk only: that is a reduce-scatter. Every rank needs the whole sum": [
@@ -183,9 +172,23 @@ def _too_much_sent(outcome: Attempt, case: tuple[int, int]) -> str | None:
         if sent > allowed:
             return (
                 f"with {world_size} ranks, rank {rank} sends {sent} bytes, {sent / numel / 8:.3g} times the "
-                f"tensor, and 2(N-1)/N times, {allowed} bytes, is enough: send one chunk in each round"
+                f"tensor, and 2(N-1)/N times, {allowed} bytes, is enough: {_why_more(outcome, rank, case)}"
             )
     return None
+
+
+def _why_more(outcome: Attempt, rank: int, case: tuple[int, int]) -> str:
+    """What a rank's messages tell: whole tensors, or chunks in too many rounds."""
+    messages, rounds = outcome.messages[rank], 2 * (case[0] - 1)
+    whole = sum(message.numel >= case[1] for message in messages)
+    if whole:
+        return f"{whole} of its {len(messages)} messages are the whole tensor. Send one chunk in each round"
+    if len(messages) > rounds:
+        return (
+            f"it sends {len(messages)} messages of a chunk or so, and N-1 rounds in each half are {rounds}. "
+            "A half has too many rounds"
+        )
+    return "send one chunk in each round"
 
 
 def _too_much_held(outcome: Attempt, case: tuple[int, int]) -> str | None:

@@ -3,17 +3,22 @@
 Values are compared with one process, bytes with the ledger, and memory with what the engine keeps alive.
 """
 
+import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
+from typing import Any
 
 import torch
 
-from zerolab.course.attempts import attempt
+from zerolab.course.attempts import Attempt, attempt
 from zerolab.course.evidence import Finding, examine
 from zerolab.course.exercise import graded
 from zerolab.course.lessons.incident_room.lockstep import COMMON, Tensors, trained
-from zerolab.course.lessons.incident_room.room import PSI, Case, Seen, one_thread, start, train
+from zerolab.course.lessons.incident_room.readings import updates_told
+from zerolab.course.lessons.incident_room.resumes import Owned, momentum_told
+from zerolab.course.lessons.incident_room.room import PSI, Case, Seen, one_thread, train
 
 CASES = (Case(3), Case(2), Case(4))
 
@@ -32,6 +37,8 @@ class Ticket:
         cost: what is wrong although the values are right, from the case and what the ranks ended with.
         gathers: whether its parameters are read with `gather()`, because no rank has them whole.
         memory: whether `cost` looks at what the engine keeps.
+        stopped: what ranks that did not come to their end tell of this ticket.
+        owned: which elements of the momentum each shard has, where a momentum is loaded.
     """
 
     broken: type
@@ -43,6 +50,8 @@ class Ticket:
     cost: Callable[[Case, Sequence[Seen]], str | None] = lambda case, ended: too_dear(case, ended)
     gathers: bool = False
     memory: bool = False
+    stopped: Callable[[Case, Attempt], str | None] = lambda case, outcome: None
+    owned: Owned | None = None
 
     def check(self, number: int, solution: Sequence[Callable]) -> Callable:
         """The ticket's check, for the reader."""
@@ -71,20 +80,20 @@ def _changed(engine: Callable, broken: type) -> bool:
 
 def look(ticket: Ticket, engine: Callable, case: Case) -> Finding:
     """Run the job with the engine, and compare what the ranks end with."""
-    how = (ticket.gathers, ticket.memory)
+    how, files = (ticket.gathers, ticket.memory), []
     outcome = attempt(train, [(engine, case, rank, None, *how) for rank in range(case.ranks)])
     if case.resumed_on and not outcome.failure:
-        again = outcome.values[0].flat, [ended.saved for ended in outcome.values]
+        files = [ended.saved for ended in outcome.values]
+        again = outcome.values[0].flat, files
         outcome = attempt(train, [(engine, case, rank, again, *how) for rank in range(case.resumed_on)])
     where = str(case)
     if outcome.failure or outcome.engine:
         own = "that uses zerolab's own ZeroOptimizer: repair this engine"
-        return Finding(where, outcome.failure or own)
+        return Finding(where, _stopped(ticket, engine, case, outcome) or own)
     seen = [ended.flat for ended in outcome.values]
     alike = all(torch.equal(flat, seen[0]) for flat in seen)
     others = {why: ends for why, ends in COMMON.items() if ends not in ticket.mistakes.values()}
     right = _end(ticket.right, case)
-    told = any(map(_differ, seen, right)) and not case.resumed_on
     return Finding(
         where,
         seen=seen,
@@ -92,8 +101,32 @@ def look(ticket: Ticket, engine: Callable, case: Case) -> Finding:
         mistakes={why: _end(ends, case) for why, ends in {**ticket.mistakes, **others}.items()},
         cost=ticket.cost(case, outcome.values),
         also=None if alike else "the ranks end with different parameters",
-        cause=_first_update(ticket, case, outcome.values[0]) if told else None,
+        cause=_of_updates(ticket, case, outcome.values),
+        told=_of_momentum(ticket, case, outcome.values, files),
     )
+
+
+def _stopped(ticket: Ticket, engine: Any, case: Case, outcome: Attempt) -> str | None:
+    """Why the ranks did not come to their end; an error in the ticket's code comes with the reader's."""
+    if not outcome.failure or (said := ticket.stopped(case, outcome)):
+        return said if outcome.failure else None
+    own = _of_own_methods(engine, ticket.broken)
+    yours = f" (you wrote {own})" if own else ""
+    if sizes := re.search(r"gradient of size '\[(\d+)\]' to a tensor of size '\[(\d+)\]'", outcome.failure):
+        return (
+            f"the shard has {sizes[2]} elements, and the gradient that it gets has {sizes[1]}: cut and "
+            "reduce do not agree on which slice of flat is the rank's. ring.reduce_scatter leaves the one of "
+            f"ring.chunks(numel, world_size)[rank], of {sizes[1]} here{yours}"
+        )
+    if "of the ticket's" not in outcome.failure:
+        return outcome.failure
+    if sizes := re.search(r"tensor a \((\d+)\) must match the size of tensor b \((\d+)\)", outcome.failure):
+        whole = f", and {PSI} are all of them" if str(PSI) in sizes.groups() else ""
+        return (
+            f"a tensor of {sizes[1]} elements meets one of {sizes[2]}{whole}: parameters, gradient and "
+            f"momentum of a shard are equally long, those of this rank's slice{yours} ({outcome.failure})"
+        )
+    return f"{outcome.failure}{yours}"
 
 
 @cache
@@ -103,22 +136,30 @@ def _end(ends: Callable[[Case], Tensors], case: Case) -> Tensors:
         return ends(case)
 
 
-def _first_update(ticket: Ticket, case: Case, ended: Seen) -> str | None:
-    """What rank 0's first update tells, where no known mistake explains the values."""
-    before = start()
-    if ended.first.shape != before.shape or not ended.flat.isfinite().all():
+def _of_updates(ticket: Ticket, case: Case, ended: Sequence[Seen]) -> str | None:
+    """What the updates of the first wrong rank tell."""
+    if case.resumed_on:
         return None
-    got, want = ended.first - before, _end(ticket.right, case._replace(steps=1))[0] - before
-    factor = float(got @ want / (want @ want))
-    if torch.allclose(got, want, rtol=1e-6, atol=1e-9):
-        return "the first step is right, and a later one is not: what is left over from step to step?"
-    if torch.allclose(got, factor * want, rtol=1e-6, atol=1e-9):
-        return f"the first update is {factor:.3g} times the right one: what scales the gradient?"
-    wrong = (~torch.isclose(got, want, rtol=1e-6, atol=1e-9)).nonzero().flatten()
-    return (
-        f"{len(wrong)} of {len(want)} elements are wrong after the first update, from {int(wrong[0])} to "
-        f"{int(wrong[-1])}, and no known mistake explains it: follow one of them through the four verbs"
-    )
+    right = _end(ticket.right, case)
+    wrong = [each for each, want in zip(ended, right, strict=True) if _differ(each.flat, want)]
+    return updates_told(case, wrong[0].after, partial(_end, ticket.right)) if wrong else None
+
+
+def _of_momentum(ticket: Ticket, case: Case, ended: Sequence[Seen], files: Sequence[Any]) -> str | None:
+    """What is wrong with the momentum that the ranks loaded."""
+    if not case.resumed_on or ticket.owned is None:
+        return None
+    return momentum_told(case, ticket.owned, [each.loaded for each in ended], files)
+
+
+def _of_own_methods(engine: Any, broken: type) -> str:
+    """The reader's methods and their lines, for an error that shows in a method of the ticket's engine."""
+    own = [
+        (each.__code__.co_firstlineno, name)
+        for name, each in vars(engine).items()
+        if inspect.isfunction(each) and isinstance(engine, type) and issubclass(engine, broken)
+    ]
+    return ", ".join(f"`{name}` in line {line}" for line, name in sorted(own))
 
 
 def _differ(seen: torch.Tensor, right: torch.Tensor) -> bool:

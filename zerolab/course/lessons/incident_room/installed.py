@@ -3,7 +3,8 @@
 All of this runs in worker processes, which end with the trial: nothing is put back.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 import zerolab
-from zerolab.collectives import Work
+from zerolab.collectives import Comm, Work
 from zerolab.optimizer import STAGES
 from zerolab.rehearsal import Rehearsal
 from zerolab.stages.base import Stage
@@ -22,6 +23,13 @@ VERBS = ("setup", "unshard", "reshard", "reduce_grads", "after_reduce", "update"
 COLLECTIVES = ("reduce_scatter", "all_gather", "all_reduce")
 OWN_STAGES = dict(STAGES)
 TRILLION_RANKS = 1024
+
+
+_EARLY = (
+    "unshard calls restore_parameters before the all_gather of unit {} {}: the parameters are not there yet. "
+    "Chain it, self.comm.all_gather(unit.flat, unit).then(unit.restore_parameters), without parentheses "
+    "after its name"
+)
 
 
 class Misused(RuntimeError):
@@ -39,12 +47,16 @@ def install(stage_class: type[Stage], number: int) -> list[tuple[str, Work]]:
         def __init__(self, comm):
             super().__init__(comm)
             self.not_updated: set[FlatUnit] = set()
+            self.gathers: dict[FlatUnit, Work] = {}
             for name in COLLECTIVES:
                 setattr(comm, name, _noting(name, getattr(comm, name), started))
-            comm.all_gather = _refusing_old(comm.all_gather, self.not_updated)
+            comm.all_gather = _refusing_old(comm.all_gather, self.not_updated, self.gathers)
 
         def unshard(self, unit):
-            return _work(super().unshard(unit), "unshard").then(partial(_see_whole, unit))
+            self.gathers.pop(unit, None)
+            with _refusing_early(self.comm, unit, self.gathers):
+                work = _work(super().unshard(unit), "unshard")
+            return work.then(partial(_see_whole, unit))
 
         def reduce_grads(self, unit):
             return _work(super().reduce_grads(unit), "reduce_grads")
@@ -78,7 +90,9 @@ def _noting(name: str, collective: Callable, started: list) -> Callable:
     return noted
 
 
-def _refusing_old(all_gather: Callable, not_updated: set[FlatUnit]) -> Callable:
+def _refusing_old(
+    all_gather: Callable, not_updated: set[FlatUnit], gathers: dict[FlatUnit, Work]
+) -> Callable:
     """A gather that is issued before its unit's update may send old values or new ones: a matter of time."""
 
     def gather(flat, unit):
@@ -87,9 +101,35 @@ def _refusing_old(all_gather: Callable, not_updated: set[FlatUnit]) -> Callable:
                 f"update gathers unit {unit.name} before it calls step(unit): gather the parts after that, "
                 "and not before it"
             )
-        return all_gather(flat, unit)
+        gathers[unit] = all_gather(flat, unit)
+        return gathers[unit]
 
     return gather
+
+
+@contextmanager
+def _refusing_early(comm: Comm, unit: FlatUnit, gathers: Mapping[FlatUnit, Work]) -> Iterator[None]:
+    """Inside unshard: a parameter that is restored before the gather is over has old values, or none."""
+    restore, all_gather, before = unit.restore_parameters, comm.all_gather, []
+
+    def restored() -> None:
+        work = gathers.get(unit)
+        if work and work.waits:
+            raise Misused(_EARLY.format(unit.name, "is over"))
+        before.append(work is None)
+        restore()
+
+    def gather(flat, gathered):
+        if gathered is unit and any(before):
+            raise Misused(_EARLY.format(unit.name, "has begun"))
+        return all_gather(flat, gathered)
+
+    unit.restore_parameters, comm.all_gather = restored, gather  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del unit.restore_parameters
+        comm.all_gather = all_gather  # type: ignore[method-assign]
 
 
 def _work(returned: Any, verb: str) -> Work:

@@ -153,19 +153,6 @@ def lagging(case: Case) -> Tensors:
     return world.flats
 
 
-def resumed(case: Case, at_resume: Callable[[torch.Tensor], torch.Tensor] = torch.clone) -> Tensors:
-    """Where the ranks end after a resume at which `at_resume` makes another momentum of the saved one."""
-    first = Lockstep(case.ranks)
-    data = [batches(case, rank) for rank in range(case.ranks)]
-    for _ in range(case.steps):
-        first.step(data, mean)
-    second = Lockstep(case.resumed_on, first.flats[0], at_resume(first.momentum))
-    data = [batches(case, rank) for rank in range(case.resumed_on)]
-    for _ in range(case.steps):
-        second.step(data, mean)
-    return second.flats
-
-
 def alone(steps: int = 40, **case: Any) -> tuple[list[float], torch.Tensor]:
     """The loss of each step in one process, and where it ends, with a resume if the case has one."""
     asked = Case(RANKS, steps=steps, **case)

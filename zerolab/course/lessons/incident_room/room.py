@@ -4,7 +4,7 @@ The job is small and exact: 103 parameters in fp64, full batches. So a wrong dig
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -12,15 +12,13 @@ import torch
 import torch.distributed as dist
 
 import zerolab
-from zerolab.course.alive import Alive, kept_by
+from zerolab.course.alive import Alive
 from zerolab.course.attempts import attempt
-from zerolab.course.lessons.zero_stage_1.check import sent_bytes
-from zerolab.course.wire import Wire
-from zerolab.storages import storage_bytes
+from zerolab.course.lessons.incident_room.held import ITEM, kept_bytes, momenta, state, tensors
+from zerolab.course.wire import Wire, sent_bytes
 
 RANKS = 4  # of the jobs that the notebook shows
 PSI, LR, SAMPLES = 103, 0.02, 120
-ITEM = 8  # bytes of an element
 NAMES = {"body": 62, "embedding": 41}  # elements of the parameters, where an engine gets them by name
 
 
@@ -131,23 +129,25 @@ class Seen(NamedTuple):
     Attributes:
         errors: the squared errors of its samples, added up, in each step's backward.
         samples: how many it has.
-        flat, first: its parameters after the last step, and after the first.
+        flat, after: its parameters after the last step, and after the first two.
         passes: what it sent in each step, in Ψ by the paper's count: an all-gather is Ψ.
         kept: bytes that the engine keeps, by name, before each micro-batch of the last step, and after it.
         state: elements of optimizer state, in all of the engine's optimizers.
         logs: what `engine.log` held after each step, where the engine has one.
         saved: what `save` returned, where the case is resumed.
+        loaded: the momentum of each of its shards right after `load`.
     """
 
     errors: list[float]
     samples: int
     flat: torch.Tensor
-    first: torch.Tensor
+    after: list[torch.Tensor]
     passes: list[float]
     kept: list[dict[str, int]]
     state: int
     logs: list[Any]
     saved: Any = None
+    loaded: Sequence[torch.Tensor | None] = ()
 
 
 def train(
@@ -169,9 +169,10 @@ def train(
     mine = engine(given, LR)
     if again:
         mine.load(files)
-    passes, logs, first = [], [], start()
-    whole = lambda: torch.cat(_tensors(mine.gather() if gathers else given)).detach().clone()
-    look = lambda: kept.append(_kept(alive, mine, given))
+    loaded = momenta(mine) if again else ()
+    passes, logs, after = [], [], []
+    whole = lambda: torch.cat(tensors(mine.gather() if gathers else given)).detach().clone()
+    look = lambda: kept.append(kept_bytes(alive, mine, given))
     for step in range(case.steps):
         for batch in data:
             batch.watch = look if memory and step == case.steps - 1 else batch.watch
@@ -180,32 +181,13 @@ def train(
         share = (dist.get_world_size() - 1) / dist.get_world_size()
         passes.append(sent_bytes(wire.messages, dist.get_world_size()) / (ITEM * PSI * share))
         logs.append(getattr(mine, "log", None))
-        first = whole() if step == 0 else first
+        after += [whole()] if step < 2 else []
     if memory:
         look()
     last = whole()
     saved = mine.save() if case.resumed_on and not again else None
     errors = [sum(step) for step in zip(*(batch.errors for batch in data), strict=True)]
-    return Seen(errors, sum(map(len, data)), last, first, passes, kept, _state(mine), logs, saved)
-
-
-def _tensors(given: Any) -> list[torch.Tensor]:
-    """Each of the given parameters once."""
-    return list({id(each): each for each in given.values()}.values()) if isinstance(given, dict) else [given]
-
-
-def _kept(alive: Alive, engine: Any, given: Any) -> dict[str, int]:
-    """The bytes of each new storage that the engine keeps, by the name under which it does."""
-    found = alive.storages(leave_out=_tensors(given))
-    names = {kept_by(tensor, engine=engine): tensor.untyped_storage().nbytes() for tensor in found.values()}
-    return {name.replace("engine.", "self."): size for name, size in names.items() if name}
-
-
-def _state(engine: Any) -> int:
-    """The elements of state in the engine's optimizers, with what views of them keep in memory."""
-    optimizers = [each for each in vars(engine).values() if isinstance(each, torch.optim.Optimizer)]
-    values = [value for each in optimizers for state in each.state.values() for value in state.values()]
-    return storage_bytes(value for value in values if isinstance(value, torch.Tensor)) // ITEM
+    return Seen(errors, sum(map(len, data)), last, after, passes, kept, state(mine), logs, saved, loaded)
 
 
 # ---- what the notebook shows

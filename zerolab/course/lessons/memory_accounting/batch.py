@@ -1,7 +1,7 @@
 """Lesson 01's third exercise: the largest batch beside the model states of GPT-2."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import product
 
 from zerolab import memory
@@ -78,7 +78,8 @@ MISTAKES: dict[str, Callable[[float, int, int], float]] = {
         lambda gpu, n, stage: batch(gpu, n, stage, sample=SAMPLE / LAYERS),
     "a layer keeps 12 tensors, not one":
         lambda gpu, n, stage: batch(gpu, n, stage, sample=SAMPLE / 12),
-    "the activations count 1 byte each: a 16-bit number has 2":
+    "the activations count 1 byte each, where a 16-bit number has 2; or half of the layers or of the tokens, "
+    "where there are 48 and 1024":
         lambda gpu, n, stage: batch(gpu, n, stage, sample=SAMPLE / 2),
     "the activations count 4 bytes each: they are 16-bit here, 2 bytes":
         lambda gpu, n, stage: batch(gpu, n, stage, sample=SAMPLE * 2),
@@ -125,16 +126,32 @@ def _by_parts(answers: Answers, first: Case) -> str | None:
         return None
     sample = (HUGE[1] - HUGE[0]) / (found[HUGE[1], 8, stage] - found[HUGE[0], 8, stage])
     if abs(sample / SAMPLE - 1) > 0.01:
+        share = round(SAMPLE / sample, 2)  # as exact as whole samples tell
+        if all(value == batch(c[0] * share, *c[1:]) for c, value in found.items() if c[2] == stage):
+            return f"your formula uses {share:.0%} of the memory: here all of it can be used"
         return (
             f"your formula takes about {sample / 1e9:.3g} GB for a sample, and it keeps {SAMPLE / 1e9:.3g} GB"
         )
     got, right = found[first], batch(*first)
+    if stage == 0 and (size := _bytes_each(found)):
+        return (
+            f"your batches at stage 0 are those of {size} bytes of model states for a parameter, and there "
+            "are 16: 2 of weights, 2 of gradients, 4 of master weights, 4 of m and 4 of v"
+        )
     bound = first[0] - (got if got > right else got + 1) * SAMPLE
     than = "at most" if got > right else "more than"
     return (
         f"your {got:g} would be right if the model states took {than} {bound / 1e9:.3g} GB. They take "
         f"{states(PSI, *first[1:]) / 1e9:.3g}, and a sample {SAMPLE / 1e9:.3g}"
     )
+
+
+def _bytes_each(found: Mapping[Case, float]) -> int | None:
+    """The bytes for each parameter that explain all batches of stage 0."""
+    asked = [case for case in found if case[2] == 0]
+    sizes = [size for size in range(0, 33, 2) if size != 16]
+    fit = [s for s in sizes if all(found[case] == batch(*case, held=s * PSI) for case in asked)]
+    return fit[0] if len(fit) == 1 else None
 
 
 QUESTION = Question(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zerolab.course.attempts import Odd, attempt
+from zerolab.course.attempts import Odd, attempt, told
 
 Case = tuple
 Answers = Mapping[Case, float | Odd]
@@ -55,7 +55,8 @@ def units_mistaken(right: Formula) -> dict[str, Formula]:
 
 def mistake_in(fn: Callable, question: Question) -> str | None:
     """Call fn with every case in a process of its own, and name the mistake behind its numbers."""
-    outcome = attempt(_answers, [(fn, question.cases, question.forbidden)])
+    cases = {case: question.where(case) for case in question.cases}
+    outcome = attempt(_answers, [(fn, cases, question.forbidden)])
     if outcome.failure:
         return outcome.failure.replace("rank 0", "your function").replace(", not waiting", "")
     answers, used = outcome.values[0]
@@ -68,10 +69,11 @@ def mistake_in(fn: Callable, question: Question) -> str | None:
 
 
 def _answers(
-    fn: Callable, cases: Sequence[Case], forbidden: Collection[str]
+    fn: Callable, cases: Mapping[Case, str], forbidden: Collection[str]
 ) -> tuple[dict[Case, float | Odd], str]:
     """In the worker: what fn returns for every case, and the function of zerolab that it may not call."""
-    used = []
+    used: list[str] = []
+    answers: dict[Case, float | Odd] = {}
 
     def note(frame, event, _):
         module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_name
@@ -80,7 +82,11 @@ def _answers(
 
     sys.setprofile(note)
     try:
-        answers = {case: _number(fn(*case)) for case in cases}
+        for case, where in cases.items():
+            try:
+                answers[case] = _number(fn(*case))
+            except Exception as error:
+                raise told(error, where) from None
     finally:
         sys.setprofile(None)
     return answers, next(iter(used), "")

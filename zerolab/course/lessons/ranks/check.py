@@ -6,7 +6,7 @@ from math import comb
 
 import torch
 
-from zerolab.course.attempts import attempt, returned
+from zerolab.course.attempts import Odd, attempt, returned
 from zerolab.course.evidence import Finding, examine, sum_of
 from zerolab.course.exercise import graded
 from zerolab.course.lessons.ranks.solution import average
@@ -89,7 +89,7 @@ def check_average(fn: Callable) -> str | None:
 
 def _look(fn: Callable, world_size: int) -> Finding:
     own = [gradient(rank) for rank in range(world_size)]
-    outcome = attempt(_call, [(fn, rank) for rank in range(world_size)])
+    outcome = attempt(call_with, [(fn, rank) for rank in range(world_size)])
     return Finding(
         f"{world_size} ranks",
         outcome.unusable("dist.send and dist.recv"),
@@ -105,5 +105,6 @@ def gradient(rank: int) -> torch.Tensor:
     return torch.randn(NUMEL, generator=torch.Generator().manual_seed(rank), dtype=torch.float64)
 
 
-def _call(fn: Callable, rank: int):
+def call_with(fn: Callable, rank: int) -> torch.Tensor | Odd:
+    """In the worker: what fn makes of the rank's gradient."""
     return returned(fn(gradient(rank)))

@@ -19,7 +19,7 @@ from zerolab.course.lessons.zero_stage_1.solution import MyZero1
 from zerolab.course.lessons.zero_stage_1.updates import Updated, Watch, wrong_update
 from zerolab.course.lessons.zero_stage_1.world import LR, MISTAKES, STEPS, World, mean
 from zerolab.course.reading import Parts
-from zerolab.course.wire import Message
+from zerolab.course.wire import sent_bytes
 from zerolab.storages import storage_bytes
 
 # SGD first: its step depends on the gradient's scale, Adam's does not. Then state, then remainders.
@@ -220,18 +220,3 @@ def _too_much_sent(outcome: Attempt, world: World) -> str | None:
                 "its first half, the reduce-scatter"
             )
     return None
-
-
-# What a rank sends on a ring for each byte that is recorded. A reduce-scatter is recorded by its result.
-_SHARE = {
-    "send": lambda n: 1,
-    "allreduce_": lambda n: 2 * (n - 1) / n,
-    "reduce_scatter_": lambda n: n - 1,
-    "_reduce_scatter_base_": lambda n: n - 1,
-}
-
-
-def sent_bytes(messages: Sequence[Message], world_size: int) -> float:
-    """The bytes that a rank sends for its messages, if each collective runs on a ring."""
-    share = lambda op: _SHARE.get(op, lambda n: (n - 1) / n)(world_size)
-    return sum(message.nbytes * share(message.op) for message in messages)

@@ -79,6 +79,15 @@ def _one_file(case: Case, rank: int, last: bool = False) -> torch.Tensor:
     return zeros_behind(state, cut)
 
 
+def _one_on_the_other(case: Case, rank: int) -> torch.Tensor:
+    """The parts of all files, each put at the beginning of the shard."""
+    cut, shard = case.shard(rank), torch.zeros(case.own)
+    for file in range(case.saved_by):
+        own = case.state()[max(cut.start, case.saved * file) : min(cut.stop, case.saved * (file + 1))]
+        shard[: len(own)] = own
+    return shard
+
+
 def _few_files(case: Case, rank: int) -> torch.Tensor:
     """The shard's elements out of the first world_size files, and zeros for the rest."""
     return zeros_behind(case.state()[: case.saved * case.world_size], case.shard(rank))
@@ -112,6 +121,11 @@ MISTAKES: dict[str, Callable[[Case, int], torch.Tensor]] = {
     "each rank returns the file with its own number without padding, which is the shard of another number "
     "of ranks":
         lambda c, r: c.state()[c.saved * r:c.saved * (r + 1)],
+    "the shards begin at rank times the length of an old file, and have that length: the new length is "
+    "ceil(numel / world_size)":
+        lambda c, r: zeros_behind(c.state(), slice(c.saved * r, c.saved * (r + 1))),
+    "each piece is put at the beginning of the shard, over the one before: pieces follow each other":
+        _one_on_the_other,
     "each rank returns the whole state: cut your shard out of it":
         lambda c, r: c.state(),
     "each rank returns all files end to end: cut your shard out of them, without their padding":

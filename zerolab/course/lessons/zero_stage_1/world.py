@@ -31,11 +31,18 @@ class World(NamedTuple):
         return torch.rand(self.numel, generator=generator) + 0.5 * (rank + 1)
 
     def trained(
-        self, combine: Callable[[Gradients], torch.Tensor], fresh=False, pile=False, steps=STEPS, lr=LR
+        self,
+        combine: Callable[[Gradients], torch.Tensor],
+        fresh=False,
+        pile=False,
+        steps=STEPS,
+        lr=LR,
+        times=1,
     ) -> torch.Tensor:
         """Where one process ends if each step's gradient is what `combine` makes of the ranks' gradients.
 
-        `fresh`: with a new optimizer at each step; `pile`: with gradients that are never cleared.
+        `fresh`: with a new optimizer at each step; `pile`: with gradients that are never cleared; `times`:
+        how often each step is taken.
         """
         flat = self.start
         optimizer = self.optimizer_class([flat], lr=lr)
@@ -44,7 +51,8 @@ class World(NamedTuple):
             if fresh:
                 optimizer = self.optimizer_class([flat], lr=lr)
             flat.grad = gradient
-            optimizer.step()
+            for _ in range(times):
+                optimizer.step()
         return flat.detach()
 
     def cut(self, rank: int) -> slice:
@@ -120,6 +128,8 @@ MISTAKES: dict[str, Callable[[World, int], torch.Tensor]] = {
         lambda w, r: w.patched(w.trained(mean, steps=STEPS - 1), w.trained(mean), r),
     "only the first step did anything: what keeps the later ones from it?":
         lambda w, r: w.trained(mean, steps=1),
+    "each step is taken twice: call the optimizer's step once":
+        lambda w, r: w.trained(mean, times=2),
     "lr was not passed on: optimizer_class([shard], lr=lr)":
         lambda w, r: w.trained(mean, lr=1e-3),
     "every rank has rank 0's flat, in which only rank 0's shard is new: all-gather the shards of all ranks":

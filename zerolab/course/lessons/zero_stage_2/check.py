@@ -43,9 +43,10 @@ MISTAKES: dict[str, Callable[[Gradients, int, int, Cut], torch.Tensor]] = {
         lambda g, m, r, cut: summed(g, m)[cut(r)] / (m + 1),
     "that is the mean over ranks and micro-batches: keep the sum, and divide once, before the update":
         lambda g, m, r, cut: summed(g, m)[cut(r)] / (m + 1) / len(g[0]),
-    "the whole of kept + shard is divided at every micro-batch, the earlier ones again and again: keep the "
-    "sum":
+    "kept + shard is divided at every micro-batch, the earlier ones again and again: keep the sum":
         lambda g, m, r, cut: accumulated(g, m, cut(r), lambda kept, shard: (kept + shard) / len(g[0])),
+    "the mean of `kept` and the new shard weighs the last micro-batch as much as all before it: add them":
+        lambda g, m, r, cut: reduce(lambda a, b: (a + b) / 2, [sum_of(each)[cut(r)] for each in g[:m + 1]]),
     "the sums are right, but each rank keeps the next rank's shard instead of its own":
         lambda g, m, r, cut: summed(g, m)[cut(r + 1)],
     "the sums are right, but each rank keeps another rank's shard, the previous one's, instead of its own":

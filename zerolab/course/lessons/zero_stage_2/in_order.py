@@ -82,7 +82,20 @@ def _look(cls: Callable, case: Case) -> Finding:
         return Finding(str(case), cost=_sent_too_much(outcome, case) or _held_too_much(outcome, case))
     named = set.intersection(*(set(finding.fitting()) for finding in findings))
     wrong[0].mistakes = {why: values for why, values in wrong[0].mistakes.items() if why in named}
+    wrong[0].told = _orders_that_differ([list(values.shards) for values in outcome.values])
     return wrong[0]
+
+
+def _orders_that_differ(orders: list[list[str]]) -> str | None:
+    """Two ranks that kept their shards in different orders reduced in different orders."""
+    other = next((rank for rank, order in enumerate(orders) if order != orders[0]), None)
+    if other is None:
+        return None
+    return (
+        f"rank 0 reduces the units in the order {', '.join(orders[0])}, and rank {other} in the order "
+        f"{', '.join(orders[other])}, so numbers of one unit are added to those of another. Reduce in the "
+        "order of sizes, in finish, too: what waits, and zeros for a unit that never got ready"
+    )
 
 
 def _of_unit(case: Case, outcome: Attempt, name: str) -> Finding:
@@ -114,7 +127,8 @@ def _stopped(outcome: Attempt, case: Case) -> str | None:
         if crossed and missing:
             return (
                 f"{outcome.failure}. Some ranks have no gradient of {', '.join(missing)}: finish has to "
-                "reduce zeros for each such unit, because the other ranks wait for them"
+                "reduce zeros for each such unit, torch.zeros(sizes[name]), because the other ranks wait for "
+                "them"
             )
         order = ". Every rank must reduce every unit, and all of them in one order" if crossed else ""
         return outcome.failure + order

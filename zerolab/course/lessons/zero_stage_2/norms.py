@@ -93,6 +93,8 @@ FACTORS: dict[str, Callable[[Norms, float, int], float]] = {
         lambda norms, limit, r: min(1.0, limit / whole(norms)) ** 0.5,
     "the shard is scaled twice":
         lambda norms, limit, r: min(1.0, limit / whole(norms)) ** 2,
+    "the shard is scaled by max_norm over the square of the norm: take the root before you divide":
+        lambda norms, limit, r: min(1.0, limit / whole(norms) ** 2),
     "the factor is upside down: it is max_norm / norm":
         lambda norms, limit, r: max(1.0, whole(norms) / limit),
     "large gradients stay as they are and small ones are scaled up: the factor is the smaller of 1 and "

@@ -95,9 +95,10 @@ def _look(fn: Callable, case: Case) -> Finding:
 
 def _stopped(outcome: Attempt) -> str | None:
     if outcome.failure:
-        return outcome.failure.replace("stopped with RuntimeError: layer", "stopped: layer").replace(
-            "stopped with RuntimeError: wait", "stopped: wait"
-        )
+        told = outcome.failure.replace("stopped with RuntimeError: layer", "stopped: layer")
+        near = f". There are {DEPTH} layers, and near the end fewer than prefetch are left to gather"
+        told += near * ("IndexError" in told)
+        return told.replace("stopped with RuntimeError: wait", "stopped: wait")
     orders = [[m.layer for m in values.moments if m.call == "gather"] for values in outcome.values]
     for rank, order in enumerate(orders):
         if order != orders[0]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from zerolab.course.attempts import Odd, attempt
+from zerolab.course.attempts import Odd, attempt, told
 from zerolab.course.exercise import graded
 from zerolab.course.lessons.zero_stage_3.solution import most_whole
 
@@ -118,7 +118,24 @@ def check_peak(fn: Callable) -> str | None:
 
 def _answers(fn: Callable) -> list[float | Odd]:
     """In the worker: what fn returns in every case."""
-    return [_number(fn(case.root, list(case.blocks), case.prefetch)) for case in CASES]
+    answers = []
+    for case in CASES:
+        try:
+            answers.append(_number(fn(case.root, list(case.blocks), case.prefetch)))
+        except Exception as error:
+            raise told(error, f"{case}{_few_blocks(case)}") from None
+    return answers
+
+
+def _few_blocks(case: Case) -> str:
+    """What is special in a case in which functions stop."""
+    count = len(case.blocks)
+    if case.prefetch >= count:
+        return (
+            f". There are {count} blocks, so no {case.prefetch + 1} of them follow each other: then all are "
+            "whole. blocks[i : i + prefetch + 1] is shorter near the end, and still a sum to count"
+        )
+    return ". Here only the block that computes is whole, besides root" if case.prefetch == 0 else ""
 
 
 def _number(value: Any) -> float | Odd:

@@ -105,6 +105,8 @@ MISTAKES = {
         clipped_by(lambda norms: norms.square().mean().sqrt()),
     "each rank clips by the norm of its own gradient, before it is averaged":
         lambda case: trained(case, _by_own),
+    "each element is clamped by itself, which changes the direction: scale the gradient by one factor":
+        lambda case: trained(case, lambda gradients, owner: mean(gradients).clamp(-MAX_NORM, MAX_NORM)),
     "nothing is clipped any more":
         trained,
     "a gradient that is shorter than max_norm is made longer: clipping never lengthens, so clamp at 1":

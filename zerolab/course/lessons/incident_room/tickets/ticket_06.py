@@ -4,6 +4,7 @@ import torch
 import torch.distributed as dist
 
 from zerolab import ring
+from zerolab.course.attempts import Attempt
 from zerolab.course.lessons.incident_room.check import Ticket
 from zerolab.course.lessons.incident_room.engine import MOMENTUM
 from zerolab.course.lessons.incident_room.lockstep import Gradients, sum_of, trained
@@ -62,6 +63,28 @@ def mixed(case: Case) -> list[torch.Tensor]:
     return trained(case, combine)
 
 
+def orders_that_differ(case: Case, outcome: Attempt) -> str | None:
+    """Whether the ranks reduced the parameters in different orders; the sizes of messages tell which."""
+    sizes = {cut.stop - cut.start: name for name, n in NAMES.items() for cut in ring.chunks(n, case.ranks)}
+    sizes |= {numel: name for name, numel in NAMES.items()}
+    sent = [[call for call in own if call.numel in sizes] for own in outcome.messages]
+    if not all(sent):
+        return None
+    first = [sizes[own[0].numel] for own in sent]
+    other = next((rank for rank, name in enumerate(first) if name != first[0]), None)
+    if other is None:
+        return None
+    waited = any(call.op == "barrier" for own in outcome.calls for call in own)
+    barrier = ". A barrier makes the ranks wait for each other, and changes no order" if waited else ""
+    place = f" ({sent[other][0].place})" if sent[other][0].place else ""
+    return (
+        f"rank 0 reduces {first[0]} first, and rank {other} {first[other]}: the first reduce of one rank "
+        "meets the first of the other, whatever it is of. The gradients get ready, and come out of a dict, "
+        "in an order that differs from rank to rank: reduce in one that all ranks share, such as that of "
+        f"self.parameters{barrier}{place}"
+    )
+
+
 def _cost(case, ended) -> str | None:
     if ended[0].passes[-1] > 2.3:
         return (
@@ -93,6 +116,7 @@ TICKET = Ticket(
         "self.parameters, which is the same on every rank.",
     ),
     mistakes=MISTAKES,
+    stopped=orders_that_differ,
     cost=_cost,
     cases=tuple(Case(ranks, by_name=True) for ranks in (3, 2, 4)),
 )

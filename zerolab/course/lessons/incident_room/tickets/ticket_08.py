@@ -6,7 +6,7 @@ import torch.distributed as dist
 from zerolab import ring
 from zerolab.course.lessons.incident_room.check import Ticket
 from zerolab.course.lessons.incident_room.engine import MOMENTUM
-from zerolab.course.lessons.incident_room.lockstep import resumed
+from zerolab.course.lessons.incident_room.resumes import resumed
 from zerolab.course.lessons.incident_room.room import PSI, Case
 
 UNITS = (42, 61)  # elements of the two units that flat consists of
@@ -83,6 +83,14 @@ def shifted(case: Case, by: int) -> list[torch.Tensor]:
     return resumed(case, shift)
 
 
+def owned(ranks: int, rank: int) -> list[torch.Tensor]:
+    """Which elements of all each of a rank's shards has, and -1 for padding."""
+    padded = [
+        torch.cat([unit, unit.new_full((-len(unit) % ranks,), -1)]) for unit in torch.arange(PSI).split(UNITS)
+    ]
+    return [unit.view(ranks, -1)[rank] for unit in padded]
+
+
 # A sentence, and where the ranks end.
 # fmt: off
 MISTAKES = {
@@ -107,5 +115,6 @@ TICKET = Ticket(
     cases=(Case(4, resumed_on=4), Case(2, resumed_on=2), Case(3, resumed_on=3)),
     right=resumed,
     mistakes=MISTAKES,
+    owned=owned,
 )
 check_8 = TICKET.check(8, [Repaired])

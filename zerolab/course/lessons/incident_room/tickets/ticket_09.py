@@ -6,8 +6,9 @@ import torch.distributed as dist
 from zerolab import ring
 from zerolab.course.lessons.incident_room.check import Ticket
 from zerolab.course.lessons.incident_room.engine import MOMENTUM
-from zerolab.course.lessons.incident_room.lockstep import chunk, resumed
-from zerolab.course.lessons.incident_room.room import Case
+from zerolab.course.lessons.incident_room.lockstep import chunk
+from zerolab.course.lessons.incident_room.resumes import resumed
+from zerolab.course.lessons.incident_room.room import PSI, Case
 
 
 class Engine9:
@@ -67,6 +68,17 @@ def dealt(case: Case, file_of) -> list[torch.Tensor]:
     return resumed(case, deal)
 
 
+def by_own_length(case: Case) -> list[torch.Tensor]:
+    """Where the ranks end if rank r's slice begins at r times the length of its own shard."""
+
+    def cut(momentum: torch.Tensor) -> torch.Tensor:
+        cuts = [chunk(rank, case.resumed_on) for rank in range(case.resumed_on)]
+        sizes = [cut.stop - cut.start for cut in cuts]
+        return torch.cat([momentum[size * rank : size * (rank + 1)] for rank, size in enumerate(sizes)])
+
+    return resumed(case, cut)
+
+
 def reversed_files(case: Case) -> list[torch.Tensor]:
     files = lambda momentum: [momentum[chunk(rank, case.ranks)] for rank in reversed(range(case.ranks))]
     return resumed(case, lambda momentum: torch.cat(files(momentum)))
@@ -79,6 +91,9 @@ MISTAKES = {
         lambda case: dealt(case, lambda rank: rank % case.ranks),
     "every rank starts with the file of rank 0":
         lambda case: dealt(case, lambda rank: 0),
+    "the slice is cut with rank * len(self.shard), but the first shards are one longer than the others: "
+    "self.mine is this rank's slice":
+        by_own_length,
     "the momentum is forgotten, so the first steps after the resume are too short":
         lambda case: resumed(case, torch.zeros_like),
     "the files are put together in the wrong order":
@@ -99,5 +114,6 @@ TICKET = Ticket(
     cases=(Case(4, resumed_on=2), Case(2, resumed_on=4), Case(3, resumed_on=2)),
     right=resumed,
     mistakes=MISTAKES,
+    owned=lambda ranks, rank: [torch.arange(PSI)[chunk(rank, ranks)]],
 )
 check_9 = TICKET.check(9, [Repaired])

@@ -6,7 +6,8 @@ import torch.distributed as dist
 from zerolab import ring
 from zerolab.course.lessons.incident_room.check import Ticket, unsharded
 from zerolab.course.lessons.incident_room.engine import MOMENTUM
-from zerolab.course.lessons.incident_room.room import ITEM, PSI, Case
+from zerolab.course.lessons.incident_room.held import ITEM
+from zerolab.course.lessons.incident_room.room import PSI, Case
 
 
 class Engine12:

@@ -1,0 +1,113 @@
+"""Lesson 09: where the job ends after a resume, and what is wrong with a momentum that was loaded.
+
+Each element of it is looked up in the one that was saved.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from zerolab.course.lessons.incident_room.lockstep import Lockstep, Tensors, mean
+from zerolab.course.lessons.incident_room.readings import close
+from zerolab.course.lessons.incident_room.room import PSI, Case, batches
+
+Owned = Callable[[int, int], Tensors]
+"""From the number of ranks and a rank: which elements of all belong to each of its shards, -1 for padding."""
+
+
+def resumed(case: Case, at_resume: Callable[[torch.Tensor], torch.Tensor] = torch.clone) -> Tensors:
+    """Where the ranks end after a resume at which `at_resume` makes another momentum of the saved one."""
+    first = _before_resume(case)
+    second = Lockstep(case.resumed_on, first.flats[0], at_resume(first.momentum))
+    data = [batches(case, rank) for rank in range(case.resumed_on)]
+    for _ in range(case.steps):
+        second.step(data, mean)
+    return second.flats
+
+
+def momentum_saved(case: Case) -> torch.Tensor:
+    """The whole momentum at the resume."""
+    return _before_resume(case).momentum
+
+
+def _before_resume(case: Case) -> Lockstep:
+    world = Lockstep(case.ranks)
+    data = [batches(case, rank) for rank in range(case.ranks)]
+    for _ in range(case.steps):
+        world.step(data, mean)
+    return world
+
+
+def momentum_told(case: Case, owned: Owned, loaded: Sequence[Any], files: Sequence[Any]) -> str | None:
+    """The first element of the momentum that is not the one that was saved, after a load; by rank."""
+    whole = momentum_saved(case)
+    for rank, buffers in enumerate(loaded):
+        places = owned(case.resumed_on, rank)
+        if len(buffers) != len(places) or None in buffers:
+            return None
+        for number, (got, place) in enumerate(zip(buffers, places, strict=True)):
+            name = f"after load rank {rank}'s momentum" + (f" of unit {number}" if len(places) > 1 else "")
+            if len(got) != len(place):
+                return f"{name} has {len(got)} elements, and its shard has {len(place)}"
+            wrong = [at for at, which in enumerate(place.tolist()) if which >= 0]
+            wrong = [at for at in wrong if not close(got[at], whole[place[at]])]
+            if wrong:
+                there = _find(got[wrong[0]], whole)
+                unit = number if there is None else _unit_of(there, owned, case.resumed_on)
+                other = f". Element {there} is of unit {unit}" if unit != number else ""
+                return f"{name} is wrong: {_misplaced(got, place, wrong, whole, files)}{other}"
+    return None
+
+
+def _misplaced(
+    got: torch.Tensor, place: torch.Tensor, wrong: Sequence[int], whole: torch.Tensor, files: Sequence[Any]
+) -> str:
+    """What stands at the first wrong element, what belongs there, and where that was saved."""
+    at, found = wrong[0], [_find(got[each], whole) for each in wrong]
+    right = int(place[at])
+    what = f"element {found[0]}" if found[0] is not None else _no_element(got[at], at, files)
+    said = f"its element {at} is {what}, and element {right} of all {PSI} belongs there"
+    off = {None if each is None else each - int(place[w]) for each, w in zip(found, wrong, strict=True)}
+    if len(off) == 1 and None not in off and len(wrong) > 1:
+        by = off.pop()
+        way = "late" if by > 0 else "early"
+        said += f", so what was read begins {abs(by)} element{'s' * (abs(by) > 1)} too {way} from there on"
+    has = [_find(whole[right], _flat(file)) is not None for file in files]
+    if not any(has):
+        return f"{said}. No file has that: save has to leave out nothing"
+    which = "each file" if all(has) else " and ".join(f"files[{n}]" for n, there in enumerate(has) if there)
+    return f"{said}. That is in {which}"
+
+
+def _unit_of(element: int, owned: Owned, ranks: int) -> int:
+    """The unit that an element of all belongs to."""
+    by_unit = zip(*(owned(ranks, rank) for rank in range(ranks)), strict=True)
+    return next(number for number, shards in enumerate(by_unit) if element in torch.cat(shards))
+
+
+def _no_element(value: torch.Tensor, at: int, files: Sequence[Any]) -> str:
+    """What a loaded number is that no rank had."""
+    if not value:
+        return "0"
+    there = [
+        file[at] for file in files if isinstance(file, torch.Tensor) and file.dim() == 1 and at < len(file)
+    ]
+    if len(there) == len(files):
+        for word, number in (("sum", sum(there)), ("mean", sum(there) / len(there))):
+            if close(value, number):
+                return f"the {word} of element {at} of all files, which follow each other and do not overlap"
+    return f"{float(value):.4g}, which no rank had"
+
+
+def _flat(file: Any) -> torch.Tensor:
+    """All numbers of what save returned."""
+    leaves = [leaf.flatten().double() for leaf in tree_leaves(file) if isinstance(leaf, torch.Tensor)]
+    return torch.cat(leaves) if leaves else torch.empty(0)
+
+
+def _find(value: torch.Tensor, values: torch.Tensor) -> int | None:
+    """The place of a value, if it is among them. No two elements of a momentum are equal."""
+    same = (values - value).abs() < 1e-12
+    return int(same.nonzero()[0]) if value and same.any() else None
