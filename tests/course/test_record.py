@@ -52,11 +52,11 @@ def test_a_check_a_quiz_and_a_guess_are_recorded(in_lesson: Path, monkeypatch):
     check(lambda: True)
     right = quiz.QUESTIONS[1].right
     answer([..., right], quiz.QUESTIONS)
-    predict(-1.0, 5.0, quiz.TOKEN)
+    predict(-1.0, 5.0, quiz.RELAYED)
     assert read(in_lesson) == {
         Entry("ranks", "exercise", "check_average"): True,
         Entry("ranks", "quiz", "2"): True,
-        Entry("ranks", "prediction", "TOKEN"): False,
+        Entry("ranks", "prediction", "RELAYED"): False,
     }
 
 
@@ -178,7 +178,7 @@ def test_tests_and_builds_of_notebooks_leave_the_record_alone(tmp_path: Path, mo
 def test_what_a_lesson_prints_does_not_depend_on_the_record(in_lesson: Path, capsys):
     said = []
     for _ in range(2):
-        predict(1.0, 5.0, quiz.TOKEN)
+        predict(1.0, 5.0, quiz.RELAYED)
         answer("a", quiz.QUESTIONS)
         said.append(capsys.readouterr().out)
     assert in_lesson.exists() and said[0] == said[1]
@@ -191,7 +191,7 @@ def test_my_progress_is_a_table_in_text_and_in_html(in_lesson: Path):
     remember(RANKS, "exercise", "check_average", True)
     for number, right in (("1", True), ("2", False), ("4", True), ("77", True)):
         remember(RANKS, "quiz", number, right)
-    remember(RANKS, "prediction", "TOKEN", True)
+    remember(RANKS, "prediction", "RELAYED", True)
     remember(RANKS, "prediction", "other", False)
     remember("zerolab.course.lessons.gone.check", "quiz", "1", True)
     page = my_progress()
