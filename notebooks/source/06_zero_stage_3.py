@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 06 · ZeRO stage 3: a parameter is whole only while its unit computes
 #
-# > **65 minutes.** *You need:* lesson 05, where a gradient is freed once it is reduced.
+# > **75 minutes.** *You need:* lesson 05, where a gradient is freed once it is reduced.
 # >
 # > *Afterwards you can* follow one parameter through a step, free a storage and fill it again, compute
 # > traffic unit by unit and the peak for a given `prefetch`, and say what a sharded parameter refuses and
@@ -603,9 +603,9 @@ print(f"prefetch 0, nothing in flight: {max(patient.peak_by_phase.values()) / 1e
 #
 # ## On GPUs
 #
-# On a machine with a GPU for every rank this lesson ran on GPUs, over NCCL. On any other it ran on the CPU,
-# over gloo. The next cell uses as many GPUs as there are: it trains with stage 3, one rank on each, and
-# compares the bits with one process on one GPU. Two ranks share the GPU where there is only one.
+# If this machine has a GPU for every rank, the cells above used them, over NCCL. On any other machine they
+# used the CPU, over gloo. The next cell trains with stage 3 over NCCL, with one rank for each GPU, and
+# compares the bits with one process on one GPU. If there is only one GPU, it runs two ranks, which share it.
 
 # %% tags=["nbval-ignore-output"]
 verify_on_gpus(stage=3)

@@ -207,7 +207,7 @@ def test_the_report_of_a_hang_has_the_readers_own_lines():
         zerolab.launch(send_first, 2, timeout=2)
     report = hang_report(caught.value)
     assert report.count("dist.send(torch.ones(1), (rank + 1) % world_size)") == 2
-    assert "rank 0's stack:\n  line " in report and "distributed_c10d" not in report and "/" not in report
+    assert "rank 0's stack:\n  line " in report and report.count("\n  line ") == 2 and "/" not in report
     with pytest.raises(zerolab.LaunchTimeout) as caught:
         zerolab.launch(one_is_late, 2, timeout=2)
     report = hang_report(caught.value)
