@@ -310,9 +310,8 @@ def gradients_over_time(fig, reduces_in_flight):
             ax.annotate("peak", (MB.index(max(MB)), max(MB)), (0, 6), textcoords="offset points", ha="center")
     ax.set(ylabel="MB of gradients held", ylim=(0, 1.15))
     mark_units(ax, [name for name, _ in stage_1])
-    return (
-        f"Gradients held in one backward pass, {reduces_in_flight} reductions in flight. {'; '.join(ends)}."
-    )
+    many = f"{reduces_in_flight} reduction{'s' * (reduces_in_flight != 1)} in flight"
+    return f"Gradients held in one backward pass, {many}. {'; '.join(ends)}."
 
 
 # %%
