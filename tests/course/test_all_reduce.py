@@ -254,6 +254,12 @@ def test_the_check_names_the_mistake(answer, diagnosis):
     assert diagnosis in found and not isinstance(found, Reached)
 
 
+def test_the_number_of_messages_rules_out_a_mistake_that_leads_to_the_same_values():
+    begins, short = (check_all_reduce.diagnose(rounds(**knob)) for knob in ({"begins": 1}, {"first": -1}))
+    assert "not complete" in begins and "round short" not in begins
+    assert "round short" in short and "not complete" not in short
+
+
 def test_a_deadlock_is_named(monkeypatch):
     monkeypatch.setattr(attempts, "SECONDS", 2.5)
     assert "all of them send first and receive second" in check_all_reduce.diagnose(alone(sends_first))

@@ -144,7 +144,10 @@ def test_every_right_way_to_find_the_batch_passes(solution):
             beside_states(held=lambda *case: states(*case, k=8)),
             "the master weights are missing from the model states",
         ),
-        (beside_states(sample=lambda n, stage: SAMPLE / n), "each GPU has its own samples"),
+        (
+            beside_states(sample=lambda n, stage: SAMPLE / n),
+            "each GPU has its own samples, which no stage shards",
+        ),
         (beside_states(sample=lambda n, stage: SAMPLE / 48), "those of one layer"),
         (beside_states(sample=lambda n, stage: 2 * SAMPLE), "count 4 bytes each"),
         (beside_states(sample=lambda n, stage: SAMPLE / 1024), "that is the number of tokens"),
@@ -159,6 +162,10 @@ def test_every_right_way_to_find_the_batch_passes(solution):
         ),
         (lambda gpu, n, s: beside_states()(0.9 * gpu, n, s), "your formula uses 90% of the memory"),
         (lambda gpu, n, s: beside_states()(gpu / 2, n, s), "your formula uses 50% of the memory"),
+        (
+            lambda gpu, n, s: max(0, int((n * gpu - n * states(1.5e9, n, s)) // SAMPLE)),
+            "or all GPUs' samples are counted",
+        ),
         (beside_states(sample=lambda n, stage: SAMPLE / 2), "or half of the layers or of the tokens"),
         (beside_states(sample=lambda n, stage: SAMPLE * (n - 1)), "with stage 0, 1 GPUs of 32 GB"),
         (beside_states(sample=lambda n, stage: SAMPLE * stage), "division by zero, with stage 0"),

@@ -44,7 +44,8 @@ MISTAKES: dict[str, Callable[[float, int, int], float]] = {
         lambda gpu, n, stage: batch(gpu, n, stage, held=2 * PSI),
     "the master weights are missing from the model states: K is 12, not 8":
         lambda gpu, n, stage: batch(gpu, n, stage, held=states(PSI, n, stage, optimizer=8)),
-    "the activations are divided by the number of GPUs: each GPU has its own samples, which no stage shards":
+    "the activations are divided by the number of GPUs, or all GPUs' samples are counted: each GPU has its "
+    "own samples, which no stage shards":
         lambda gpu, n, stage: batch(gpu, n, stage, sample=SAMPLE / n),
     "the activations are divided by the number of GPUs from stage 1 on: no stage shards them":
         lambda gpu, n, stage: batch(gpu, n, stage, sample=SAMPLE / (n if stage else 1)),
