@@ -277,7 +277,8 @@ def one_backward(average_them):
 for average_them in (average_each, average_flat):
     sent = attempt(one_backward, [(average_them,)] * 4).messages[0]
     bytes_sent = sum(message.nbytes for message in sent)
-    print(f"{average_them.__name__:<13} {len(sent):>3} all-reduces, {bytes_sent:,} bytes of gradients")
+    many = f"{len(sent):>3} all-reduce{'s' * (len(sent) > 1)}"
+    print(f"{average_them.__name__:<13} {many}, {bytes_sent:,} bytes of gradients")
 
 # %% [markdown]
 # ## Buckets

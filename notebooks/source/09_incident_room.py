@@ -471,8 +471,9 @@ show_source(Engine12)
 my_guess = ...
 
 # %%
-moved = [watch(Engine12, steps=2, gathers=True, micro_batches=many)[0].passes[-1] for many in (1, 2, 4)]
-rows = [f"{many} micro-batches: {psi:.1f}Ψ" for many, psi in zip((1, 2, 4), moved, strict=True)]
+runs = [watch(Engine12, steps=2, gathers=True, micro_batches=many) for many in (1, 2, 4)]
+moved = [round(ranks[0].passes[-1], 1) for ranks in runs]
+rows = [f"M = {many}: {psi:g}Ψ" for many, psi in zip((1, 2, 4), moved, strict=True)]
 predict(my_guess, moved[-1], quiz.MOVED, *rows)
 
 # %% [markdown]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
@@ -13,10 +14,11 @@ import ipywidgets
 import nbformat
 import pytest
 from support import ROOT
+from support.lessons import NAMES, source
 
 from zerolab.__main__ import main
 from zerolab.course import answer, my_progress, predict, quizzes
-from zerolab.course.classroom import record
+from zerolab.course.classroom import clone, record
 from zerolab.course.classroom.record import Entry, read, remember
 from zerolab.course.exercise import graded
 from zerolab.course.lessons.ranks import quiz
@@ -224,3 +226,10 @@ def test_the_command_progress_prints_the_page_and_resets_it(path: Path, capsys):
 def test_the_page_needs_no_clone(path: Path, monkeypatch, tmp_path: Path):
     monkeypatch.setattr("zerolab.course.classroom.clone.NOTEBOOKS", tmp_path / "none")
     assert "\nranks " in repr(my_progress())
+
+
+def test_guesses_are_counted_before_a_lesson_is_opened():
+    """As many as its notebook asks for."""
+    for name in NAMES:
+        asked = len(re.findall(r"^predict\(", source(name), re.MULTILINE))
+        assert clone.predictions(name) == asked > 0, name

@@ -164,13 +164,13 @@ def _too_much_sent(outcome: Attempt, pieces: list[slice]) -> str | None:
         if outcome.bytes_sent(rank) > allowed + 8 * world_size:
             bytes_sent = outcome.bytes_sent(rank)
             return (
-                f"{right} {bytes_sent} bytes, in {len(sent)} messages. A ring sends {allowed}: stop after "
+                f"{right} {bytes_sent} bytes, in {len(sent)} message{'s' * (len(sent) > 1)}. A ring sends {allowed}: stop after "
                 "N-1 rounds"
             )
         if len(sent) > world_size - 1:
             return (
-                f"{right} {len(sent)} messages: {world_size} ranks need {world_size - 1} rounds of one "
-                "message each"
+                f"{right} {len(sent)} messages: {world_size} ranks need {world_size - 1} "
+                f"round{'s' * (world_size > 2)} of one message each"
             )
     if len(peers) > 1:
         return (
