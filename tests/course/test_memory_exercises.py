@@ -190,6 +190,10 @@ def test_every_right_way_to_find_the_batch_passes(solution):
             beside_states(held=lambda psi, n, stage: states(7e9, n, stage)),
             "your 0 would be right if the model states took more than 30.1 GB",
         ),
+        (
+            beside_states(of_batch=lambda fit, n: round(fit)),
+            "where the states alone do not fit, no sample fits: return 0 there, and nothing negative",
+        ),
         (lambda gpu, n, stage: "many", "returned str 'many': return a number of samples"),
     ],
 )

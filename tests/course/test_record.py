@@ -199,7 +199,7 @@ def test_my_progress_is_a_table_in_text_and_in_html(in_lesson: Path):
     page = my_progress()
     text = repr(page).splitlines()
     (row,) = [line for line in text if line.startswith("00_ranks ")]
-    assert row.split("  ")[-1].strip() == "1 of 2" and "  2 of 5  " in row
+    assert row.split("  ")[-1].strip() == "1 of 3" and "  2 of 5  " in row
     assert "gone" not in repr(page) and text[-1] == f"This is kept in {in_lesson}, and sent nowhere."
     table = ElementTree.fromstring(page._repr_html_())
     assert table.find("caption").text.startswith("My progress. ")

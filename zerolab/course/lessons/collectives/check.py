@@ -164,8 +164,8 @@ def _too_much_sent(outcome: Attempt, pieces: list[slice]) -> str | None:
         if outcome.bytes_sent(rank) > allowed + 8 * world_size:
             bytes_sent = outcome.bytes_sent(rank)
             return (
-                f"{right} {bytes_sent} bytes, in {len(sent)} message{'s' * (len(sent) > 1)}. A ring sends {allowed}: stop after "
-                "N-1 rounds"
+                f"{right} {bytes_sent} bytes, in {len(sent)} message{'s' * (len(sent) > 1)}. A ring sends "
+                f"{allowed}: stop after N-1 rounds"
             )
         if len(sent) > world_size - 1:
             return (
