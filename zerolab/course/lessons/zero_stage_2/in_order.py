@@ -178,7 +178,8 @@ def _held_too_much(outcome: Attempt, case: Case) -> str | None:
             if held > waiting:
                 return silver(
                     f"after {when} rank {rank} holds {held} whole buffer{'s' * (held > 1)}, and {waiting} "
-                    f"wait{'s' * (waiting == 1)} for {'its' if waiting == 1 else 'their'} turn{name}. Reduce a unit as soon as it is its turn, and keep a clone of the chunk: a "
+                    f"wait{'s' * (waiting == 1)} for {'its' if waiting == 1 else 'their'} turn{name}. "
+                    "Reduce a unit as soon as it is its turn, and keep a clone of the chunk: a "
                     "view keeps the buffer"
                 )
     return None
