@@ -21,11 +21,13 @@
 # Everything below really runs, on your CPU: each copy is a process of its own.
 
 # %%
+import time
+
 import torch
 import torch.distributed as dist
 
 import zerolab
-from zerolab.course import answer, figure, predict, show
+from zerolab.course import answer, figure, hang_report, predict, show
 from zerolab.course.lessons.ranks import check_average, check_shift, figures, quiz
 
 # %% [markdown]
@@ -87,10 +89,10 @@ show(fig, figures.separate_memories(fig))
 # ## Send and receive
 #
 # One message takes two calls: `dist.send(tensor, dst)` on one rank and `dist.recv(tensor, src)` on the other.
-# The receiver provides an empty tensor of the right shape, and the message is written into it.
+# The receiver provides a tensor of the right shape. The message overwrites whatever that tensor holds.
 #
-# Below, a token goes from rank to rank. Each rank but the first waits for it, doubles it and adds its own
-# number. Then it sends the token on. **The token starts as 1 on rank 0. What does rank 3 hold at the end?**
+# Below, a number goes from rank to rank. Each rank but the first waits for it, doubles it and adds its own
+# rank. Then it sends the result on. **The number starts as 1 on rank 0. What does rank 3 hold at the end?**
 
 # %%
 my_guess = ...
@@ -99,22 +101,23 @@ my_guess = ...
 # %%
 def relay():
     rank, last = dist.get_rank(), dist.get_world_size() - 1
-    token = torch.tensor(1)
+    number = torch.tensor(1)
     if rank > 0:
-        dist.recv(token, src=rank - 1)
-        token = 2 * token + rank
+        dist.recv(number, src=rank - 1)  # overwrites the 1
+        number = 2 * number + rank
     if rank < last:
-        dist.send(token, dst=rank + 1)
-    return token.item()
+        dist.send(number, dst=rank + 1)
+    return number.item()
 
 
 held = zerolab.launch(relay, 4)
-predict(my_guess, held[3], quiz.TOKEN, f"token on each rank: {held}")
+predict(my_guess, held[3], quiz.RELAYED, f"the number on each rank: {held}")
 
 # %% [markdown]
 # Look at who waited. Rank 3's `recv` waited until rank 2 had sent. Rank 2 waited for rank 1, and rank 1 for
-# rank 0. Only one of the four processes was busy at any time. Lesson 02 orders the messages so that all links
-# are busy all the time.
+# rank 0. Only one of the four processes was busy at any time. (A *link* is the connection over which a rank
+# sends and receives: here inside your machine, elsewhere a cable.) Lesson 02 orders the messages so that all
+# links are busy all the time.
 #
 # ## What hangs
 #
@@ -123,7 +126,8 @@ predict(my_guess, held[3], quiz.TOKEN, f"token on each rank: {held}")
 # first and receive second. The code looks right, but every rank waits in its send for a receive that comes
 # one line later.
 #
-# `launch` stops the ranks after `timeout` seconds and reports what each of them was doing.
+# `launch` stops the ranks after `timeout` seconds and reports what each of them was doing. `hang_report`
+# leaves out the lines that are torch's own.
 
 
 # %%
@@ -137,31 +141,33 @@ def everybody_sends_first():
 try:
     zerolab.launch(everybody_sends_first, 3, timeout=2)
 except zerolab.LaunchTimeout as error:
-    print(str(error).splitlines()[0])
+    print(hang_report(error))
 
 # %% [markdown]
-# All three ranks wait in `send`. `str(error)` also holds the stack of each rank. No process is left running.
+# The first line says what is wrong. Below it is the *stack* of each rank: the lines of your code that it was
+# in. All three ranks wait in `send`. (`str(error)` has torch's lines, too.) No process is left running.
 #
 # There is a second kind of hang: one rank never arrives. Below, two ranks call `dist.barrier()`. It is a
 # *collective*: a call that all ranks must make together. It returns when all ranks have called it, and rank 2
-# never does. The rank to blame is the one that is *not* waiting.
+# never does, because it does something else: here it sleeps. The rank to blame is the one that is *not*
+# waiting.
 
 
 # %%
 def rank_two_is_late():
     if dist.get_rank() == 2:
-        while True:
-            pass
+        time.sleep(60)  # or it reads a large file
     dist.barrier()  # waits until every rank is here
 
 
 try:
     zerolab.launch(rank_two_is_late, 3, timeout=2)
 except zerolab.LaunchTimeout as error:
-    print(str(error).splitlines()[0])
-    print("to blame:", error.ranks)
+    print(hang_report(error))
 
 # %% [markdown]
+# This report names rank 2 and shows its stack alone. The others wait, so their stacks do not matter.
+#
 # There is a third case: one rank raises an error. The other ranks then lose their connection to it and fail,
 # too. `launch` reports the first error, with the number of its rank, and not the errors that followed from
 # it.
@@ -265,9 +271,8 @@ ax.set(xlabel="training step", ylabel="distance of the weights")
 show(fig, "Distance between two ranks' weights. " + ", ".join(ax.get_legend_handles_labels()[1]))
 
 # %% [markdown]
-# The two ranks now hold one model. It is the model that a *single* process gets from both batches together.
-# The mean of two mean gradients is the mean gradient of the joint batch, if the two batches have the same
-# size.
+# The two ranks now hold equal models. A *single* process gets the same model from both batches together. The
+# mean of two mean gradients is the mean gradient of the joint batch, if the two batches have the same size.
 
 # %%
 weights = torch.zeros(2)
@@ -301,8 +306,8 @@ def shift(own):
 check_shift(shift)
 
 # %% [markdown]
-# Stuck? `check_shift.hint(1)` prints a hint, and `check_shift.solution()` prints a solution. Lesson 02 passes
-# tensors on in this way for N-1 rounds, with all links busy at once.
+# Stuck? `check_shift.hint(1)` prints a hint, `hint(2)` and `hint(3)` say more, and `check_shift.solution()`
+# prints a solution. Lesson 02 passes tensors on in this way for N-1 rounds, with all links busy at once.
 #
 # ## What it costs
 #
@@ -319,9 +324,9 @@ sent = (ranks - 1) * gradient_mb  # one mean to each of the others
 predict(my_guess, received + sent, quiz.MB_THROUGH_RANK_0)
 
 # %% [markdown]
-# This grows with the number of ranks, and rank 0's network link carries everything while the other links are
-# idle. Lesson 02 does the same job with less than 200 MB sent and 200 MB received by each rank, for any
-# number of ranks.
+# This grows with the number of ranks. Rank 0's link carries everything, and each of the other links carries
+# 200 MB and is idle most of the time. Lesson 02 does the same job with less than 200 MB sent and 200 MB
+# received by each rank, for any number of ranks.
 #
 # ## Quiz
 #

@@ -5,7 +5,7 @@
 # >
 # > *Afterwards you can* say from memory why a 1.5B-parameter model does not fit in 32 GB, compute the bytes
 # > per GPU at each ZeRO stage and the largest batch that fits beside them, say what fine-tuning with frozen
-# > weights saves, and find the three usual mistakes in such a number.
+# > weights saves, and find the two usual mistakes in such a number.
 # >
 # > *Paper:* ZeRO, §3 and §5, Figure 1 and Table 1, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
 # >
@@ -240,16 +240,17 @@ def adapter_bytes(frozen, trained, world_size, stage):
 check_adapter_bytes(adapter_bytes)
 
 # %% [markdown]
-# Stuck? `check_adapter_bytes.hint(1)` prints a hint, and `check_adapter_bytes.solution()` prints a solution.
+# Stuck? `check_adapter_bytes.hint(1)` prints a hint, `hint(2)` and `hint(3)` say more, and
+# `check_adapter_bytes.solution()` prints a solution.
 #
 # With your function compare a 7B model, fine-tuned as a whole on one GPU (112 GB), with 20 million trained
-# parameters beside it. Then look at 8 GPUs, stage by stage: which stage is worth its messages here?
+# parameters beside it. Then look at 8 GPUs, stage by stage: which stage saves enough to matter?
 #
 # <details><summary>Answer</summary>
 #
 # One GPU holds 14 + 0.32 GB. On 8 GPUs stages 1 and 2 save 0.21 and 0.245 of the 0.32 GB, and stage 3 takes
 # all of it to 1.8 GB. So a fine-tuning like this one needs data parallelism and a GPU that holds 14 GB, or
-# stage 3, and nothing between them.
+# stage 3. Stages 1 and 2 hardly help.
 # </details>
 
 # %% [markdown]
@@ -381,10 +382,11 @@ predict(my_guess, kept / 1e9, quiz.ACTIVATIONS)
 # samples. No other rank has them, so there is no copy to remove. What helps is a smaller batch on each GPU,
 # or activation checkpointing.
 #
-# With **activation checkpointing** the forward pass keeps one tensor for each layer or group of layers. The
-# backward pass computes the others again, which costs about a third more compute. The activations of GPT-2
-# shrink to about 8 GB. Move the sliders: at which batch does GPT-2 fit without checkpointing, and at which
-# with it?
+# With **activation checkpointing** the forward pass keeps one tensor for each group of layers. The backward
+# pass computes the others again, group by group, which costs about a third more compute. With eight groups of
+# six layers the activations of GPT-2 shrink to 8.4 GB at batch 32: the eight tensors that are kept, and 12
+# per layer of the one group that is being computed again. Move the sliders: at which batch does GPT-2 fit
+# without checkpointing, and at which with it?
 
 
 # %%
@@ -411,7 +413,8 @@ explore(
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The model states leave 8 GB. That is batch 4 without checkpointing and batch 16 with it.
+# The model states leave 8 GB. That is batch 4 without checkpointing and batch 16 with it. Batch 32 needs 8.4
+# GB with it, and just does not fit.
 # </details>
 #
 # With checkpointing the *model states* are the largest part, 24 of 32 GB. ZeRO is about them.
@@ -437,7 +440,8 @@ def largest_batch(gpu_bytes, world_size, stage):
 check_largest_batch(largest_batch)
 
 # %% [markdown]
-# Stuck? `check_largest_batch.hint(1)` prints a hint, and `check_largest_batch.solution()` prints a solution.
+# Stuck? `check_largest_batch.hint(1)` prints a hint, `hint(2)` and `hint(3)` say more, and
+# `check_largest_batch.solution()` prints a solution.
 #
 # So ZeRO can make training *faster*, too. The memory that a stage frees lets the batch of a GPU grow, and a
 # GPU computes one large matrix product in less time than many small ones.

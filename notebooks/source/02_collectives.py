@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 02 · Collectives: four ways to move a tensor
 #
-# > **50 minutes.** *You need:* lesson 00 (rank, send, receive), and some patience with indices.
+# > **60 minutes.** *You need:* lesson 00 (rank, send, receive), and some patience with indices.
 # >
 # > *Afterwards you can* say what broadcast, reduce-scatter, all-gather and all-reduce do, build a ring that
 # > carries them, and compute the bytes each rank sends. (15 of the minutes are the second exercise, which can
@@ -134,13 +134,15 @@ def record(numel):
 
 recorded = {ranks: zerolab.launch(record, ranks, 60) for ranks in (2, 3, 4, 5)}
 for step, sent, received, sent_bytes in recorded[4][0][:3]:
-    print(f"round {step}: rank 0 sent chunk {sent} ({sent_bytes} bytes) and received chunk {received}")
+    what = f"sent chunk {sent} ({sent_bytes} bytes) and received chunk {received}"
+    print(f"reduce-scatter, round {step + 1} of 3: rank 0 {what}")
 
 # %% [markdown]
 # On the ring at the left, each arrow is a message of this round, with the number of its chunk. At the right,
 # each box is a chunk on a rank. The digits in it are the ranks whose contributions have been added. A dashed
-# frame means that the chunk has just arrived, a thick one that the sum is complete. Step 0 is the start. Then
-# come N-1 rounds of reduce-scatter and N-1 rounds of all-gather. Press ▶ to see them one by one.
+# frame means that the chunk has just arrived, a thick one that the sum is complete. At step 0 of the slider
+# nothing has been sent yet. Then come N-1 rounds of reduce-scatter and N-1 rounds of all-gather. Press ▶ to
+# see them one by one.
 
 # %%
 draw = partial(figures.ring_step, recorded=recorded)
@@ -199,7 +201,7 @@ show_source(ring.chunks, docstring=False)
 #
 # ## Exercise: write the ring
 #
-# > **Difficulty 4 of 5 · 15 minutes · the most useful exercise in this course.** Write
+# > **Difficulty 4 of 5 · 25 minutes · the most useful exercise in this course.** Write
 # > `my_reduce_scatter(tensor)` without looking at the source: it returns this rank's chunk of the sum. Use
 # > `ring.chunks` for the cuts.
 #
@@ -262,8 +264,9 @@ def my_all_reduce(tensor):
 check_all_reduce(my_all_reduce)
 
 # %% [markdown]
-# Stuck? `check_all_reduce.hint(1)` prints a hint, and `check_all_reduce.solution()` prints a solution. The
-# check says which medal your function has, and what is missing for the next one.
+# Stuck? `check_all_reduce.hint(1)` prints a hint, `hint(2)` and `hint(3)` say more, and
+# `check_all_reduce.solution()` prints a solution. The check says which medal your function has, and what is
+# missing for the next one.
 
 # %% [markdown]
 # ## Quiz

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 03 · Data parallelism: the mean of the gradients
 #
-# > **50 minutes.** *You need:* a PyTorch training loop, ranks and messages (lesson 00), and the two halves of
+# > **60 minutes.** *You need:* a PyTorch training loop, ranks and messages (lesson 00), and the two halves of
 # > an all-reduce (lesson 02).
 # >
 # > *Afterwards you can* say what data parallelism averages and when that average is wrong, why gradients are
@@ -247,9 +247,9 @@ def cost_of_all_reduce(fig, GB_per_second=25, latency_microseconds=10):
 explore(cost_of_all_reduce, GB_per_second=number(1, 900, 25), latency_microseconds=number(1, 1000, 10))
 
 # %% [markdown]
-# More bandwidth lowers the lower line. The distance between the lines is latency, which grows with the number
-# of GPUs. So put the gradients into one *flat* tensor, one after the other, reduce that tensor, and copy the
-# results back.
+# More bandwidth lowers the lower line. The upper line is higher because of latency, which grows with the
+# number of GPUs. So put the gradients into one *flat* tensor, one after the other, reduce that tensor, and
+# copy the results back.
 
 
 # %%
@@ -277,7 +277,8 @@ def one_backward(average_them):
 for average_them in (average_each, average_flat):
     sent = attempt(one_backward, [(average_them,)] * 4).messages[0]
     bytes_sent = sum(message.nbytes for message in sent)
-    print(f"{average_them.__name__:<13} {len(sent):>3} all-reduces, {bytes_sent:,} bytes of gradients")
+    many = f"{len(sent):>3} all-reduce{'s' * (len(sent) > 1)}"
+    print(f"{average_them.__name__:<13} {many}, {bytes_sent:,} bytes of gradients")
 
 # %% [markdown]
 # ## Buckets
@@ -305,8 +306,11 @@ def buckets(fig, bucket_MB=3000, gpus=64):
     curve.loglog(figures.BUCKET_MB, waits)
     curve.plot(bucket_MB, now, "o", color=COLOURS["gradients"], markersize=9, clip_on=False)
     curve.set(xlabel="bucket size, MB", ylabel="waiting, ms")
-    said = ", ".join(f"{wait:,.0f} ms" for wait in waits)
-    return f"{len(sent):,} messages of {bucket_MB:,} MB, {gpus} GPUs: {now:,.0f} ms. Over all sizes: {said}"
+    said = ", ".join(
+        f"{size:,} MB {wait:,.0f} ms" for size, wait in zip(figures.BUCKET_MB, waits, strict=True)
+    )
+    many = f"{len(sent):,} message{'s' * (len(sent) > 1)} of {bucket_MB:,} MB"
+    return f"{many}, {gpus} GPUs: {now:,.0f} ms. By bucket size: {said}"
 
 
 # %%
@@ -314,6 +318,12 @@ sizes, gpus = choice(figures.BUCKET_MB, 3000), choice((2, 8, 64, 256), 64)
 explore(buckets, height=3.8, bucket_MB=sizes, gpus=gpus)
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
+# In this model 25 MB is best for 64 GPUs, where the step waits 3 ms, and 5 MB for 8 GPUs. (For 256 GPUs it is
+# 100 MB.)
+# </details>
+#
 # If buckets are too small, each of them costs α. If they are too large, all ranks wait for the last one after
 # the backward pass. With more GPUs a bucket has more latency, so the best size grows with N. PyTorch's own
 # data parallelism, `DistributedDataParallel` or *DDP*, starts with 25 MB.
@@ -345,8 +355,9 @@ def average_in_buckets(gradients, bucket_bytes): ...  # your code
 check_buckets(average_in_buckets)
 
 # %% [markdown]
-# Stuck? `check_buckets.hint(1)` prints a hint, and `check_buckets.solution()` prints a solution. The check
-# says which target your function has reached, and what is missing for the next.
+# Stuck? `check_buckets.hint(1)` prints a hint, `hint(2)` and `hint(3)` say more, and
+# `check_buckets.solution()` prints a solution. The check says which target your function has reached, and
+# what is missing for the next.
 #
 # ## Stage 0
 #
@@ -409,7 +420,8 @@ def train_alone():
 
 # %% [markdown]
 # The order inside a matrix product depends on the device, and on the number of threads. So the single process
-# is launched like the ranks: each of them trains alone, and we take the weights of one.
+# is launched like a rank. `launch` starts four of them: each does the whole training, and we look at the
+# first.
 
 # %%
 results = zerolab.launch(train_stage_0, RANKS)
@@ -434,11 +446,12 @@ print(f"{len(same)} tensors on {RANKS} ranks against one process: bit-identical:
 # %%
 psi = sum(parameter.numel() for parameter in alone)
 _, _, traffic = results[0]
+logical, wire = traffic.logical_bytes, traffic.wire_bytes
 print(f"Ψ = {psi:,} parameters in fp32")
-print(f"formula  2Ψ   {4 * cost.communication_volume(psi, stage=0):>9,} bytes")
-print(f"measured      {traffic.logical_bytes:>9,} bytes")
-print(f"on the wire   {traffic.wire_bytes:>9,} bytes, {traffic.wire_bytes / traffic.logical_bytes} of it")
-print("by operation ", list(traffic.by_op))
+print(f"formula 2Ψ            {4 * cost.communication_volume(psi, stage=0):>9,} bytes")
+print(f"counted, paper's way  {logical:>9,} bytes")
+print(f"really sent           {wire:>9,} bytes, {wire / logical} of it")
+print("by operation         ", list(traffic.by_op))
 
 # %% [markdown]
 # Now the memory. **A model of 7.5B parameters trains on 64 GPUs in mixed precision, 16 bytes per parameter.

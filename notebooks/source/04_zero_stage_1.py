@@ -145,8 +145,9 @@ print("an even share:      ", sum(sizes) / 4)
 #
 # The remedy is not to divide the list. Put all parameters of a unit into one flat buffer, one after the
 # other, and cut *the buffer* into N equal shards. A cut may go through the middle of a tensor. A little
-# *padding* makes the shards equal. The figure shows a real unit of two small layers. **Move the slider: with
-# how many ranks is the first weight on the most ranks? Does any element ever have two owners, or none?**
+# *padding* makes the shards equal. The figure shows a real unit of two small layers. **Move the slider: which
+# number of ranks spreads the first weight over the most ranks? Does any element ever have two owners, or
+# none?**
 
 # %%
 layer = nn.Sequential(nn.Linear(6, 20), nn.Linear(20, 4))
@@ -172,7 +173,7 @@ explore(partial(figures.partition_map, layer=layer), height=3.4, ranks=slider(1,
 #
 # > **Difficulty 2 of 5 · importance 4 of 5 · 8 minutes.** Every sharded engine computes this: the
 # > optimizer, the checkpoint and the error messages need to know which part of which parameter is on which
-# > rank. A part of a parameter between two of its elements is a *slice*.
+# > rank. A run of neighbouring elements of a parameter is a *slice*.
 # >
 # > - `sizes` are the numbers of elements of the parameters. They stand in the flat buffer one after the
 # >   other, without padding between them (zerolab's padding inside the buffer is left out here).
@@ -180,8 +181,8 @@ explore(partial(figures.partition_map, layer=layer), height=3.4, ranks=slider(1,
 # > - Return a list with one `(start, stop)` for each parameter: the elements that `rank` owns, counted from
 # >   the parameter's own first element. Where it owns none of them, that is an empty slice, such as `(0, 0)`.
 # >
-# > `owned_slices([6, 3, 7, 1], 3, 1)` is `[(0, 0), (0, 3), (0, 3), (0, 0)]`: of 18 places rank 1 has 6 to
-# > 12.
+# > `owned_slices([6, 3, 7, 1], 3, 1)` is `[(0, 0), (0, 3), (0, 3), (0, 0)]`: of the 18 places, counted from
+# > 0, rank 1 has places 6 to 11.
 
 
 # %%
@@ -344,8 +345,9 @@ for rank, events in enumerate(zerolab.launch(one_step, 2)):
         print(f"  {'':<9}{', '.join(event.slices)}")
 
 # %% [markdown]
-# - **backward, reduce-scatter.** Each rank sends half of its gradient, 3,936 numbers of 4 bytes. It keeps the
-#   sum of the slices listed here. This is the first half of the all-reduce.
+# - **backward, reduce-scatter.** Each rank sends half of its gradient, 3,936 numbers of 4 bytes. (The 7,850
+#   parameters and their padding are 7,872 numbers.) It keeps the sum of the slices listed here. This is the
+#   first half of the all-reduce.
 # - **step, update.** Here the ranks differ. Rank 0 updates weights 0–3935. Rank 1 updates the rest of the
 #   weights and the whole bias. Each has momentum buffers for its own slices only: this is the memory saved.
 # - **step, all-gather.** The second half: each rank sends its updated half, and both have the whole model
@@ -508,9 +510,9 @@ show(fig, f"Loss of each step at stage 1 and in one process with plain Adam: the
 #
 # ## On GPUs
 #
-# On a machine with a GPU for every rank this lesson ran on GPUs, over NCCL. On any other it ran on the CPU,
-# over gloo. The next cell uses as many GPUs as there are: it trains with stage 1, one rank on each, and
-# compares the bits with one process on one GPU. Two ranks share the GPU where there is only one.
+# If this machine has a GPU for every rank, the cells above used them, over NCCL. On any other machine they
+# used the CPU, over gloo. The next cell trains with stage 1 over NCCL, with one rank for each GPU, and
+# compares the bits with one process on one GPU. If there is only one GPU, it runs two ranks, which share it.
 
 # %% tags=["nbval-ignore-output"]
 verify_on_gpus(stage=1)

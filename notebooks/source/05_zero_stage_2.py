@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 05 · ZeRO stage 2: a gradient is freed once it is reduced
 #
-# > **70 minutes.** *You need:* lesson 04, where each rank updates its own 1/N of the parameters and a
+# > **80 minutes.** *You need:* lesson 04, where each rank updates its own 1/N of the parameters and a
 # > reduce-scatter brings it the gradients for that.
 # >
 # > *Afterwards you can* say which bytes of a gradient are no longer needed and when, follow a unit through
@@ -310,20 +310,21 @@ def gradients_over_time(fig, reduces_in_flight):
             ax.annotate("peak", (MB.index(max(MB)), max(MB)), (0, 6), textcoords="offset points", ha="center")
     ax.set(ylabel="MB of gradients held", ylim=(0, 1.15))
     mark_units(ax, [name for name, _ in stage_1])
-    return (
-        f"Gradients held in one backward pass, {reduces_in_flight} reductions in flight. {'; '.join(ends)}."
-    )
+    many = f"{reduces_in_flight} reduction{'s' * (reduces_in_flight != 1)} in flight"
+    return f"Gradients held in one backward pass, {many}. {'; '.join(ends)}."
 
 
 # %%
 explore(gradients_over_time, height=2.8, reduces_in_flight=choice(limits, 1))
 
 # %% [markdown]
-# Read it from left to right. At stage 1 the bytes only grow: each unit's buffer is filled and stays. At stage
-# 2 they grow and fall with every unit: a buffer is filled, and three quarters of it are freed when its sum is
-# there. The low points rise, because each unit leaves its quarter behind. With more ranks they rise less. So
-# with many ranks the *peak*, the most that is held at once, **depends on the size of a unit and hardly on the
-# size of the model.** With 8 in flight the engine waits for nothing, and stage 2 holds as much as stage 1.
+# Read it from left to right. At stage 1 each unit's buffer is filled and stays. (Small gradients wait beside
+# the buffer until several of them are copied in one call. That is the small step down at the end of each
+# unit.) At stage 2 the bytes grow and fall with every unit: a buffer is filled, and three quarters of it are
+# freed when its sum is there. The low points rise, because each unit leaves its quarter behind. With more
+# ranks they rise less. So with many ranks the *peak*, the most that is held at once, **depends on the size of
+# a unit and hardly on the size of the model.** With 8 in flight the engine waits for nothing, and stage 2
+# holds as much as stage 1.
 #
 # ## Gradient accumulation: what it costs
 #
@@ -343,9 +344,12 @@ my_guess = ...
 predict(my_guess, zerolab.cost.communication_volume(1, stage=2, micro_batches=4), quiz.TRAFFIC)
 
 # %% [markdown]
-# There is a way to move less, and every framework has it: `no_sync()`. Backward passes inside it collect
-# whole gradients locally, and the first backward pass outside reduces the total. So it moves 2Ψ again. The
-# next cells measure what that costs in memory.
+# There is a way to move less: `no_sync()`. Backward passes inside it collect whole gradients locally, and the
+# first backward pass outside reduces the total. So it moves 2Ψ again. (DDP and FSDP can do the same.
+# DeepSpeed's `no_sync()` raises an error at stages 2 and 3.)
+#
+# The next cells measure what that costs in memory. The second of them takes 24 steps on four ranks, of up to
+# eight micro-batches each. That can take a minute, in which nothing is printed.
 
 
 # %%
@@ -357,8 +361,8 @@ def accumulate(stage, micro_batches, wait):
         nonlocal peak
         peak = max(peak, optimizer.memory().grads_bytes)
 
-    for block in model.blocks:  # its first gradient brings its buffer
-        block.mlp_out.bias.register_post_accumulate_grad_hook(look)
+    for block in model.blocks:  # a unit gets its buffer when its first large gradient comes
+        block.mlp_out.weight.register_post_accumulate_grad_hook(look)
     for micro in range(micro_batches):
         with optimizer.no_sync() if wait and micro < micro_batches - 1 else nullcontext():
             (model(*batch(micro)) / micro_batches).backward()
@@ -654,9 +658,9 @@ show(fig, f"Loss of each micro-batch at stage 2 and in one process with plain Ad
 # %% [markdown]
 # ## On GPUs
 #
-# On a machine with a GPU for every rank this lesson ran on GPUs, over NCCL. On any other it ran on the CPU,
-# over gloo. The next cell uses as many GPUs as there are: it trains with stage 2, one rank on each, and
-# compares the bits with one process on one GPU. Two ranks share the GPU where there is only one.
+# If this machine has a GPU for every rank, the cells above used them, over NCCL. On any other machine they
+# used the CPU, over gloo. The next cell trains with stage 2 over NCCL, with one rank for each GPU, and
+# compares the bits with one process on one GPU. If there is only one GPU, it runs two ranks, which share it.
 
 # %% tags=["nbval-ignore-output"]
 verify_on_gpus(stage=2)

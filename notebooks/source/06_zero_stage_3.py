@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 06 · ZeRO stage 3: a parameter is whole only while its unit computes
 #
-# > **65 minutes.** *You need:* lesson 05, where a gradient is freed once it is reduced.
+# > **75 minutes.** *You need:* lesson 05, where a gradient is freed once it is reduced.
 # >
 # > *Afterwards you can* follow one parameter through a step, free a storage and fill it again, compute
 # > traffic unit by unit and the peak for a given `prefetch`, and say what a sharded parameter refuses and
@@ -448,7 +448,7 @@ show(fig, "One step on two ranks at stages 2 and 3: what they compute and send, 
 # forward or backward, the rank may compute meanwhile. (On a GPU these are the times at which the CPU queued
 # the work. The file below has the GPU's own times too.)
 #
-# `python -m zerolab train --model gpt-tiny --stage 3 --trace trace.json` writes the timelines of all ranks
+# `./zero train --model gpt-tiny --stage 3 --trace trace.json` writes the timelines of all ranks
 # into one file. Open it at [ui.perfetto.dev](https://ui.perfetto.dev): each rank is a process there, and a
 # click on a bar shows its bytes, its slices, and the line of code that started it.
 #
@@ -464,10 +464,11 @@ show(fig, "One step on two ranks at stages 2 and 3: what they compute and send, 
 # >   leaves the gradient of the weight in `layer.grad`, P numbers. Both need the whole weight and raise an
 # >   error without it.
 # > - From lesson 02: `ring.all_gather(flat)` works in place. `ring.reduce_scatter(flat)` returns this
-# >   rank's chunk as a view.
+# >   rank's chunk, a view of `flat`.
 # >
-# > The check looks at the gradients, at how many weights are whole at once (one), at what is left at the
-# > end (nothing), and at the bytes that you send.
+# > The check looks at the gradients, at how many weights and how many gradients are whole at once (one of
+# > each), at what is left at the end (nothing), and at the bytes that you send. A view of a gradient keeps
+# > the whole gradient in memory, as in lesson 05.
 
 
 # %%
@@ -582,10 +583,12 @@ for stage, run in rehearsed.items():
     print(f"stage {stage}: {states / 1e9:7,.1f} GB of model states, {peak / 1e9:7,.1f} GB at the peak")
 
 # %% [markdown]
-# On 1,024 GPUs the model states are 16Ψ/1024, as in the paper's Table 1. But **look at the peak**. It is more
-# than five times that, too much for a GPU of 80 GB. Each of the 127 blocks has 7.9 billion parameters, 15.7
-# GB in 16 bits. At the worst moment of the backward pass two blocks are whole, the gradients of two blocks
-# are being reduced, and the root is whole with its gradient: it has the embeddings.
+# On 1,024 GPUs the model states are 16Ψ/1024, as in the paper's Table 1. But **look at the peak**. It is six
+# times that, too much for a GPU of 80 GB. Each of the 127 blocks has 7.9 billion parameters, 15.7 GB in 16
+# bits. At the worst moment of the backward pass two blocks are whole, and so are the gradients of two blocks:
+# 4 × 15.7 GB. The root, which has the embeddings, is whole with its gradient: 2 × 5.2 GB. And autograd has
+# just stored the gradient of one matrix of the MLP, 5.2 GB more, which the engine is about to copy into the
+# block's gradient buffer. With the model states that is 94 GB.
 #
 # This lesson's options help. How many GB does the peak fall to if the engine waits for every collective?
 
@@ -597,15 +600,17 @@ patient = zerolab.rehearse(counted, world_size=1024, stage=3, prefetch=0, reduce
 print(f"prefetch 0, nothing in flight: {max(patient.peak_by_phase.values()) / 1e9:.1f} GB at the peak")
 
 # %% [markdown]
+# Now one block is whole instead of two, and one block's gradients: 2 × 15.7 GB less.
+#
 # Smaller units would help without waiting. `units=` takes a list of modules, and each of them is gathered as
 # one unit. So a model that has attention and MLP in modules of their own can be cut there. Whether a model
 # fits depends on its largest unit as much as on the number of ranks.
 #
 # ## On GPUs
 #
-# On a machine with a GPU for every rank this lesson ran on GPUs, over NCCL. On any other it ran on the CPU,
-# over gloo. The next cell uses as many GPUs as there are: it trains with stage 3, one rank on each, and
-# compares the bits with one process on one GPU. Two ranks share the GPU where there is only one.
+# If this machine has a GPU for every rank, the cells above used them, over NCCL. On any other machine they
+# used the CPU, over gloo. The next cell trains with stage 3 over NCCL, with one rank for each GPU, and
+# compares the bits with one process on one GPU. If there is only one GPU, it runs two ranks, which share it.
 
 # %% tags=["nbval-ignore-output"]
 verify_on_gpus(stage=3)
@@ -635,4 +640,7 @@ answer(my_answers, quiz.QUESTIONS)
 #   bit.
 #
 # Now all model states are divided by N. The rest of the memory depends on the batch: activations, buffers,
-# fragmentation. That is the subject of lesson 07.
+# fragmentation. (Lesson 07, on that, is not written yet.)
+#
+# **Next:** [08 · In the wild](08_in_the_wild.ipynb): what other engines hold and send, and which stage suits
+# which cluster.

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 08 · In the wild: DDP, FSDP2, DeepSpeed, and the cluster you have
 #
-# > **60 minutes.** *You need:* lessons 04 to 06, so that "stage 2" tells you what a rank holds and sends.
+# > **90 minutes.** *You need:* lessons 04 to 06, so that "stage 2" tells you what a rank holds and sends.
 # >
 # > *Afterwards you can* say which stage an engine's settings mean and check it, choose stage, precision and
 # > checkpointing for a cluster, say why 3Ψ between nodes hurts and what hybrid sharding does about it, and
@@ -15,11 +15,12 @@
 # ## The question
 #
 # You know what each stage shards. At work you meet other words: `fully_shard(model)`, `"stage": 2` in a JSON
-# file, `fsdp_sharding_strategy: SHARD_GRAD_OP`. **Which lesson is that? And is it true?**
+# file, `fsdp_sharding_strategy: SHARD_GRAD_OP`. **Which stage is each of them? And does the engine
+# do what that stage says?**
 #
 # Documentation says what an engine is meant to do. In this lesson you measure what it does. First eight
-# engines train one model, side by side. Then you choose engines for six clusters. Then a model that you
-# trained sharded writes Python.
+# engines train one model, side by side. Then you choose stage, precision and checkpointing for six
+# clusters. Then a model that you trained sharded writes Python.
 
 # %%
 import numpy as np
@@ -100,7 +101,7 @@ def train(name):
 my_guess = ...
 
 # %%
-predict(my_guess, 4 + 4 + 8 / RANKS, quiz.HELD_BY_REDUNDANCY_OPTIMIZER)
+predict(my_guess, quiz.HELD, quiz.HELD_BY_REDUNDANCY_OPTIMIZER)
 
 # %% [markdown]
 # Lesson 04's stage 1 moves 2Ψ, not one byte more than data parallelism. **How many Ψ does this one move in a
@@ -110,7 +111,7 @@ predict(my_guess, 4 + 4 + 8 / RANKS, quiz.HELD_BY_REDUNDANCY_OPTIMIZER)
 my_guess = ...
 
 # %%
-predict(my_guess, 2 + 1, quiz.MOVED_BY_REDUNDANCY_OPTIMIZER)
+predict(my_guess, quiz.MOVED, quiz.MOVED_BY_REDUNDANCY_OPTIMIZER)
 
 # %% [markdown]
 # An all-reduce is 2Ψ already, and the broadcasts of all updated parameters are Ψ more. Lesson 04 said that 3Ψ
@@ -126,7 +127,7 @@ predict(my_guess, 2 + 1, quiz.MOVED_BY_REDUNDANCY_OPTIMIZER)
 my_guess = ...
 
 # %%
-predict(my_guess, 16 / RANKS, quiz.KEPT_AFTER_FORWARD)
+predict(my_guess, quiz.AT_REST, quiz.KEPT_AFTER_FORWARD)
 
 # %% [markdown]
 # It moves what stage 2 moves, 2Ψ. And between forward and backward it holds whole parameters, as stage 2
@@ -346,6 +347,9 @@ else:
 # | shard within one machine | | `zero_hpz_partition_size` | a mesh of two dimensions |
 # | small ones stay whole | | `stage3_param_persistence_threshold` | |
 #
+# (With `gradient_accumulation_steps` DeepSpeed reduces once a step at stages 0 and 1. At stages 2 and 3 it
+# reduces every micro-batch, and its own `no_sync()` raises an error.)
+#
 # [json]: https://www.deepspeed.ai/docs/config-json/
 # [fsdp2]: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 # [fsdp1]: https://docs.pytorch.org/docs/stable/fsdp.html
@@ -378,9 +382,9 @@ check_shard(shard)
 #
 # ## Second exercise: the same in DeepSpeed's JSON
 #
-# > **Difficulty 1 of 5 · 4 minutes.** Return the settings as a dictionary: ZeRO stage 2, bf16, a batch of 64
-# > over 4 GPUs, each GPU in 2 micro-batches. DeepSpeed need not be installed: the check reads the settings as
-# > DeepSpeed does.
+# > **Difficulty 1 of 5 · 4 minutes.** Return the settings as a dictionary: ZeRO stage 2, bf16, and a batch of
+# > 64 over 4 GPUs, so that each GPU takes its 16 samples as 2 micro-batches of 8. DeepSpeed need not be
+# > installed: the check reads the settings as DeepSpeed does.
 
 
 # %%
@@ -392,7 +396,8 @@ def deepspeed():
 check_json(deepspeed)
 
 # %% [markdown]
-# Stuck? `check_json.hint(1)` prints a hint, and `check_json.solution()` prints a solution.
+# Stuck? `check_json.hint(1)` prints a hint, `hint(2)` and `hint(3)` say more, and `check_json.solution()`
+# prints a solution.
 #
 # ## Nodes
 #
@@ -496,21 +501,28 @@ def network_matters(fig, micro_batches, nodes):
 explore(network_matters, height=3, micro_batches=slider(1, 16, 1), nodes=choice([2, 4, 8, 16, 32], 8))
 
 # %% [markdown]
-# With one micro-batch stages 1 and 2 and hybrid sharding lie almost on one line, and stage 3 is half as much
-# above. With eight micro-batches stage 1 and hybrid sharding still move 2Ψ between nodes, stage 2 has 9Ψ, and
-# stage 3 has 24Ψ. At the right, where a node's network is as fast as NVLink, hybrid sharding meets stage 3:
-# there it only costs memory.
+# With one micro-batch stages 1 and 2 and hybrid sharding lie almost on one line, and stage 3 is 1.5 times as
+# high. On eight nodes the line of hybrid sharding crosses that of stages 1 and 2 between 200 and 400 Gbit/s.
+# At the right, where a node's network is as fast as NVLink, it meets that of stage 3: there hybrid sharding
+# only costs memory. With eight micro-batches stage 1 and hybrid sharding still move 2Ψ between nodes, stage 2
+# has 9Ψ, and stage 3 has 24Ψ. Then hybrid sharding is far below stage 3, and crosses stage 2 only beyond 800
+# Gbit/s.
 #
 # DeepSpeed's `zero_hpz_partition_size` goes a part of this way: it keeps a second shard of the parameters in
 # each node, so that the gather for backward stays inside.
 #
 # ## Six clusters
 #
-# A plan has three judges. `python -m zerolab plan` knows states and activations. `rehearse` runs the engine
-# and adds what it holds for a moment: whole units, and gradients on their way. The α–β model and a count of
-# operations give seconds. Six operations a parameter and token, eight with checkpointing, at 40 % of the
-# GPU's peak: that is an example, as is α = 10 µs, and nothing is hidden behind anything. The seconds compare
-# choices. They are no forecast.
+# Three tools judge a choice:
+#
+# - `./zero plan` computes model states and activations.
+# - `rehearse` runs the engine, and counts what it holds for a moment besides: whole units, and gradients on
+#   their way.
+# - The α–β model gives the seconds of messages, here with α = 10 µs. For the computation we count 6
+#   operations per parameter and token (8 with checkpointing), at 40 % of the GPU's peak. Messages and
+#   computation do not overlap in this count.
+#
+# 10 µs and 40 % are examples. The seconds compare choices. They are no forecast.
 
 # %%
 for name, c in clusters.CLUSTERS.items():
@@ -519,37 +531,43 @@ for name, c in clusters.CLUSTERS.items():
     print(f"{name:10}  {gpus}\n{'':10}  {c.model}, {c.batch} × {c.shape.seq} tokens on each GPU")
 
 # %% [markdown]
-# Try each cluster. Which is the smallest stage that fits, and which choice is fastest?
+# Try each cluster. Which is the smallest stage that fits, without checkpointing and with it? What do the
+# seconds say? (Precision is `mixed`, which is bf16, `mixed_fp16`, which is fp16 with a *loss scale*, or
+# `fp32`.)
 
 
 # %%
-def sizes_on(cluster, stage, recompute):
-    asked = clusters.question(cluster, "mixed", recompute)
-    states, passing = asked.states(stage), clusters.passing_bytes(cluster.model, cluster.gpus, stage, "mixed")
+def sizes_on(cluster, stage, precision, recompute):
+    asked = clusters.question(cluster, precision, recompute)
+    states = asked.states(stage)
+    passing = clusters.passing_bytes(cluster.model, cluster.gpus, stage, asked.precision)
     sizes = (states.params_bytes, states.grads_bytes, states.optimizer_bytes, asked.activation_bytes, passing)
     return dict(zip((*COLOURS, "for a moment"), (size / 1e9 for size in sizes), strict=True))
 
 
-def verdict_on(cluster, stage, recompute, GB):
-    fits = "fits" if clusters.fits(cluster, stage, "mixed", recompute) else "does not fit"
-    seconds = clusters.compute_seconds(cluster, "mixed", recompute), clusters.message_seconds(cluster, stage)
+def verdict_on(cluster, stage, precision, recompute, GB):
+    fits = "fits" if clusters.fits(cluster, stage, precision, recompute) else "does not fit"
     memory = f"{cluster.name}, {cluster.model}: {GB:.1f} GB, {fits} into {cluster.memory_bytes / 1e9:.0f}"
-    return f"{memory}\nby the model {seconds[0]:.2f} s compute + {seconds[1]:.2f} s messages"
+    if precision == "mixed" and cluster.gpu in clusters.WITHOUT_BF16:
+        return f"{memory}\nbut a {cluster.gpu} has no bf16: choose mixed_fp16"
+    compute = clusters.compute_seconds(cluster, precision, recompute)
+    messages = clusters.message_seconds(cluster, stage, precision)
+    return f"{memory}\nby the model {compute:.2f} s compute + {messages:.2f} s messages"
 
 
 # %%
-def on_a_cluster(fig, cluster, stage, checkpointing):
+def on_a_cluster(fig, cluster, stage, precision, checkpointing):
     chosen, ax, left = clusters.CLUSTERS[cluster], fig.subplots(), 0
-    for name, size in sizes_on(chosen, stage, checkpointing == "on").items():
+    for name, size in sizes_on(chosen, stage, precision, checkpointing == "on").items():
         looks = {} if name in COLOURS else {"edgecolor": QUIET, "hatch": "//"}
         ax.barh(0, size, left=left, label=name, color=COLOURS.get(name, PALE), **looks)
         left += size
     room = clusters.ROOM * chosen.memory_bytes / 1e9
     ax.axvline(room, color=INK, linestyle="--")
     ax.set(yticks=[], xlabel="GB on each GPU (dashed: 95 % of its memory)", xlim=(0, 1.1 * max(left, room)))
-    title = verdict_on(chosen, stage, checkpointing == "on", left)
+    title = verdict_on(chosen, stage, precision, checkpointing == "on", left)
     ax.set_title(title)
-    return f"{title}. Stage {stage}, checkpointing {checkpointing}."
+    return f"{title}. Stage {stage}, precision {precision}, checkpointing {checkpointing}."
 
 
 # %%
@@ -558,19 +576,23 @@ explore(
     height=2.4,
     cluster=choice(list(clusters.CLUSTERS), "1,024 GPUs"),
     stage=slider(0, 3, 3),
+    precision=choice(clusters.PRECISIONS, "mixed"),
     checkpointing=choice(["off", "on"], "off"),
 )
 
 # %% [markdown]
 # The figure begins with the largest. 175B parameters in 16Ψ/1,024 bytes are 2.7 GB, and the plan says that
-# 60.7 of 80 GB are needed. But a unit has 1.8 billion parameters. Two whole units, the gradients of two, and
-# the root are 20.7 GB more, and it does not fit. Only the rehearsal knows.
+# 60.7 of 80 GB are needed. But a unit has 1.8 billion parameters. Two whole units and the gradients of two
+# are 4 × 3.6 GB. The root and its gradient are 2 × 2.5 GB. The gradient of one matrix, which autograd has
+# just stored, is 1.2 GB. Together these are 20.7 GB more, and it does not fit. Only the rehearsal knows.
+#
+# Which choice is the fastest that fits? You find out in the exercise.
 #
 # ## Third exercise: choose
 #
 # > **Difficulty 3 of 5 · 12 minutes.** Choose (stage, precision, checkpointing) for each cluster. A choice
-# > must fit, and no other that fits may be faster by more than 1 % in the model. Precision is `"mixed"`
-# > (bf16), `"mixed_fp16"` (fp16 with a *loss scale*) or `"fp32"`. T4 and V100 have no bf16.
+# > must fit, and no other that fits may be faster by more than 1 % in the model. Precision is `"mixed"`,
+# > `"mixed_fp16"` or `"fp32"`. T4 and V100 have no bf16.
 
 
 # %%
@@ -589,7 +611,8 @@ def choose(cluster):
 check_choices(choose)
 
 # %% [markdown]
-# Stuck? `check_choices.hint(1)` prints a hint, and `check_choices.solution()` prints a solution.
+# Stuck? `check_choices.hint(1)` prints a hint, `hint(2)` and `hint(3)` say more, and
+# `check_choices.solution()` prints a solution.
 #
 # Compare the two boxes with the Ethernet cluster: what is right on NVLink is wrong between nodes. On the
 # Ethernet cluster stage 3 leaves room to train without checkpointing, and it still loses, because a third
@@ -658,7 +681,7 @@ explore(super_linear, height=3, Gbit=choice([25, 50, 100, 200, 400, 800], 100))
 # ## What an hour costs
 #
 # The bill is price × GPUs × hours. With the formula above, T tokens in sequences of s take
-# T/s · (τ + c/b) GPU-seconds. The number of GPUs is gone from it, but for b and c! **The price below is an
+# T/s · (τ + c/b) GPU-seconds. The number of GPUs enters only through b and c. **The price below is an
 # example, not an offer: put in your own.**
 
 
@@ -737,7 +760,7 @@ for kind in ("one step less", "another path", "busy elsewhere"):
 my_guess = ...
 
 # %%
-predict(my_guess, 2, quiz.MISSING_RANK)
+predict(my_guess, quiz.SILENT, quiz.MISSING_RANK)
 
 # %% [markdown]
 # The rank that says nothing. If all ranks speak, compare `SeqNum`, `OpType` and `NumelIn`: the one that
@@ -814,7 +837,7 @@ losses, text = zerolab.launch(train_a_writer, 2)[0]
 print(text)
 
 # %% [markdown]
-# It is not a good programmer. But three hundred thousand parameters, none of which was whole on any rank
+# It is not a good programmer. But fewer than half a million parameters, none of which was whole on any rank
 # while the optimizer ran, learned in seconds how a method begins, that `self` comes first, and how deep to
 # indent. Much of it is known by heart: 60,000 bytes are few.
 

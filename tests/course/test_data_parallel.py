@@ -30,6 +30,16 @@ def flat_average(parameters, count, weigh=True, fill=True, divide="counts", writ
             parameter.grad.copy_(piece.view_as(parameter))
 
 
+def zeros_without_a_gradient(parameters, count):
+    """Zeros are sent, and there is no gradient to write the average into."""
+    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+    flat = torch.cat([*(count * each.flatten() for each in grads), torch.tensor([count])])
+    dist.all_reduce(flat)
+    pieces = (flat[:-1] / flat[-1]).split([p.numel() for p in parameters])
+    for parameter, piece in zip(parameters, pieces, strict=True):
+        parameter.grad.copy_(piece.view_as(parameter))
+
+
 def one_by_one(parameters, count, layout="keep", skip=False):
     """A message for each parameter."""
     total = torch.tensor(float(count), dtype=torch.float64)
@@ -155,8 +165,15 @@ MISTAKES = {
         "never divided by the sum of the counts",
     ),
     "copy not written back": (lambda p, c: flat_average(p, c, write=False), "is what it was before"),
-    "gap ignored, flat": (alone(lambda p, c: flat_average(p, c, fill=False)), "without a gradient"),
-    "gap ignored, one by one": (alone(lambda p, c: one_by_one(p, c, skip=True)), "without a gradient"),
+    "gap ignored, flat": (alone(lambda p, c: flat_average(p, c, fill=False)), "sends less than the others"),
+    "gap ignored, one by one": (
+        alone(lambda p, c: one_by_one(p, c, skip=True)),
+        "sends less than the others",
+    ),
+    "zeros sent, and no gradient": (
+        alone(zeros_without_a_gradient),
+        "rank 1 sent as much as the others, and failed when it wrote the average back",
+    ),
     "zeros at the end": (zeros_at_the_end, "skipped the parameter without a gradient"),
     "gap left out of the count": (gap_not_counted, "left out of the count"),
     "divided by the ranks": (

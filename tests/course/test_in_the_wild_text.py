@@ -43,6 +43,12 @@ def test_the_numbers_of_the_largest_cluster():
         f"are {states / 1e9:.1f} GB", f"{planned / 1e9:.1f} of 80 GB", f"are {passing / 1e9:.1f} GB more"
     )
     assert said(f"a unit has {block / 1e9:.1f} billion parameters")
+    root = (2 * 50_257 + cluster.shape.seq) * cluster.shape.hidden
+    matrix = 4 * cluster.shape.hidden**2
+    assert 2 * (4 * block + 2 * root + matrix) == pytest.approx(passing, rel=0.01)
+    assert said(
+        f"4 × {2 * block / 1e9:.1f} GB", f"2 × {2 * root / 1e9:.1f} GB", f"is {2 * matrix / 1e9:.1f} GB"
+    )
     assert said("450 GB/s over NVLink") and presets.machine("H100-80GB").link_bytes_per_second == 450e9
     ethernet = clusters.CLUSTERS["Ethernet"]
     assert said(f"Ψ more bytes at {ethernet.network_bytes_per_second / 1e9:.2f} GB/s")
@@ -109,11 +115,20 @@ def test_the_networks_lines_are_within_the_axes(micro_batches: int, nodes: int):
 def test_the_bar_of_a_cluster_says_what_the_check_judges(name: str, checkpointing: str):
     cluster = clusters.CLUSTERS[name]
     for stage in range(4):
-        choice = {"cluster": name, "stage": stage, "checkpointing": checkpointing}
+        choice = {"cluster": name, "stage": stage, "precision": "mixed", "checkpointing": checkpointing}
         alt = spoken(drawing("in_the_wild", "on_a_cluster"), 2.4, **choice)
         needed = clusters.needed_bytes(cluster, stage, "mixed", checkpointing == "on")
         fits = clusters.fits(cluster, stage, "mixed", checkpointing == "on")
         assert f"{needed / 1e9:.1f} GB, {'fits' if fits else 'does not fit'} into" in alt
+
+
+def test_the_bar_of_a_cluster_says_where_there_is_no_bf16():
+    choice = {"cluster": "Kaggle", "stage": 1, "checkpointing": "off"}
+    in_bf16, in_fp16 = (
+        spoken(drawing("in_the_wild", "on_a_cluster"), 2.4, precision=precision, **choice)
+        for precision in ("mixed", "mixed_fp16")
+    )
+    assert "a T4 has no bf16" in in_bf16 and "s compute" in in_fp16 and "bf16" not in in_fp16
 
 
 def test_the_other_drawings():

@@ -537,6 +537,14 @@ class Undivided10(Engine10):
         self.gather()
 
 
+class HeadDropped11(Engine11):
+    """Dropped before the model runs."""
+
+    def cut(self):
+        self.parameters = {name: self.parameters[name] for name in ("body", "embedding")}
+        super().cut()
+
+
 class HeadLeftOut11(Engine11):
     def cut(self):
         self.tied = self.parameters
@@ -629,6 +637,7 @@ REPAIRS = {
     BarrierFirst6: "A barrier makes the ranks wait for each other",
     AllToAll6: "a step moves 3.0Ψ where 2Ψ are enough",
     ClearedInReduce7: "only the last micro-batch counts",
+    HeadDropped11: "batch.gradients runs the model, which needs every name",
     ClearedTooEarly7: "step left the parameters as they were",
     OneBehind7: "each update uses the gradient of the step before",
     FirstUnitOnly8: "the second unit's momentum is forgotten",

@@ -167,7 +167,7 @@ def test_every_right_way_to_find_the_batch_passes(solution):
             "or all GPUs' samples are counted",
         ),
         (beside_states(sample=lambda n, stage: SAMPLE / 2), "or half of the layers or of the tokens"),
-        (beside_states(sample=lambda n, stage: SAMPLE * (n - 1)), "with stage 0, 1 GPUs of 32 GB"),
+        (beside_states(sample=lambda n, stage: SAMPLE * (n - 1)), "with stage 0, 1 GPU of 32 GB"),
         (beside_states(sample=lambda n, stage: SAMPLE * stage), "division by zero, with stage 0"),
         (beside_states(of_batch=lambda fit, n: max(0, -int(-fit // 1))), "round down, with // or int()"),
         (beside_states(of_batch=lambda fit, n: max(0, fit)), "a whole number of samples: round down"),
@@ -189,6 +189,10 @@ def test_every_right_way_to_find_the_batch_passes(solution):
         (
             beside_states(held=lambda psi, n, stage: states(7e9, n, stage)),
             "your 0 would be right if the model states took more than 30.1 GB",
+        ),
+        (
+            beside_states(of_batch=lambda fit, n: round(fit)),
+            "where the states alone do not fit, no sample fits: return 0 there, and nothing negative",
         ),
         (lambda gpu, n, stage: "many", "returned str 'many': return a number of samples"),
     ],

@@ -1,13 +1,16 @@
 """Lesson 00: its check names each classic mistake, its drawings say what they show."""
 
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
 from support.answers import alone, together
 from support.lessons import solutions_travel_by_value, spoken
 
+import zerolab
 from zerolab import ring
-from zerolab.course import attempts
+from zerolab.course import attempts, hang_report
 from zerolab.course.lessons.ranks import check_average, figures
 
 solutions_travel_by_value(__name__)
@@ -186,3 +189,27 @@ def test_a_deadlock_is_named(monkeypatch):
 
 def test_the_diagram_says_what_it_shows():
     assert spoken(figures.separate_memories, 1.5).startswith("4 separate boxes")
+
+
+def test_the_report_of_a_hang_has_the_readers_own_lines():
+    """Without a path and without a line of torch, and with the ranks that wait."""
+
+    def send_first():
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        dist.send(torch.ones(1), (rank + 1) % world_size)
+
+    def one_is_late():
+        if dist.get_rank() == 1:
+            time.sleep(60)
+        dist.barrier()
+
+    with pytest.raises(zerolab.LaunchTimeout) as caught:
+        zerolab.launch(send_first, 2, timeout=2)
+    report = hang_report(caught.value)
+    assert report.count("dist.send(torch.ones(1), (rank + 1) % world_size)") == 2
+    assert "rank 0's stack:\n  line " in report and report.count("\n  line ") == 2 and "/" not in report
+    with pytest.raises(zerolab.LaunchTimeout) as caught:
+        zerolab.launch(one_is_late, 2, timeout=2)
+    report = hang_report(caught.value)
+    assert "rank 1's stack:\n" in report and "time.sleep(60)" in report and "rank 0's stack" not in report
+    assert report.endswith("waiting for another rank: rank 0")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
@@ -13,10 +14,11 @@ import ipywidgets
 import nbformat
 import pytest
 from support import ROOT
+from support.lessons import NAMES, source
 
 from zerolab.__main__ import main
 from zerolab.course import answer, my_progress, predict, quizzes
-from zerolab.course.classroom import record
+from zerolab.course.classroom import clone, record
 from zerolab.course.classroom.record import Entry, read, remember
 from zerolab.course.exercise import graded
 from zerolab.course.lessons.ranks import quiz
@@ -52,11 +54,11 @@ def test_a_check_a_quiz_and_a_guess_are_recorded(in_lesson: Path, monkeypatch):
     check(lambda: True)
     right = quiz.QUESTIONS[1].right
     answer([..., right], quiz.QUESTIONS)
-    predict(-1.0, 5.0, quiz.TOKEN)
+    predict(-1.0, 5.0, quiz.RELAYED)
     assert read(in_lesson) == {
         Entry("ranks", "exercise", "check_average"): True,
         Entry("ranks", "quiz", "2"): True,
-        Entry("ranks", "prediction", "TOKEN"): False,
+        Entry("ranks", "prediction", "RELAYED"): False,
     }
 
 
@@ -178,7 +180,7 @@ def test_tests_and_builds_of_notebooks_leave_the_record_alone(tmp_path: Path, mo
 def test_what_a_lesson_prints_does_not_depend_on_the_record(in_lesson: Path, capsys):
     said = []
     for _ in range(2):
-        predict(1.0, 5.0, quiz.TOKEN)
+        predict(1.0, 5.0, quiz.RELAYED)
         answer("a", quiz.QUESTIONS)
         said.append(capsys.readouterr().out)
     assert in_lesson.exists() and said[0] == said[1]
@@ -191,20 +193,20 @@ def test_my_progress_is_a_table_in_text_and_in_html(in_lesson: Path):
     remember(RANKS, "exercise", "check_average", True)
     for number, right in (("1", True), ("2", False), ("4", True), ("77", True)):
         remember(RANKS, "quiz", number, right)
-    remember(RANKS, "prediction", "TOKEN", True)
+    remember(RANKS, "prediction", "RELAYED", True)
     remember(RANKS, "prediction", "other", False)
     remember("zerolab.course.lessons.gone.check", "quiz", "1", True)
     page = my_progress()
     text = repr(page).splitlines()
     (row,) = [line for line in text if line.startswith("00_ranks ")]
-    assert row.split("  ")[-1].strip() == "1 of 2" and "  2 of 5  " in row
+    assert row.split("  ")[-1].strip() == "1 of 3" and "  2 of 5  " in row
     assert "gone" not in repr(page) and text[-1] == f"This is kept in {in_lesson}, and sent nowhere."
     table = ElementTree.fromstring(page._repr_html_())
     assert table.find("caption").text.startswith("My progress. ")
     assert [head.get("scope") for head in table.find("thead").iter("th")] == ["col"] * 4
     rows = table.find("tbody").findall("tr")
     assert [row.find("th").get("scope") for row in rows] == ["row"] * len(rows)
-    assert [cell.text for cell in rows[0]][-2:] == ["2 of 5", "1 of 2"]
+    assert [cell.text for cell in rows[0]][-2:] == ["2 of 5", "1 of 3"]
     assert "style" not in page._repr_html_() and "color" not in page._repr_html_(), (
         "the theme has the colours"
     )
@@ -224,3 +226,10 @@ def test_the_command_progress_prints_the_page_and_resets_it(path: Path, capsys):
 def test_the_page_needs_no_clone(path: Path, monkeypatch, tmp_path: Path):
     monkeypatch.setattr("zerolab.course.classroom.clone.NOTEBOOKS", tmp_path / "none")
     assert "\nranks " in repr(my_progress())
+
+
+def test_guesses_are_counted_before_a_lesson_is_opened():
+    """As many as its notebook asks for."""
+    for name in NAMES:
+        asked = len(re.findall(r"^predict\(", source(name), re.MULTILINE))
+        assert clone.predictions(name) == asked > 0, name

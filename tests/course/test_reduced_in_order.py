@@ -234,7 +234,7 @@ ORDER_WRONG = [
     (alone(ZerosFirst), "Reduce in the order of sizes, in finish, too"),
     (Stub, "not written yet"),
     (alone(AtOnce), "the ranks reduce different units at the same time"),
-    (AllInFinish, "For gold: after unit a got ready rank 0 holds 1 whole buffers, and 0 wait"),
+    (AllInFinish, "For gold: after unit a got ready rank 0 holds 1 whole buffer, and 0 wait"),
     (alone(NoZeros), "finish has to reduce zeros for each such unit"),
     (alone(NoFinish), "was never sent: rank 1 has returned"),
     (Views, "keep a clone of the chunk: a view keeps the buffer"),

@@ -68,6 +68,7 @@ SHARDED = Prediction({"you sharded m and v < all": 63.0}, "GB", why="2 + 2 + 12/
         (62.5, "62.5 GB: you sharded m and v < all. It is 38.5 GB."),
         (35.86, "35.86 GB: you gave the size in GiB (1 GB is 10^9 bytes, 1 GiB is 2^30). It is 38.5 GB."),
         (308, "308 GB: you counted bits, and a byte has eight of them. It is 38.5 GB."),
+        (38.5e9, "that is bytes, and the answer is in GB. It is 38.5 GB."),
         (38_500, "check the power of ten. It is 38.5 GB."),
         (77, "You said 77 GB; it is 38.5 GB: 2 times too much."),
     ],

@@ -166,6 +166,28 @@ def reduced_at_the_end(layers, x):
         layer.grad = None
 
 
+def with_a_view_in_a_variable(layers, x, keep=lambda layer, view: view):
+    """The clone is right, and the name of the view lives on into the next layer."""
+    for layer in layers:
+        unshard(layer)
+        x = layer.forward(x)
+        reshard(layer)
+    grad = torch.ones_like(x)
+    for layer in reversed(layers):
+        unshard(layer)
+        grad = layer.backward(grad)
+        reshard(layer)
+        kept = ring.reduce_scatter(layer.grad)
+        layer.grad_shard = kept.clone()
+        kept = keep(layer, kept)
+        layer.grad = None
+    return kept
+
+
+def with_a_clone_of_a_gradient(layers, x):
+    with_a_view_in_a_variable(layers, x, lambda layer, view: layer.grad.clone())
+
+
 def with_copies(layers, x):
     """No second gather: a copy of each weight is kept."""
     copies = {}
@@ -252,6 +274,8 @@ RIGHT = [step, last_stays, recursive, reduced_at_the_end]
 WRONG = [
     (everything_at_once, "stage 2's memory"),
     (with_copies, "more tensors of a whole weight's size are in memory"),
+    (with_a_view_in_a_variable, "a whole gradient is still in memory when the next layer is gathered"),
+    (with_a_clone_of_a_gradient, "1 more tensor of a whole weight's size is in memory"),
     (ones_for_each, "layer 2's backward got something other than what layer 3's backward returned"),
     (same_input, "layer 1's forward got something other than what layer 0's forward returned"),
     (lambda layers, x: None, "not written yet"),

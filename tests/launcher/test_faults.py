@@ -280,6 +280,7 @@ def test_ranks_that_all_wait_are_asked_whether_they_agree():
     with pytest.raises(zerolab.LaunchTimeout, match="do all make the same calls") as caught:
         zerolab.launch(work, 3, timeout=DEADLINE_SECONDS)
     assert caught.value.ranks == () and "returned: rank 2" in str(caught.value)
+    assert "every rank that has not returned waits for another" in str(caught.value)
 
 
 def test_what_a_rank_started_ends_with_it(tmp_path: Path):

@@ -39,6 +39,8 @@ What a lesson uses
 ``zerolab.device()`` and ``zerolab.parity.compute_deterministically()``
     What ranks train is built on their device, so a lesson runs unchanged on GPUs. The single process of a
     comparison is launched like a rank: device and threads decide the last bits.
+``hang_report(error)``
+    What `zerolab.launch` reports at its deadline, with the lines of the reader alone, and no path.
 ``verify_on_gpus(stage)``
     The same promise over NCCL, where there is a GPU. The cell has the tag ``nbval-ignore-output``.
 ``progress(title, model_fn)``
@@ -71,6 +73,7 @@ _NAMES_IN = {
     "source": ("show_source", "show_diff"),
     "attempts": ("attempt",),
     "gpus": ("verify_on_gpus",),
+    "hangs": ("hang_report",),
     "rehearsing": ("progress",),
     "classroom.progress_page": ("my_progress",),
 }

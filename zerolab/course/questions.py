@@ -75,6 +75,7 @@ def _confused_units(answer: float, unit: str) -> dict[str, float]:
     binary, power = _BYTE_UNITS[unit]
     units = f"1 {unit} is 10^{3 * power} bytes, 1 {binary} is 2^{10 * power}"
     return {
+        f"that is bytes, and the answer is in {unit}": answer * 1000.0**power,
         f"you gave the size in {binary} ({units})": answer / 1.024**power,
         f"you multiplied by 1024 where you should divide ({units})": answer * 1.024**power,
         "you counted bits, and a byte has eight of them": answer * 8,

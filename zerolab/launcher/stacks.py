@@ -90,7 +90,7 @@ def timeout_error(seconds: float, stacks: dict[int, list[list[Frame]]], done: se
         parts = [f"{name_ranks(culprits)} still ran code of its own after {seconds:g} s"]
     else:
         asked = "do all make the same calls, in one order?"
-        parts = [f"after {seconds:g} s every rank left waits for another one: {asked}"]
+        parts = [f"after {seconds:g} s every rank that has not returned waits for another: {asked}"]
     for rank in culprits or sorted(waiting):
         stack = render(main_thread(stacks[rank])) or "  (none: the process does not answer)"
         parts.append(f"rank {rank}'s stack (most recent call last):\n{stack}")

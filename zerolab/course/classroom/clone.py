@@ -5,6 +5,7 @@ from pathlib import Path
 from types import ModuleType
 
 import zerolab
+from zerolab.course.questions import Prediction
 
 NOTEBOOKS = Path(zerolab.__file__).parents[1] / "notebooks"
 ROOMS = "zerolab.course.lessons."
@@ -29,6 +30,13 @@ def room(name: str) -> ModuleType:
 def quiz(name: str) -> ModuleType:
     """The module of a lesson that has its questions and predictions."""
     return importlib.import_module(f"{ROOMS}{name}.quiz")
+
+
+def predictions(name: str) -> int:
+    """How many numbers a lesson lets the reader guess."""
+    made = [getattr(each, "__annotations__", {}).get("return") for each in vars(quiz(name)).values()]
+    found = [each for each in vars(quiz(name)).values() if isinstance(each, Prediction)]
+    return len(found) + made.count(Prediction)
 
 
 def checks(name: str) -> list[str]:

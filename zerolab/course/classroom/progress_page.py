@@ -61,8 +61,9 @@ def _cells(name: str, done: dict[record.Entry, bool]) -> list[str]:
     of = lambda kind: {entry.name: right for entry, right in done.items() if entry[:2] == (name, kind)}
     passed = sum(of("exercise").get(check, False) for check in checks)
     guesses = of("prediction").values()
+    asked = max(clone.predictions(name), len(guesses))
     right = sum(of("quiz").get(str(number), False) for number in range(1, len(questions) + 1))
-    return [f"{passed} of {len(checks)}", f"{right} of {len(questions)}", f"{sum(guesses)} of {len(guesses)}"]
+    return [f"{passed} of {len(checks)}", f"{right} of {len(questions)}", f"{sum(guesses)} of {asked}"]
 
 
 def add_arguments(parser: ArgumentParser) -> None:

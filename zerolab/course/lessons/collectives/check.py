@@ -16,7 +16,7 @@ CASES = ((3, 999), (4, 1001), (2, 8), (4, 9), (4, 10), (3, 11), (1, 5))
 HINTS = (
     "rank r ends with chunk r, so it must receive chunk r in the last round, and chunk r-1 in the round "
     "before. Count backwards from there.",
-    "in round s (from 0) rank r sends chunk r-s-1 to the right and receives chunk r-s-2 from the left, both "
+    "for s in range(N-1): rank r sends chunk r-s-1 to the right and receives chunk r-s-2 from the left, both "
     "modulo N. There are N-1 rounds.",
     "receive into torch.empty_like(chunk), wait for both messages, and only then add the buffer to your own "
     "chunk: the next round sends this sum.",
@@ -164,13 +164,13 @@ def _too_much_sent(outcome: Attempt, pieces: list[slice]) -> str | None:
         if outcome.bytes_sent(rank) > allowed + 8 * world_size:
             bytes_sent = outcome.bytes_sent(rank)
             return (
-                f"{right} {bytes_sent} bytes, in {len(sent)} messages. A ring sends {allowed}: stop after "
-                "N-1 rounds"
+                f"{right} {bytes_sent} bytes, in {len(sent)} message{'s' * (len(sent) > 1)}. A ring sends "
+                f"{allowed}: stop after N-1 rounds"
             )
         if len(sent) > world_size - 1:
             return (
-                f"{right} {len(sent)} messages: {world_size} ranks need {world_size - 1} rounds of one "
-                "message each"
+                f"{right} {len(sent)} messages: {world_size} ranks need {world_size - 1} "
+                f"round{'s' * (world_size > 2)} of one message each"
             )
     if len(peers) > 1:
         return (

@@ -10,7 +10,7 @@ CHUNK_OF_RANK_3 = Prediction(
 BYTES_OF_AN_ALL_REDUCE = Prediction(
     {
         "you counted one half only, the reduce-scatter": 180,
-        "you counted the paper's 2Ψ and left out the factor (N-1)/N": 480,
+        "you counted two whole tensors, and in each half a rank sends (N-1)/N of one": 480,
         "you sent the whole tensor in each of N-1 rounds": 720,
     },
     "bytes",

@@ -176,8 +176,9 @@ def _wrong_messages(outcome: Attempt, bucket_bytes: int) -> str | None:
         times = 2 * (size - 1) if rings else 1  # one collective of the ring, in so many messages
         if len(sent) > enough * times:
             return (
-                f"{where}, rank {rank} sends {len(sent) // times} messages, and {enough} are enough: a "
-                "bucket takes gradients until the next one does not fit, and it may be full to the last byte"
+                f"{where}, rank {rank} sends {len(sent) // times} messages, and {enough} "
+                f"{'is' if enough == 1 else 'are'} enough: a bucket takes gradients until the next one does "
+                "not fit, and it may be full to the last byte"
             )
         if problem := None if rings else _wrong_bytes([message.nbytes for message in sent], bucket_bytes):
             return f"{where}, {problem.format(rank=rank)}"

@@ -24,8 +24,9 @@ from zerolab.course.lessons.data_parallel.solution import average_gradients
 HINTS = (
     "multiply each gradient by this rank's count, add up over the ranks, and divide by the sum of the "
     "counts.",
-    "put zeros in place of a missing gradient. Then torch.cat the flattened gradients, and the count after "
-    "them, into one tensor: one dist.all_reduce sums everything.",
+    "give a parameter without a gradient one of zeros: parameter.grad = torch.zeros_like(parameter). Then "
+    "torch.cat the flattened gradients, and the count after them, into one tensor: one dist.all_reduce sums "
+    "everything.",
     "split the summed tensor at the parameters' sizes, divide each piece by the summed count (the last "
     "element), and copy it back: parameter.grad.copy_(piece.view_as(parameter)).",
 )
@@ -147,6 +148,12 @@ def _stopped(outcome: Attempt, case: Case) -> str | None:
         if outcome.engine:
             return "that uses zerolab's own ZeroOptimizer: use one dist.all_reduce"
         return outcome.unsound
+    if case.gap is not None and _sent_alike(outcome):
+        return (
+            f"rank {case.gap} sent as much as the others, and failed when it wrote the average back: its "
+            "parameter without a gradient still has None there. Before you send, give it zeros: "
+            f"parameter.grad = torch.zeros_like(parameter) ({outcome.failure})"
+        )
     if case.gap is not None:
         return (
             f"rank {case.gap} has a parameter without a gradient here. So it sends less than the others, "
@@ -159,6 +166,12 @@ def _stopped(outcome: Attempt, case: Case) -> str | None:
             "reshape(-1), which copy if they must"
         )
     return outcome.failure
+
+
+def _sent_alike(outcome: Attempt) -> bool:
+    """Whether a rank stopped on None after all ranks had sent equally much."""
+    sizes = [[(call.op, call.numel) for call in sent] for sent in outcome.calls]
+    return "NoneType" in str(outcome.failure) and bool(sizes[0]) and sizes.count(sizes[0]) == len(sizes)
 
 
 def _left_out(outcome: Attempt) -> str | None:

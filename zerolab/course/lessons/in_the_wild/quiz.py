@@ -4,6 +4,8 @@ from zerolab.course.questions import Prediction
 from zerolab.course.quizzes import Choice, Quiz
 
 RANKS = 4
+# The answers: bytes per parameter, Ψ, bytes per parameter, a rank.
+HELD, MOVED, AT_REST, SILENT = 4 + 4 + 8 / RANKS, 2 + 1, 16 / RANKS, 2
 HELD_BY_REDUNDANCY_OPTIMIZER = Prediction(
     {
         "you took plain DDP, and here the optimizer state is sharded": 16,
@@ -12,6 +14,7 @@ HELD_BY_REDUNDANCY_OPTIMIZER = Prediction(
         "you counted one of Adam's m and v": 9,
     },
     "bytes per parameter",
+    why="4 + 4 + 8/4: parameters and gradients are whole, and m and v are divided by four.",
 )
 MOVED_BY_REDUNDANCY_OPTIMIZER = Prediction(
     {
@@ -34,6 +37,7 @@ KEPT_AFTER_FORWARD = Prediction(
         "you took stage 1": 10,
     },
     "bytes per parameter",
+    why="16/4: at rest everything is sharded.",
 )
 SAME_BITS = Prediction(
     {

@@ -142,7 +142,7 @@ def keeps_a_copy_on_the_last_rank():
 
 
 RIGHT = (
-    Engine("is right, with its defaults"),
+    Engine("is right, with prefetch=1 and reduces_in_flight=1, the engine's defaults"),
     Engine(
         "is right, with prefetch=0 and reduces_in_flight=0", settings={"prefetch": 0, "reduces_in_flight": 0}
     ),

@@ -223,7 +223,7 @@ COMMON: dict[str, Callable[[Case], Tensors]] = {
         piled,
     "each update uses the gradient of the step before":
         behind,
-    "only the last micro-batch counts: add them all up":
+    "only the last micro-batch counts: add them all up, and clear the sum after the step":
         lambda case: trained(case, last),
     "the last numel % N elements never change: the remainder is lost":
         remainder_lost,

@@ -140,7 +140,8 @@ def _by_parts(answers: Answers, first: Case) -> str | None:
 
 def _where(case: Case) -> str:
     frozen, trained, gpus, stage = case
-    return f"stage {stage}, {frozen / 1e9:g}B frozen and {trained / 1e6:g}M trained parameters on {gpus} GPUs"
+    on = f"on {gpus} GPU{'s' * (gpus > 1)}"
+    return f"stage {stage}, {frozen / 1e9:g}B frozen and {trained / 1e6:g}M trained parameters {on}"
 
 
 QUESTION = Question(

@@ -123,6 +123,8 @@ def check_largest_batch(fn: Callable) -> str | None:
 def _by_parts(answers: Answers, first: Case) -> str | None:
     """Read the answers as a rest of memory that is divided by the bytes of a sample."""
     found, stage = numbers(answers), first[2]
+    if found and min(found.values()) < 0:
+        return "where the states alone do not fit, no sample fits: return 0 there, and nothing negative"
     if found is None or found[HUGE[0], 8, stage] == found[HUGE[1], 8, stage]:
         return None
     sample = (HUGE[1] - HUGE[0]) / (found[HUGE[1], 8, stage] - found[HUGE[0], 8, stage])
@@ -159,7 +161,7 @@ QUESTION = Question(
     CASES,
     batch,
     MISTAKES,
-    where=lambda case: f"stage {case[2]}, {case[1]} GPUs of {case[0] / 1e9:g} GB",
+    where=lambda case: f"stage {case[2]}, {case[1]} GPU{'s' * (case[1] > 1)} of {case[0] / 1e9:g} GB",
     unit="samples",
     source="the states' bytes and those of a sample",
     forbidden=("zerolab.plan",),

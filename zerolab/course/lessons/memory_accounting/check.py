@@ -170,7 +170,9 @@ QUESTION = Question(
     CASES,
     states,
     MISTAKES | units_mistaken(states),
-    where=lambda case: f"stage {case[2]}, {case[0] / 1e9:g}B parameters on {case[1]} GPUs",
+    where=lambda case: (
+        f"stage {case[2]}, {case[0] / 1e9:g}B parameters on {case[1]} GPU{'s' * (case[1] > 1)}"
+    ),
     unit="bytes",
     source="2, 2 and 12 bytes",
     read=_by_parts,

@@ -10,8 +10,8 @@ SUM_OF_X = Prediction(
     },
     why="Each rank got a copy of `x` and changed its copy. The `x` of the notebook stayed as it was.",
 )
-TOKEN = Prediction(
-    {"you doubled the token on rank 0 too": 27, "you doubled it and did not add the ranks' numbers": 8},
+RELAYED = Prediction(
+    {"you doubled the number on rank 0 too": 27, "you doubled it and did not add the ranks": 8},
     why="0 receives nothing. Then 2 × 1 + 1 = 3, 2 × 3 + 2 = 8, 2 × 8 + 3 = 19.",
 )
 MB_THROUGH_RANK_0 = Prediction(

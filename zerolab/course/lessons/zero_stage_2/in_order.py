@@ -177,8 +177,9 @@ def _held_too_much(outcome: Attempt, case: Case) -> str | None:
                 )
             if held > waiting:
                 return silver(
-                    f"after {when} rank {rank} holds {held} whole buffers, and {waiting} wait for their "
-                    f"turn{name}. Reduce a unit as soon as it is its turn, and keep a clone of the chunk: a "
+                    f"after {when} rank {rank} holds {held} whole buffer{'s' * (held > 1)}, and {waiting} "
+                    f"wait{'s' * (waiting == 1)} for {'its' if waiting == 1 else 'their'} turn{name}. "
+                    "Reduce a unit as soon as it is its turn, and keep a clone of the chunk: a "
                     "view keeps the buffer"
                 )
     return None

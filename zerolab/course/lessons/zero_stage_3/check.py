@@ -86,6 +86,7 @@ class Seen(NamedTuple):
     storage_bytes: list[int]
     copies: int
     copy_name: str | None
+    kept_gradient: bool
     out_of_order: str | None
 
 
@@ -125,6 +126,7 @@ def _pass(fn: Callable, rank: int) -> Seen:
         [tensor.untyped_storage().nbytes() for tensor in tensors],
         watch.copies,
         watch.copy_name,
+        watch.kept_gradient,
         out_of_order(watch.uses, input_of(rank)) if watch.uses else None,
     )
 
@@ -216,11 +218,18 @@ def _too_much_memory(rank: int, seen: Seen) -> str | None:
     for index, (shard, behind) in enumerate(zip(seen.shards, seen.storage_bytes, strict=True)):
         if isinstance(shard, torch.Tensor) and behind > shard.nbytes:
             return f"layer {index}'s grad_shard is a view, which keeps the whole gradient in memory: clone it"
-    if seen.copies:
-        name = f", in `{seen.copy_name}`" if seen.copy_name else ""
+    name = f", in `{seen.copy_name}`" if seen.copy_name else ""
+    if seen.kept_gradient:
         return (
-            f"on rank {rank} {seen.copies} more tensors of a whole weight's size are in memory{name}: a copy "
-            "of a weight or of its gradient takes what freeing layer.flat saves"
+            f"on rank {rank} a whole gradient is still in memory when the next layer is gathered{name}. "
+            "layer.grad = None is not enough while a variable names the gradient, or the view of it that "
+            "ring.reduce_scatter returned: keep the clone alone"
+        )
+    if seen.copies:
+        many = "1 more tensor" if seen.copies == 1 else f"{seen.copies} more tensors"
+        return (
+            f"on rank {rank} {many} of a whole weight's size {'is' if seen.copies == 1 else 'are'} in "
+            f"memory{name}: a copy of a weight or of its gradient takes what freeing layer.flat saves"
         )
     return None
 

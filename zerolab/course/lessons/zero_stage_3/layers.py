@@ -7,6 +7,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from zerolab.course.alive import Alive, kept_by
 
@@ -35,6 +36,8 @@ class Watch:
         self.whole_at_once = 0  # the most layers that were whole while one computed
         self.copies = 0  # the most other tensors of a weight's size at that time
         self.copy_name: str | None = None
+        self.gradients: list[StorageWeakRef] = []  # what every backward left in layer.grad
+        self.kept_gradient = False  # one of them was in memory while another layer computed
         self.alive: Alive | None = None
 
     def look(self, **roots) -> None:
@@ -45,6 +48,7 @@ class Watch:
         if found and not self.copy_name:
             self.copy_name = kept_by(next(iter(found.values())), **roots, layers=self.layers)
         self.copies = max(self.copies, len(found))
+        self.kept_gradient |= any(each.cdata in found for each in self.gradients if not each.expired())
 
 
 class ShardedLayer:
@@ -84,6 +88,7 @@ class ShardedLayer:
         """Return the input's gradient for the output's, and leave the weight's own in ``self.grad``."""
         weight = self._weight("backward", _NO_REGATHER)
         self.grad = (self._input.T @ grad).flatten()
+        self._watch.gradients.append(StorageWeakRef(self.grad.untyped_storage()))
         passed_on = grad @ weight.T
         self._watch.uses.append(Use("backward", self.index, grad.clone(), passed_on.clone()))
         return passed_on

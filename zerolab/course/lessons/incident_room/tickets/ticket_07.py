@@ -6,7 +6,7 @@ import torch.distributed as dist
 from zerolab import ring
 from zerolab.course.lessons.incident_room.check import Ticket
 from zerolab.course.lessons.incident_room.engine import MOMENTUM
-from zerolab.course.lessons.incident_room.lockstep import behind, last, piled, trained
+from zerolab.course.lessons.incident_room.lockstep import behind, piled
 from zerolab.course.lessons.incident_room.room import Case
 
 
@@ -54,8 +54,6 @@ class Repaired(Engine7):
 MISTAKES = {
     "the gradients of earlier steps are still in the sum: self.total is not cleared":
         piled,
-    "only the last micro-batch counts: the sum is cleared between micro-batches, and not between steps":
-        lambda case: trained(case, last),
     "each update uses the gradient of the step before: clear the sum after the update, not before":
         behind,
 }

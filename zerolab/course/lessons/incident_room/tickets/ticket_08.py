@@ -108,7 +108,7 @@ TICKET = Ticket(
     "read with offsets that still counted it. Everything after the first bucket came from the wrong place, "
     "and its end was filled with zeros. With a single bucket nobody could see it (NVIDIA/Megatron-LM#5077).",
     (
-        "42 is a multiple of 2 and of 3, and 59 is not. On how many ranks is the first unit padded?",
+        "42 is a multiple of 2 and of 3, and 61 is not. On how many ranks is the first unit padded?",
         "world has no padding. Where does the second unit begin in it, and where does save begin to read?",
         "each whole[: len(unit)] is a unit's momentum already: return the list of them.",
     ),

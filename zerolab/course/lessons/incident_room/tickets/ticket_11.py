@@ -4,6 +4,7 @@ import torch
 import torch.distributed as dist
 
 from zerolab import ring
+from zerolab.course.attempts import Attempt
 from zerolab.course.lessons.incident_room.check import Ticket, too_dear
 from zerolab.course.lessons.incident_room.engine import MOMENTUM
 from zerolab.course.lessons.incident_room.lockstep import trained
@@ -68,6 +69,16 @@ def _cost(case, ended) -> str | None:
     return None
 
 
+def _stopped(case: Case, outcome: Attempt) -> str | None:
+    """Whether the model was run without one of its parameters."""
+    if "size mismatch" not in str(outcome.failure):
+        return None
+    return (
+        "batch.gradients runs the model, which needs every name: give it the parameters with 'head', and add "
+        f"the two gradients of the tied weight afterwards ({outcome.failure})"
+    )
+
+
 # A sentence, and where the ranks end.
 # fmt: off
 MISTAKES = {
@@ -97,5 +108,6 @@ TICKET = Ticket(
     cases=tuple(Case(ranks, by_name=True, tied=True) for ranks in (3, 2, 4)),
     mistakes=MISTAKES,
     cost=_cost,
+    stopped=_stopped,
 )
 check_11 = TICKET.check(11, [Repaired])
