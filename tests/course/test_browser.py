@@ -198,6 +198,29 @@ def drag(handle: "playwright.Locator") -> None:
     mouse.up()
 
 
+def move_the_sliders(page: "playwright.Page", notebook: Path) -> None:
+    """Every slider by keyboard, then every slider by mouse, then the buttons that play one."""
+    cells = page.locator(".jp-CodeCell", has=page.locator(".noUi-handle"))
+    playwright.expect(cells).to_have_count(explored(notebook))
+    handles = [
+        (cell.locator("img"), handle) for cell in cells.all() for handle in cell.locator(".noUi-handle").all()
+    ]
+    for picture, handle in handles:
+        follows(picture, lambda handle=handle: press_an_arrow(handle))
+    if notebook.stem.endswith("memory_accounting"):  # each slider went one step to the right
+        moved = {"model_billions": 10**0.95, "gpus": 128, "gpu_memory_GB": 40, "precision": "fp32"}
+        states = spoken(drawing("memory_accounting", "stage_bars"), **moved)
+        moved = {"batch": 64, "checkpointing": "on", "gpu_memory_GB": 40}
+        activations = spoken(drawing("memory_accounting", "one_gpu"), **moved)
+        assert [drawn(cell.locator("img")) for cell in cells.all()] == [states, activations]
+    for picture, handle in handles:
+        follows(picture, lambda handle=handle: drag(handle))
+    played = cells.filter(has=page.locator(PLAY))
+    playwright.expect(played).to_have_count(notebook.read_text("utf-8").count("play=True"))
+    for cell in played.all():
+        follows(cell.locator("img"), cell.locator(PLAY).click)
+
+
 def solve_the_exercise(page: "playwright.Page", lesson: str) -> None:
     """Type the solution of the lesson's first exercise into its cell; before, its check finds a mistake."""
     _, call, solution = exercise(lesson)
@@ -219,23 +242,7 @@ def test_a_reader_can_use_all_of_a_lesson(page: "playwright.Page", notebook: Pat
     run_all_cells(page)
     assert page.locator(COMPLAINTS).all_inner_texts() == []
     answer_the_quiz(page, lesson)
-    cells = page.locator(".jp-CodeCell", has=page.locator(".noUi-handle"))
-    playwright.expect(cells).to_have_count(explored(notebook))
-    handles = [
-        (cell.locator("img"), handle) for cell in cells.all() for handle in cell.locator(".noUi-handle").all()
-    ]
-    for picture, handle in handles:
-        follows(picture, lambda handle=handle: press_an_arrow(handle))
-    if lesson == "memory_accounting":  # each slider went one step to the right
-        moved = {"model_billions": 10**0.95, "gpus": 128, "gpu_memory_GB": 40, "precision": "fp32"}
-        states = spoken(drawing(lesson, "stage_bars"), **moved)
-        moved = {"batch": 64, "checkpointing": "on", "gpu_memory_GB": 40}
-        activations = spoken(drawing(lesson, "one_gpu"), **moved)
-        assert [drawn(cell.locator("img")) for cell in cells.all()] == [states, activations]
-    for picture, handle in handles:
-        follows(picture, lambda handle=handle: drag(handle))
-    for cell in cells.filter(has=page.locator(PLAY)).all():
-        follows(cell.locator("img"), cell.locator(PLAY).click)
+    move_the_sliders(page, notebook)
     solve_the_exercise(page, lesson)
     assert page.locator(COMPLAINTS).all_inner_texts() == []
     assert console == []
