@@ -35,6 +35,7 @@ CHROMIUM = next(filter(None, map(shutil.which, BROWSERS)), None)
 PATIENCE_SECONDS = 120
 LESSON_SECONDS = 1200  # the longest lesson runs for minutes, and for several times as many on a busy machine
 RUNNING = ".jp-InputPrompt:text('[*]')"
+CUT_OFF = "labels => labels.filter(l => l.scrollWidth > l.clientWidth).map(l => l.textContent)"
 PLAY = ".widget-play .fa-play"
 COMPLAINTS = (
     "[data-mime-type='application/vnd.jupyter.error'], [data-mime-type='application/vnd.jupyter.stderr']"
@@ -202,6 +203,7 @@ def move_the_sliders(page: "playwright.Page", notebook: Path) -> None:
     """Every slider by keyboard, then every slider by mouse, then the buttons that play one."""
     cells = page.locator(".jp-CodeCell", has=page.locator(".noUi-handle"))
     playwright.expect(cells).to_have_count(explored(notebook))
+    assert cells.locator(".widget-label").evaluate_all(CUT_OFF) == []
     handles = [
         (cell.locator("img"), handle) for cell in cells.all() for handle in cell.locator(".noUi-handle").all()
     ]
