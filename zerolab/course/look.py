@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 # The paper is part of the picture, so words have the same contrast on a light page and on a dark one.
-PAPER, INK, QUIET, PALE = "#F7F7F7", "#222222", "#666666", "#E2E2E2"
+PAPER, INK, QUIET, PALE = "#F7F7F7", "#222222", "#666666", "#C8C8C8"
 # Colour-blind readers can tell Okabe and Ito's colours apart. They mean these categories and nothing else.
 COLOURS = {
     "parameters": "#0072B2",
@@ -38,7 +38,7 @@ matplotlib.rcParams.update(
         "figure.facecolor": PAPER,
         "axes.facecolor": "none",
         "axes.edgecolor": QUIET,
-        "axes.formatter.min_exponent": 7,  # 100 and not 10²
+        "axes.formatter.min_exponent": 6,  # 100 and not 10², and 10⁶ and not 1e+06
         "axes.prop_cycle": _SERIES,
         "axes.spines.right": False,
         "axes.spines.top": False,

@@ -85,8 +85,8 @@ def _row(name: str, control: ipywidgets.Widget) -> ipywidgets.Box:
     """A control with its label; on a narrow page the slider moves below its field."""
     field = getattr(control, "field", None)
     named = control if field is None or isinstance(field, ipywidgets.Play) else field
-    named.description, named.style.description_width = name, "9em"
-    named.layout.width = "min(17em, 95%)" if named is field else "min(34em, 95%)"
+    named.description, named.style.description_width = name, "11em"
+    named.layout.width = "min(19em, 95%)" if named is field else "min(34em, 95%)"
     row = [named] if field is None else [named, control if named is field else field]
     return ipywidgets.Box(row, layout={"flex_flow": "row wrap"})
 

@@ -21,7 +21,10 @@ _PACKAGE = Path(zerolab.__file__).resolve().parent
 # `inherit`, and the dark theme's white letters would stand on our paper.
 _COLOURS = f"background: {PAPER}; color: {INK}"
 _PAPER = f"{_COLOURS}; padding: 0.4em 0.8em"
-_LETTERS = f"{_COLOURS}; font-family: monospace; line-height: 1.35; margin: 0"
+# On a narrow page the code scrolls sideways, because the page's own style breaks lines within words. The
+# file's name, which has no blanks, is broken there.
+_SCROLLED, _BROKEN = "white-space: pre; overflow-x: auto", "white-space: normal; overflow-wrap: anywhere"
+_LETTERS = f"{_COLOURS}; font-family: monospace; line-height: 1.35; margin: 0; {_SCROLLED}"
 
 
 def show_source(thing, docstring: bool = True) -> None:
@@ -80,5 +83,5 @@ def _display(title: str, language: str, text: str) -> None:
         prestyles=_LETTERS,
     )
     code = highlight(text, get_lexer_by_name(language), style)
-    heading = re.sub("`([^`]*)`", r"<code>\1</code>", html.escape(title))
+    heading = re.sub("`([^`]*)`", rf'<code style="{_BROKEN}">\1</code>', html.escape(title))
     display({"text/html": f"<p>{heading}</p>{code}", "text/plain": f"{title}\n\n{text}"}, raw=True)
