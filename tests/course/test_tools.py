@@ -253,6 +253,7 @@ def test_code_is_legible_on_a_dark_page_that_has_not_been_run(shown):
     for page in (shown[0][0]["text/html"], shown[1][0]["text/html"]):
         (letters,) = re.findall(r'<pre style="([^"]*)"', page)
         assert f"background: {look.PAPER}; color: {look.INK}" in letters
+        assert "white-space: pre; overflow-x: auto" in letters  # on a narrow page it scrolls
         for colour in set(re.findall(r'<span style="[^"]*?(?<!-)color: (#\w+)', page)):
             assert look.contrast(to_hex(colour), look.PAPER) >= 4.5, colour
 
