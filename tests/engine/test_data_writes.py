@@ -117,3 +117,9 @@ def count_checksums(stage: int) -> list[int]:
 def test_no_step_reads_more_than_one_unit(stage: int, reads: int):
     for found in on_two_ranks(count_checksums, stage):
         assert found[1:] == [reads] * (2 * UNITS - 1)
+
+
+@pytest.mark.parametrize("stage, reads", [(0, 0), (2, 0), (3, 2)])
+def test_one_rank_alone_has_nothing_to_compare_below_stage_3(stage: int, reads: int):
+    (found,) = zerolab.launch(count_checksums, 1, stage, timeout=60)
+    assert found[1:] == [reads] * (2 * UNITS - 1)
