@@ -1,5 +1,7 @@
 """Lesson 08: its three checks name each classic mistake, and accept every right style."""
 
+import copy
+
 import pytest
 from support.lessons import solutions_travel_by_value
 from torch.distributed.fsdp import fully_shard
@@ -94,6 +96,19 @@ def two_blocks_in_a_unit(model, mesh):
     fully_shard(model, mesh=mesh)
 
 
+def a_copy(model, mesh):
+    model = copy.deepcopy(model)
+    right(model, mesh)
+    return model
+
+
+def every_leaf(model, mesh):
+    for module in model.modules():
+        if not list(module.children()) and list(module.parameters()):
+            fully_shard(module, mesh=mesh, reshard_after_forward=False)
+    fully_shard(model, mesh=mesh)
+
+
 def raises(model, mesh):
     raise ValueError("no such block")
 
@@ -112,6 +127,8 @@ def raises(model, mesh):
         (whole_at_rest, "parameters stay whole after backward"),
         (summed, "the gradients are 2 times the mean"),
         (two_blocks_in_a_unit, "3 gathers for 3 blocks and the root"),
+        (a_copy, "fully_shard works in place, so call it on model"),
+        (every_leaf, "no block is a unit of its own: the model has 23 other units"),
         (raises, "stopped with ValueError: no such block"),
     ],
 )
