@@ -160,9 +160,10 @@ def _per_parameter(answers: Answers, first: Case) -> str | None:
         return None
     show = lambda values: ", ".join(f"{value:.4g}" for value in values)
     right = [states(1, n, stage) for n in sorted(GPUS)]
+    floors = all(got == value // 1 for got, value in zip(by_psi[0], right, strict=True))
     return (
         f"your formula gives {show(by_psi[0])} bytes per parameter on {show(sorted(GPUS))} GPUs, and right "
-        f"are {show(right)}"
+        f"are {show(right)}{': // rounds down to whole bytes of a parameter, so divide with /' * floors}"
     )
 
 
