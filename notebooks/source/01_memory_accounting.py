@@ -195,7 +195,7 @@ predict(my_guess, held / 1e9, quiz.STAGE_1)
 # GiB called GB.
 #
 # > **Difficulty 1 of 5 · 5 minutes.** Now for any stage: return the *bytes* of model states on each GPU under
-# > mixed precision.
+# > mixed precision. Write the formula yourself, without `memory.model_states`.
 
 
 # %%

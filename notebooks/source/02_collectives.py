@@ -245,8 +245,8 @@ show_source(ring.reduce_scatter, docstring=False)
 # ## Second exercise: the other half
 #
 # > **Difficulty 3 of 5 · important: ZeRO opens this very call · 15 minutes.** Write `my_all_reduce(tensor)`
-# > with send and receive: it returns the sum over all ranks, on every rank. It may overwrite `tensor`, and it
-# > may call your `my_reduce_scatter`.
+# > with send and receive: every rank ends with the sum over all ranks. Return it, or overwrite `tensor` with
+# > it and return nothing. It may call your `my_reduce_scatter`.
 # >
 # > - **Bronze:** the sum is right, for any number of ranks.
 # > - **Silver:** no rank sends more than 2(N−1)/N of the tensor.

@@ -1,10 +1,12 @@
 """Lesson 08: its three checks name each classic mistake, and accept every right style."""
 
+import copy
+
 import pytest
 from support.lessons import solutions_travel_by_value
 from torch.distributed.fsdp import fully_shard
 
-from zerolab.course.lessons.in_the_wild import check_choices, check_json, check_shard
+from zerolab.course.lessons.in_the_wild import check_choices, check_json, check_shard, choices, clusters
 from zerolab.course.lessons.in_the_wild.choices import judged
 from zerolab.course.lessons.in_the_wild.settings import meaning
 
@@ -94,6 +96,19 @@ def two_blocks_in_a_unit(model, mesh):
     fully_shard(model, mesh=mesh)
 
 
+def a_copy(model, mesh):
+    model = copy.deepcopy(model)
+    right(model, mesh)
+    return model
+
+
+def every_leaf(model, mesh):
+    for module in model.modules():
+        if not list(module.children()) and list(module.parameters()):
+            fully_shard(module, mesh=mesh, reshard_after_forward=False)
+    fully_shard(model, mesh=mesh)
+
+
 def raises(model, mesh):
     raise ValueError("no such block")
 
@@ -112,6 +127,8 @@ def raises(model, mesh):
         (whole_at_rest, "parameters stay whole after backward"),
         (summed, "the gradients are 2 times the mean"),
         (two_blocks_in_a_unit, "3 gathers for 3 blocks and the root"),
+        (a_copy, "fully_shard works in place, so call it on model"),
+        (every_leaf, "no block is a unit of its own: the model has 23 other units"),
         (raises, "stopped with ValueError: no such block"),
     ],
 )
@@ -226,6 +243,17 @@ def test_the_third_check_names_the_mistake(name, choice, diagnosis):
     assert diagnosis in judged(CHOICES | {name: choice})
 
 
+def by_rehearsal(name):
+    """The best choice for the PCIe box, found with the lesson's own functions, as a list."""
+    cluster = clusters.CLUSTERS["PCIe box"]
+    fitting = [stage for stage in range(4) if clusters.fits(cluster, stage, "mixed", True)]
+    return list(CHOICES[name]) if name != "PCIe box" else [min(fitting), "mixed", True]
+
+
+def test_a_function_may_rehearse_and_return_lists():
+    assert check_choices.diagnose(by_rehearsal) is None
+
+
 def hang(*_):
     while True:
         pass
@@ -233,7 +261,8 @@ def hang(*_):
 
 @pytest.mark.parametrize("check", [check_json, check_choices])
 @pytest.mark.parametrize("answer, said", [(hang, "endless loop"), (lambda *_: 1 / 0, "ZeroDivisionError")])
-def test_an_answer_that_hangs_or_raises_is_described(check, answer, said):
+def test_an_answer_that_hangs_or_raises_is_described(monkeypatch, check, answer, said):
+    monkeypatch.setattr(choices, "SECONDS", 8.0)
     assert said in check.diagnose(answer)
 
 

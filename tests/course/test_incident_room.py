@@ -557,6 +557,36 @@ class HeadLeftOut11(Engine11):
         self.gather()
 
 
+class EvenGathered1(Engine1):
+    def cut(self):
+        super().cut()
+        self.shard = self.flat[ring.chunks(self.flat.numel(), self.world_size)[self.rank]]
+        self.optimizer = torch.optim.SGD([self.shard], self.lr, MOMENTUM)
+
+    def reduce(self, gradient):
+        self.total = self.total + ring.reduce_scatter(gradient)
+
+
+class Averaged5(Engine5):
+    def gather(self):
+        dist.all_reduce(self.flat)
+        self.flat /= self.world_size
+
+    def step(self, batches):
+        for batch in batches:
+            self.reduce(batch.gradient(self.flat))
+        self.update(len(batches))
+        self.gather()
+
+
+class GatheredFirst12(Engine12):
+    whole = None
+
+    def gather(self):
+        self.whole = super().gather() if self.whole is None else self.whole
+        return self.whole
+
+
 class BothGetBoth11(Engine11):
     def reduce(self, gradients):
         gradients["embedding"] = gradients["head"] = gradients["embedding"] + gradients["head"]
@@ -622,7 +652,7 @@ REPAIRS = {
     SumOfNorms3: "Norms do not add, their squares do",
     LargestNorm3: "that takes the largest norm of a shard",
     NoRoot3: "the root of the sum of the squares is missing",
-    NoMean3: "1/N with N=3 ranks",
+    NoMean3: "the sum is clipped before it is divided by N·M",
     Lengthened3: "clipping never lengthens, so clamp at 1",
     WholeGradient3: "moves 3.0Ψ a step, and 2Ψ are enough. The norm needs one number",
     EveryShard4: "a shard for each micro-batch",
@@ -657,6 +687,9 @@ REPAIRS = {
     Averaged11: "the two gradients of the tied weight are averaged",
     OneGatherEach12: "between two micro-batches parameters do not change",
     OneReduce12: "whole gradients are accumulated and reduced once",
+    EvenGathered1: "gather still sends those of the even part",
+    Averaged5: "the gather averages the ranks' whole parameters",
+    GatheredFirst12: "either it keeps what it gathered first",
     GatheredOnce12: "nothing of the second step's gradient in it",
     AllReduce12: "one gather, and one reduce-scatter for each micro-batch",
     KeptWhole12: "keeps whole parameters, in `self.whole`",

@@ -87,6 +87,15 @@ def test_the_answer_is_four_classes():
     assert "this is a int, and no class" in check_stages.diagnose([Blank, Blank, Blank, 3])
 
 
+def test_a_class_may_inherit_its_methods_but_not_from_the_stage_before():
+    class Inherits(Stage0): ...
+
+    class Stub(Inherits): ...
+
+    said = check_stages.diagnose([Inherits, Stub, Blank, Blank])
+    assert said.startswith("1 of the four stages is right\n  stage 0: right\n  stage 1: not written yet")
+
+
 def test_the_readers_stages_are_shown_with_a_trillion_parameters(capsys):
     show_trillion([Stage0, Stage1, Blank, Stage3])
     lines = capsys.readouterr().out.splitlines()

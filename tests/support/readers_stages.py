@@ -362,13 +362,21 @@ class NoStage:
         pass
 
 
+class ExpectsNothing(Stage1):
+    def update(self, units, step):
+        for unit in units:
+            step(unit)
+            unit.expect(self.comm.all_gather(unit.flat, unit).wait())
+
+
 STOPPED = {
     GathersBefore: (1, "before it calls step(unit): gather the parts after that, and not before it"),
     GathersBeforeAndWaitsLater: (1, "before it calls step(unit): gather the parts after that"),
     ReturnsNothing: (0, "reduce_grads returned NoneType"),
     KeepsNothing: (1, "after_reduce kept nothing of unit"),
     KeepsTooMuch: (1, "whose owned range has 4240 elements"),
-    FreesFirst: (2, "'NoneType' object is not subscriptable (line "),
+    FreesFirst: (2, "after that local is None: keep a clone, then free"),
+    ExpectsNothing: (1, "and it takes a function: write unit.expect("),
     RestoresNothing: (3, "is not whole when the Work of unshard ends"),
     RestoresEarly: (3, "calls restore_parameters before the all_gather of unit"),
     RestoresInParentheses: (3, "then(unit.restore_parameters), without parentheses after its name"),

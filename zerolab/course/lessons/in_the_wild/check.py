@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -60,7 +61,7 @@ def _step(shard: Callable) -> dict[str, Any]:
     psi = sum(p.numel() for p in model.parameters())
     root = psi - sum(p.numel() for p in model.blocks.parameters())
     try:
-        shard(model, init_device_mesh(zerolab.device().type, (RANKS,)))
+        returned = shard(model, init_device_mesh(zerolab.device().type, (RANKS,)))
     except TypeError as error:
         if isinstance(model, FSDPModule):  # torch says only that an invariant does not hold
             return {"stopped": str(error)}
@@ -68,7 +69,8 @@ def _step(shard: Callable) -> dict[str, Any]:
     seen = {
         "psi": psi,
         "root": root,
-        "units": sum(isinstance(module, FSDPModule) for module in model.modules()),
+        "units": _units(model),
+        "elsewhere": isinstance(returned, nn.Module) and _units(returned),
         "blocks": [isinstance(block, FSDPModule) for block in model.blocks],
         "whole": _whole(model),
     }
@@ -76,6 +78,10 @@ def _step(shard: Callable) -> dict[str, Any]:
         model(_batch(dist.get_rank()), _batch(dist.get_rank())).backward()
     sent = [(each.op, each.logical_bytes // 4) for each in ledger.sent]
     return seen | {"whole_after": _whole(model), "sent": sent, "scale": _scale(model)}
+
+
+def _units(model: nn.Module) -> int:
+    return sum(isinstance(module, FSDPModule) for module in model.modules())
 
 
 def _whole(model: GPT) -> list[str]:
@@ -97,12 +103,22 @@ def _scale(model: GPT) -> float:
 def _not_sharded(seen: dict[str, Any]) -> str | None:
     if "stopped" in seen:
         return "the model was sharded before its blocks, so they are cut twice: fully_shard(model) comes last"
+    if not seen["units"] and seen["elsewhere"]:
+        return (
+            "the model that your function returned is sharded, and the one that it was called with is not: "
+            "fully_shard works in place, so call it on model and its blocks themselves, and not on a copy"
+        )
     if not seen["units"]:
         return "not written yet: fully_shard was not called, so nothing is sharded"
     if seen["whole"]:
         return (
             f"{len(seen['whole'])} parameters are not sharded, {seen['whole'][0]} first: no rank reduces "
             "their gradients, and the ranks' copies drift apart. Call fully_shard(model, mesh=mesh) too, last"
+        )
+    if not any(seen["blocks"]) and seen["units"] > 1:
+        return (
+            f"no block is a unit of its own: the model has {seen['units']} other units, each with an "
+            "all-gather and a reduce-scatter of its own. Make one unit of each block, then one of the model"
         )
     if not any(seen["blocks"]):
         return (

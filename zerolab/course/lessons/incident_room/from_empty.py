@@ -63,7 +63,7 @@ def check_stages(stages: Sequence[type[Stage]]) -> str | None:
     """Train with each of the four classes, and say which of them fails in values, traffic or memory."""
     if problem := _not_four(stages):
         return problem
-    said: Said = {number: _not_a_stage(each) for number, each in enumerate(stages)}
+    said: Said = {n: _not_a_stage(each, stages[:n]) for n, each in enumerate(stages)}
     if set(said.values()) == {NOT_WRITTEN}:
         return f"{NOT_WRITTEN}: begin with the six methods of Stage0, and run the check after each class"
     for look in (on_ranks, partial(verified, ranks=2, precision="mixed")):
@@ -91,8 +91,8 @@ def _not_four(stages: Any) -> str | None:
     return f"the check got {got}: write check_stages([Stage0, Stage1, Stage2, Stage3])"
 
 
-def _not_a_stage(stage: Any) -> str | None:
-    """Why a class cannot be tried, if it cannot."""
+def _not_a_stage(stage: Any, earlier: Sequence[Any] = ()) -> str | None:
+    """Why a class cannot be tried, if it cannot. `earlier`: the classes of the stages before it."""
     if not isinstance(stage, type):
         return f"this is a {type(stage).__name__}, and no class: write the class's name without parentheses"
     if not issubclass(stage, Stage):
@@ -101,11 +101,18 @@ def _not_a_stage(stage: Any) -> str | None:
     used = {getattr(stage, verb).__module__ for verb in VERBS} | {base.__module__ for base in stage.__mro__}
     if borrowed := [module for module in used if module.startswith("zerolab.stages.stage")]:
         return f"this uses {borrowed[0]}, which is what you write here"
-    if not any(verb in vars(stage) for verb in VERBS):
+    if any(_same_methods(stage, base) for base in (Stage, *earlier)):
         return NOT_WRITTEN
     if missing := sorted(stage.__abstractmethods__, key=VERBS.index):
         return f"it lacks {', '.join(missing)}: a stage has the methods {', '.join(VERBS)}"
     return next(filter(None, (_cannot_be_called(stage, verb) for verb in VERBS)), None)
+
+
+def _same_methods(stage: type[Stage], base: Any) -> bool:
+    """Whether a class derives from another and takes all six methods from it, as a stub does."""
+    if stage is base or not isinstance(base, type) or not issubclass(stage, base):
+        return False
+    return all(getattr(stage, verb) is getattr(base, verb, None) for verb in VERBS)
 
 
 def _cannot_be_called(stage: type[Stage], verb: str) -> str | None:
@@ -176,7 +183,7 @@ def own_rehearsal(number: int) -> Rehearsal:
 def show_trillion(stages: Sequence[type[Stage]]) -> None:
     """Rehearse the reader's stages with 10¹² parameters on 1,024 ranks; print what a rank holds and sends."""
     for number, stage in enumerate(stages):
-        if problem := _not_a_stage(stage):
+        if problem := _not_a_stage(stage, stages[:number]):
             print(f"stage {number}: {problem}")
             continue
         own, STAGES[number] = STAGES[number], stage

@@ -72,7 +72,11 @@ def install(stage_class: type[Stage], number: int) -> list[tuple[str, Work]]:
                 self.not_updated.discard(unit)
 
             self.not_updated.update(units)
+            for unit in units:
+                unit.expect = partial(_expect, unit)
             super().update(units, updated)
+            for unit in units:
+                del unit.expect
             self.not_updated.clear()
 
     for other, own in OWN_STAGES.items():
@@ -80,6 +84,15 @@ def install(stage_class: type[Stage], number: int) -> list[tuple[str, Work]]:
             setattr(own, verb, _refusal(other))
     STAGES[number] = Watched
     return started
+
+
+def _expect(unit: FlatUnit, gather: Any) -> None:
+    if not callable(gather):
+        raise Misused(
+            f"update calls unit.expect with a {type(gather).__name__}, and it takes a function: "
+            "write unit.expect(self.comm.all_gather(unit.flat, unit).wait), without parentheses after wait"
+        )
+    FlatUnit.expect(unit, gather)
 
 
 def _noting(name: str, collective: Callable, started: list) -> Callable:

@@ -98,6 +98,12 @@ class Lockstep:
         self.keep_apart(updated)
         self.flats = [self.flats[0].clone() for _ in self.flats]
 
+    def average(self, updated: Tensors) -> None:
+        """Every rank gets the mean of all ranks' parameters, in each of which one shard alone is new."""
+        self.keep_apart(updated)
+        mean_flat = sum_of(self.flats) / self.world_size
+        self.flats = [mean_flat.clone() for _ in self.flats]
+
     def gather_first(self, updated: Tensors) -> None:
         """Every rank gets every shard as it was before the update, and has its own new one."""
         self.gather([flat[chunk(rank, self.world_size)] for rank, flat in enumerate(self.flats)])
@@ -118,6 +124,11 @@ def trained(
     for _ in range(case.steps if steps is None else steps):
         world.step(data, combine, gather)
     return world.flats
+
+
+def untouched(case: Case) -> Tensors:
+    """Where the ranks begin."""
+    return trained(case, steps=0)
 
 
 def piled(case: Case, combine: Combine = mean) -> Tensors:
@@ -204,11 +215,14 @@ def remainder_by(case: Case, updates: Callable[[int], bool], combine: Combine) -
 # fmt: off
 COMMON: dict[str, Callable[[Case], Tensors]] = {
     "step left the parameters as they were: an update has to reach flat":
-        lambda case: trained(case, steps=0),
+        untouched,
     "that is the sum over the ranks and not the mean: divide once by the number of ranks":
         lambda case: trained(case, times(case.ranks)),
     "the gradient is divided by the number of ranks twice":
         lambda case: trained(case, times(1 / case.ranks)),
+    "the gather averages the ranks' whole parameters, and each rank has only its own shard new: gather the "
+    "shards, and do not average them":
+        lambda case: trained(case, gather=Lockstep.average),
     "each rank updates its shard with its own gradient alone: reduce-scatter first":
         lambda case: trained(case, own),
     "each rank updates its own shard, and no rank ever gets the others': all-gather after the update":

@@ -129,6 +129,10 @@ def stopped(failure: str) -> str:
             "a parameter was used while it was sharded. setup ends with free, and unshard makes the unit "
             "whole: refill, all_gather, then restore_parameters"
         )
+    if "'NoneType' object is not subscriptable" in failure and "unit.grads.local[" in failure:
+        return (
+            f"{failure}. free_local() ran, and after that local is None: keep a clone, then free"
+        )
     told = re.sub(rf"^rank \d+ stopped with {Misused.__name__}: ", "", failure)
     return told.partition(" Every rank must make")[0]
 

@@ -70,7 +70,7 @@ def _unchanged(case: Case, got: torch.Tensor, wrong: torch.Tensor) -> str | None
             f"they did not change, and are the shard{'s' * (len(whose) > 1)} of {ranks}. They have to be "
             "updated there, and gathered in each step"
         )
-    return "they did not change: they are not reduced, or not updated, or never copied back"
+    return "they did not change: they are not reduced, or not updated, or not gathered, or never copied back"
 
 
 def _shifted(got: torch.Tensor, want: torch.Tensor) -> str | None:

@@ -125,12 +125,24 @@ def _by_parts(answers: Answers, first: Case) -> str | None:
             return (
                 f"your formula counts {params:.4g} bytes for a parameter, {grads:.4g} for its gradient and "
                 f"{optimizer:.4g} for its optimizer state, and in mixed precision they are 2, 2 and 12"
+                f"{_other_order(sizes)}"
             )
     whole, divided = found[stage]
     right_whole, right_divided = {0: (16, 0), 1: (4, 12), 2: (2, 14), 3: (0, 16)}[stage]
     return (
         f"your formula keeps {whole:.4g} bytes per parameter on every GPU and divides {divided:.4g} by the "
         f"number of GPUs. At stage {stage} it keeps {right_whole} and divides {right_divided}"
+    )
+
+
+def _other_order(sizes: list[float]) -> str:
+    """The other reading of sizes that are right, but divided in another order of stages."""
+    if [round(size, 6) for size in sorted(sizes)] != [2, 2, 12]:
+        return ""
+    first = 1 + sizes.index(max(sizes))
+    return (
+        f", or else the sizes are right and the stages' order is not: stage {first} is the first to divide "
+        "the optimizer state's 12, and stage 1 has to be"
     )
 
 
@@ -148,9 +160,10 @@ def _per_parameter(answers: Answers, first: Case) -> str | None:
         return None
     show = lambda values: ", ".join(f"{value:.4g}" for value in values)
     right = [states(1, n, stage) for n in sorted(GPUS)]
+    floors = all(got == value // 1 for got, value in zip(by_psi[0], right, strict=True))
     return (
         f"your formula gives {show(by_psi[0])} bytes per parameter on {show(sorted(GPUS))} GPUs, and right "
-        f"are {show(right)}"
+        f"are {show(right)}{': // rounds down to whole bytes of a parameter, so divide with /' * floors}"
     )
 
 

@@ -124,6 +124,8 @@ def _stopped(outcome: Attempt, case: Case) -> str | None:
     if outcome.failure:
         missing = [name for name in case.sizes if any(name not in order for order in case.orders)]
         crossed = "must have the same size" in outcome.failure or "that was never sent" in outcome.failure
+        if crossed and (again := _reduced_again(outcome, case)):
+            return f"{again}. {outcome.failure[0].upper()}{outcome.failure[1:]}"
         if crossed and missing:
             return (
                 f"{outcome.failure}. Some ranks have no gradient of {', '.join(missing)}: finish has to "
@@ -146,6 +148,19 @@ def _stopped(outcome: Attempt, case: Case) -> str | None:
             late = [name for name in missing if name not in case.orders[rank]]
             zeros = ". A unit without a gradient is reduced in finish, with zeros" if late else ""
             return f"rank {rank} has no shard of {', '.join(missing)} in self.shards after finish(){zeros}"
+    return None
+
+
+def _reduced_again(outcome: Attempt, case: Case) -> str | None:
+    """Whether a rank began more reduce-scatters than there are units, told by the messages of each."""
+    once = len(case.sizes) * (case.world_size - 1)
+    for rank, messages in enumerate(outcome.messages):
+        if sum(message.call == "ring.reduce_scatter" for message in messages) > once:
+            return (
+                f"rank {rank} begins more than {len(case.sizes)} reduce-scatters, and there are "
+                f"{len(case.sizes)} units. Reduce each unit once: finish takes only those that ready has not "
+                "reduced"
+            )
     return None
 
 

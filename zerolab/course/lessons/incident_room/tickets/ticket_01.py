@@ -6,7 +6,16 @@ import torch.distributed as dist
 from zerolab import ring
 from zerolab.course.lessons.incident_room.check import Ticket
 from zerolab.course.lessons.incident_room.engine import MOMENTUM
-from zerolab.course.lessons.incident_room.lockstep import mean, own, remainder_by, remainder_lost
+from zerolab.course.lessons.incident_room.lockstep import (
+    Lockstep,
+    Tensors,
+    mean,
+    own,
+    remainder_by,
+    remainder_lost,
+    trained,
+)
+from zerolab.course.lessons.incident_room.room import PSI, Case
 
 
 class Engine1:
@@ -47,6 +56,20 @@ class Repaired(Engine1):
         self.optimizer = torch.optim.SGD([self.shard], self.lr, MOMENTUM)
 
 
+def _even_gathered(case: Case) -> Tensors:
+    """Where the ranks end if shards are slices of all elements, and the gather's of the even part alone."""
+    even = PSI - PSI % case.ranks
+    parts = ring.chunks(even, case.ranks)
+
+    def gather(world: Lockstep, updated: Tensors) -> None:
+        world.keep_apart(updated)
+        whole = torch.cat([flat[part] for flat, part in zip(world.flats, parts, strict=True)])
+        for flat in world.flats:
+            flat[:even] = whole
+
+    return trained(case, gather=gather)
+
+
 # A sentence, and where the ranks end.
 # fmt: off
 MISTAKES = {
@@ -57,6 +80,8 @@ MISTAKES = {
         lambda case: remainder_by(case, lambda rank: True, own),
     "one rank updates the remainder, and the others never get it: gather it, too":
         lambda case: remainder_by(case, lambda rank: rank == case.ranks - 1, mean),
+    "cut takes slices of all elements, and gather still sends those of the even part: gather self.flat":
+        _even_gathered,
 }
 # fmt: on
 TICKET = Ticket(

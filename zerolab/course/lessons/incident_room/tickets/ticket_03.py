@@ -6,7 +6,7 @@ import torch.distributed as dist
 from zerolab import ring
 from zerolab.course.lessons.incident_room.check import Ticket, too_dear
 from zerolab.course.lessons.incident_room.engine import MOMENTUM
-from zerolab.course.lessons.incident_room.lockstep import Gradients, chunk, mean, own, trained
+from zerolab.course.lessons.incident_room.lockstep import Gradients, chunk, mean, own, summed, trained
 from zerolab.course.lessons.incident_room.room import Case
 
 MAX_NORM = 1.0
@@ -80,6 +80,11 @@ def _by_own(gradients: Gradients, owner: int) -> torch.Tensor:
     return mean(gradients) * (MAX_NORM / own(gradients, owner).norm()).clamp(max=1)
 
 
+def _sum_clipped(gradients: Gradients, owner: int) -> torch.Tensor:
+    total = summed(gradients)
+    return total * (MAX_NORM / total.norm()).clamp(max=1) / sum(map(len, gradients))
+
+
 def _cost(case, ended) -> str | None:
     found = too_dear(case, ended)
     if found and "moves" in found:
@@ -105,6 +110,9 @@ MISTAKES = {
         clipped_by(lambda norms: norms.square().mean().sqrt()),
     "each rank clips by the norm of its own gradient, before it is averaged":
         lambda case: trained(case, _by_own),
+    "the sum is clipped before it is divided by N·M, so the mean that is left is too short: divide first, "
+    "then clip the mean":
+        lambda case: trained(case, _sum_clipped),
     "each element is clamped by itself, which changes the direction: scale the gradient by one factor":
         lambda case: trained(case, lambda gradients, owner: mean(gradients).clamp(-MAX_NORM, MAX_NORM)),
     "nothing is clipped any more":

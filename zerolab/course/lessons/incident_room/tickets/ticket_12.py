@@ -7,6 +7,7 @@ from zerolab import ring
 from zerolab.course.lessons.incident_room.check import Ticket, unsharded
 from zerolab.course.lessons.incident_room.engine import MOMENTUM
 from zerolab.course.lessons.incident_room.held import ITEM
+from zerolab.course.lessons.incident_room.lockstep import untouched
 from zerolab.course.lessons.incident_room.room import PSI, Case
 
 
@@ -84,6 +85,14 @@ def whole_at_rest(case, ended) -> str | None:
     return None
 
 
+# A sentence, and where the ranks end.
+# fmt: off
+MISTAKES = {
+    "after all steps gather still returns the parameters of the start: either it keeps what it gathered "
+    "first, so gather again after each update, or no update reaches the shard":
+        untouched,
+}
+# fmt: on
 TICKET = Ticket(
     Engine12,
     "This is no error, but a price that nobody had read: stage 3 moves 3Ψ in each micro-batch. FairScale "
@@ -99,6 +108,7 @@ TICKET = Ticket(
     ),
     cases=(Case(3, micro_batches=4), Case(2, micro_batches=3), Case(4, micro_batches=4)),
     cost=lambda case, ended: sent_for(case, ended) or whole_at_rest(case, ended) or unsharded(case, ended),
+    mistakes=MISTAKES,
     gathers=True,
     memory=True,
 )
