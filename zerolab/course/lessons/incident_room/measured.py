@@ -130,9 +130,7 @@ def stopped(failure: str) -> str:
             "whole: refill, all_gather, then restore_parameters"
         )
     if "'NoneType' object is not subscriptable" in failure and "unit.grads.local[" in failure:
-        return (
-            f"{failure}. free_local() ran, and after that local is None: keep a clone, then free"
-        )
+        return f"{failure}. free_local() ran, and after that local is None: keep a clone, then free"
     told = re.sub(rf"^rank \d+ stopped with {Misused.__name__}: ", "", failure)
     return told.partition(" Every rank must make")[0]
 
