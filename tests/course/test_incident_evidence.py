@@ -338,7 +338,7 @@ READ = {
     Undivided2: r"12 times the right one, N·M with N=3 ranks and M=4 micro-batches: a division by that is",
     DividedByThree2: r"N/3 with N=2: is N a fixed number there",
     Clamped3: r"each element is clamped by itself",
-    Shorter3: r"0\.333 times the right one, 1/N with N=3 ranks: it is divided by that once too often",
+    Shorter3: r"or max_norm is divided by that",
     SixteenBits4: r"the first update is right up to rounding.*it went through",
     EverySecondStep5: r"they did not change, and are the shards of ranks 1, 2",
     BodyOnly6: r"41 of 103 elements, from 62 to 102, of embedding alone, are wrong.*they did not change",

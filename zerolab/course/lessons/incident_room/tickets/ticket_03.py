@@ -110,8 +110,8 @@ MISTAKES = {
         clipped_by(lambda norms: norms.square().mean().sqrt()),
     "each rank clips by the norm of its own gradient, before it is averaged":
         lambda case: trained(case, _by_own),
-    "the sum is clipped before it is divided by N·M, so the mean that is left is too short: divide first, "
-    "then clip the mean":
+    "the sum is clipped before it is divided by N·M, or max_norm is divided by that: the mean that is left "
+    "is too short. Divide the gradient first, then clip the mean to max_norm":
         lambda case: trained(case, _sum_clipped),
     "each element is clamped by itself, which changes the direction: scale the gradient by one factor":
         lambda case: trained(case, lambda gradients, owner: mean(gradients).clamp(-MAX_NORM, MAX_NORM)),
