@@ -12,6 +12,7 @@ import torch
 from support.trained import build, on_two_ranks
 from support.training import WIDTH
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import zerolab
 
@@ -200,3 +201,28 @@ def halve_the_sum(stage: int) -> str:
 def test_a_hook_that_changes_the_sum_of_micro_batches_is_refused(stage: int):
     for said in on_two_ranks(halve_the_sum, stage):
         assert "moved into the optimizer's flat buffer" in said
+
+
+def train_under_a_mode(stage: int, mode: type | None) -> list[torch.Tensor]:
+    """Two micro-batches under a mode that calls every operation of autograd again, as a FLOP counter does."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2))
+    optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=stage, units=[], lr=0.1)
+    with contextlib.nullcontext() if mode is None else mode():
+        for _ in range(2):
+            model(torch.full((3, WIDTH), 0.5)).square().mean().backward()
+    optimizer.step()
+    with optimizer.full_params():
+        return [p.detach().clone() for p in model.parameters()]
+
+
+class CallsAgain(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_micro_batches_add_up_under_a_dispatch_mode(stage: int):
+    expected = on_two_ranks(train_under_a_mode, stage, None)
+    for found, plain in zip(on_two_ranks(train_under_a_mode, stage, CallsAgain), expected, strict=True):
+        assert all(map(torch.equal, found, plain))

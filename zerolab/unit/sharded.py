@@ -94,6 +94,8 @@ class ReducedGradient(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if isinstance(func, torch._ops.OpOverload):  # as a TorchDispatchMode calls it, for autograd
+            return cls.__torch_dispatch__(func, types, args, kwargs)
         return _describe_or_refuse(_GRADIENT_AWAY, func, args, kwargs)
 
     @classmethod
