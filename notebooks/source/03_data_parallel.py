@@ -306,11 +306,8 @@ def buckets(fig, bucket_MB=3000, gpus=64):
     curve.loglog(figures.BUCKET_MB, waits)
     curve.plot(bucket_MB, now, "o", color=COLOURS["gradients"], markersize=9, clip_on=False)
     curve.set(xlabel="bucket size, MB", ylabel="waiting, ms")
-    said = ", ".join(
-        f"{size:,} MB {wait:,.0f} ms" for size, wait in zip(figures.BUCKET_MB, waits, strict=True)
-    )
     many = f"{len(sent):,} message{'s' * (len(sent) > 1)} of {bucket_MB:,} MB"
-    return f"{many}, {gpus} GPUs: {now:,.0f} ms. By bucket size: {said}"
+    return f"{many}, {gpus} GPUs: {now:,.0f} ms. By bucket size: {figures.by_bucket(waits)}"
 
 
 # %%

@@ -545,6 +545,7 @@ def sizes_on(cluster, stage, precision, recompute):
     return dict(zip((*COLOURS, "for a moment"), (size / 1e9 for size in sizes), strict=True))
 
 
+# %%
 def verdict_on(cluster, stage, precision, recompute, GB):
     fits = "fits" if clusters.fits(cluster, stage, precision, recompute) else "does not fit"
     memory = f"{cluster.name}, {cluster.model}: {GB:.1f} GB, {fits} into {cluster.memory_bytes / 1e9:.0f}"

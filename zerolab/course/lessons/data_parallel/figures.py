@@ -36,6 +36,11 @@ def exposed_seconds(bucket_mb: int, gpus: int) -> float:
     return send_buckets(bucket_mb, gpus)[-1][1] - BACKWARD_SECONDS
 
 
+def by_bucket(waits: Sequence[float]) -> str:
+    """The milliseconds of waiting with each of `BUCKET_MB`, in words."""
+    return ", ".join(f"{size:,} MB {wait:,.0f} ms" for size, wait in zip(BUCKET_MB, waits, strict=True))
+
+
 def visible(sent: Sequence[Span]) -> list[Span]:
     """The messages as bars that a page can show: those with less than a 300th between them are one bar."""
     gap = sent[-1][1] / 300
