@@ -1,6 +1,8 @@
 """Promise: gradients are cleared on every rank or refused; a forward grows stale only where it must."""
 
+import contextlib
 import sys
+from collections.abc import Callable, Iterator
 
 import cloudpickle
 import pytest
@@ -180,30 +182,46 @@ def test_gradients_cleared_after_a_broken_backward_stay_cleared(stage: int):
         assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
 
 
-def break_off_before_a_gradient_is_stored(stage: int, clears: bool, alone: bool) -> list[list[torch.Tensor]]:
-    """A user's hook raises in the second micro-batch, before autograd stores the gradient."""
-    x, plain, model = torch.ones(2, 4), layers(), layers()
-    if alone:  # a model with one parameter
-        plain, model = plain[:1], model[:1]
-        plain[0].bias = model[0].bias = None
+def break_off(
+    stage: int,
+    clears: bool,
+    plain: nn.Module,
+    model: nn.Module,
+    breaking: Callable[[nn.Module], contextlib.AbstractContextManager],
+) -> list[list[torch.Tensor]]:
+    """The second of three micro-batches raises. The parameters after a step, of the engine and of PyTorch."""
+    x = torch.ones(2, 4)
     expected = torch.optim.SGD(plain.parameters(), lr=0.1)
     optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=stage, units=[], lr=0.1)
-
-    def refuse(gradient: torch.Tensor) -> None:
-        raise Broken
-
     for each, net in ((expected, plain), (optimizer, model)):
         net(x).sum().backward()
-        handle = net[0].weight.register_hook(refuse)
-        with pytest.raises(Broken):
+        with breaking(net), pytest.raises(Broken):
             net(x).sum().backward()
-        handle.remove()
         if clears:
             net.zero_grad()
         net(3 * x).sum().backward()
         each.step()
     with optimizer.full_params():
         return [[p.detach().clone() for p in net.parameters()] for net in (model, plain)]
+
+
+def break_off_before_a_gradient_is_stored(stage: int, clears: bool, alone: bool) -> list[list[torch.Tensor]]:
+    """A user's hook raises before autograd stores the gradient."""
+    plain, model = layers(), layers()
+    if alone:  # a model with one parameter
+        plain, model = plain[:1], model[:1]
+        plain[0].bias = model[0].bias = None
+
+    def refuse(gradient: torch.Tensor) -> None:
+        raise Broken
+
+    @contextlib.contextmanager
+    def breaking(net: nn.Module) -> Iterator[None]:
+        handle = net[0].weight.register_hook(refuse)
+        yield
+        handle.remove()
+
+    return break_off(stage, clears, plain, model, breaking)
 
 
 @pytest.mark.parametrize("alone", [False, True])
@@ -217,29 +235,22 @@ def test_a_hook_that_raises_before_a_gradient_is_stored_leaves_what_pytorch_leav
 
 
 def break_off_after_a_gradient_is_stored(stage: int, clears: bool) -> list[list[torch.Tensor]]:
-    """A user's hook, from before the optimizer, raises in the second micro-batch. That gradient counts."""
-    x, plain, model, armed = torch.ones(2, 4), layers(), layers(), []
+    """A user's hook, from before the optimizer, raises when autograd has stored the gradient. It counts."""
+    plain, model, armed = layers(), layers(), []
 
     def refuse(parameter: nn.Parameter) -> None:
         if armed:
             raise Broken
 
+    @contextlib.contextmanager
+    def breaking(net: nn.Module) -> Iterator[None]:
+        armed.append(net)
+        yield
+        armed.clear()
+
     for net in (plain, model):
         net[0].weight.register_post_accumulate_grad_hook(refuse)
-    expected = torch.optim.SGD(plain.parameters(), lr=0.1)
-    optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=stage, units=[], lr=0.1)
-    for each, net in ((expected, plain), (optimizer, model)):
-        net(x).sum().backward()
-        armed.append(True)
-        with pytest.raises(Broken):
-            net(x).sum().backward()
-        armed.clear()
-        if clears:
-            net.zero_grad()
-        net(3 * x).sum().backward()
-        each.step()
-    with optimizer.full_params():
-        return [[p.detach().clone() for p in net.parameters()] for net in (model, plain)]
+    return break_off(stage, clears, plain, model, breaking)
 
 
 @pytest.mark.parametrize("clears", [False, True])

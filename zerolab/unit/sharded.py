@@ -100,7 +100,7 @@ class ReducedGradient(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[override]  # typed as static
-        marker = args[0]
+        marker = args[0] if args else None
         in_backward = torch._C._current_graph_task_id() != -1
         if in_backward and isinstance(marker, cls) and marker.arrived is None:
             if func is torch.ops.aten.add_.Tensor:
