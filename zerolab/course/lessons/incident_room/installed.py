@@ -43,6 +43,15 @@ def install(stage_class: type[Stage], number: int) -> list[tuple[str, Work]]:
     Returns: the collectives that it will start.
     """
     started: list[tuple[str, Work]] = []
+    for other, own in OWN_STAGES.items():
+        for verb in VERBS:
+            setattr(own, verb, _refusal(other))
+    STAGES[number] = _watched(stage_class, started)
+    return started
+
+
+def _watched(stage_class: type[Stage], started: list[tuple[str, Work]]) -> type[Stage]:
+    """The reader's class, with a look at each verb. The collectives that it starts go into ``started``."""
 
     class Watched(stage_class):  # type: ignore[misc, valid-type]
         def __init__(self, comm):
@@ -71,19 +80,24 @@ def install(stage_class: type[Stage], number: int) -> list[tuple[str, Work]]:
                 step(unit)
                 self.not_updated.discard(unit)
 
-            self.not_updated.update(units)
-            for unit in units:
-                unit.expect = partial(_expect, unit)
-            super().update(units, updated)
-            for unit in units:
-                del unit.expect
-            self.not_updated.clear()
+            with _updating(units, self.not_updated):
+                super().update(units, updated)
 
-    for other, own in OWN_STAGES.items():
-        for verb in VERBS:
-            setattr(own, verb, _refusal(other))
-    STAGES[number] = Watched
-    return started
+    return Watched
+
+
+@contextmanager
+def _updating(units: list[FlatUnit], not_updated: set[FlatUnit]) -> Iterator[None]:
+    """Inside update: ``not_updated`` are the units that step was not called with, and expect is checked."""
+    not_updated.update(units)
+    for unit in units:
+        unit.expect = partial(_expect, unit)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for unit in units:
+            del unit.expect
+        not_updated.clear()
 
 
 def _expect(unit: FlatUnit, gather: Any) -> None:
