@@ -5,6 +5,7 @@ leaves one `Event` here, and every total the package prints is a sum over events
 torch.
 """
 
+import functools
 import sys
 import time
 import weakref
@@ -98,10 +99,9 @@ class Trace:
         phase: str | None = None,
     ) -> Event:
         """Write down that something starts on ``tensor``, and which line asked for it; `finish` it later."""
-        dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
         event = Event(
-            op, unit, phase or self.phase, self.step_number, logical_bytes, wire_bytes, dtype, shape,
-            tuple(slices), _caller(), self._clock(),
+            op, unit, phase or self.phase, self.step_number, logical_bytes, wire_bytes,
+            _name_of(tensor.dtype), tuple(tensor.shape), tuple(slices), _caller(), self._clock(),
         )  # fmt: skip
         if self.mark is not None and event.phase != CONTROL:
             event.device = DeviceTimes(self.mark)
@@ -163,6 +163,11 @@ _PHASES = 64  # a step has four; one with many micro-batches two for each
 _PACKAGE = Path(__file__).parent
 _shown: dict[str, str] = {}
 _MESSENGERS = (str(_PACKAGE / "trace.py"), str(_PACKAGE / "collectives"))
+
+
+@functools.cache
+def _name_of(dtype: "torch.dtype") -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _caller() -> str:

@@ -44,6 +44,39 @@ def test_local_holds_the_sum_and_zeros(sizes: tuple[int, ...], micro_batches: in
     assert torch.equal(unit.grads.local, expected)
 
 
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.float32), (torch.bfloat16, torch.float32)])
+@pytest.mark.parametrize("size", [32, 5], ids=["dense", "padded"])
+def test_small_gradients_keep_their_places(memory_format: torch.memory_format, dtypes: tuple, size: int):
+    own_dtype, grads_dtype = dtypes
+    weight = nn.Parameter(torch.zeros(4, 2, 2, 2, dtype=own_dtype).to(memory_format=memory_format))
+    bias = nn.Parameter(torch.zeros(size, dtype=own_dtype))
+    precision = PRECISIONS["fp32" if own_dtype == grads_dtype else "mixed_fp32_grads"]
+    unit = FlatUnit("unit", 0, [("weight", weight), ("bias", bias)], 1, precision)
+    unit.grads.expect()
+    expected = {}
+    for span in reversed(unit.grads.spans):  # backward brings the last parameter's gradient first
+        gradient = torch.randn(span.shape).to(own_dtype)
+        expected[span] = span.parameter.grad = gradient
+        unit.grads.collect(span, unit.grads.take(span))
+    unit.grads.prepare_to_reduce()
+    assert unit.grads.local.dtype == grads_dtype
+    for span, gradient in expected.items():
+        assert torch.equal(span.view(unit.grads.local), gradient.to(grads_dtype))
+    assert unit.grads.local.count_nonzero() == 32 + size  # padding is zero
+
+
+def test_the_buffer_is_no_users_gradient():
+    parameter = nn.Parameter(torch.zeros(16))
+    unit = FlatUnit("unit", 0, [("weight", parameter)], 1, PRECISIONS["fp32"])
+    assert unit.padded_numel == 16  # without padding nothing has to be added to the gradient
+    unit.grads.expect()
+    kept = parameter.grad = torch.ones(16)
+    unit.grads.collect(unit.grads.spans[0], unit.grads.take(unit.grads.spans[0]))
+    unit.grads.prepare_to_reduce()
+    assert unit.grads.local.data_ptr() != kept.data_ptr()
+
+
 @pytest.mark.parametrize("size", [3, MOVED_TOGETHER + 3])
 def test_the_peak_counts_a_gradient_beside_the_buffer(size: int):
     parameter = nn.Parameter(torch.zeros(size))

@@ -151,6 +151,32 @@ def test_state_of_says_what_a_unit_is_doing():
     assert ParamState.WHOLE.value == "whole"
 
 
+def refusals_in_a_pass() -> list[str]:
+    """What a call between steps says in the forward of a unit, and in its backward."""
+    model, optimizer = build(3)
+    said: list[str] = []
+
+    def ask(*_) -> None:
+        with pytest.raises(RuntimeError) as error:
+            optimizer.require_idle("save")
+        said.append(str(error.value))
+
+    unit = model.blocks[1]
+    unit.register_forward_pre_hook(ask)
+    next(unit.parameters()).register_hook(ask)
+    model(torch.randn(4, 8)).sum().backward()
+    optimizer.require_idle("save")
+    return said
+
+
+def test_a_refusal_inside_a_pass_says_what_the_open_unit_is_doing():
+    for in_forward, in_backward in zerolab.launch(refusals_in_a_pass, 2, timeout=60):
+        open_pass = "save in the middle of a forward or backward pass"
+        state = "its parameters are whole; its gradients are"
+        assert in_forward.startswith(f"{open_pass} (unit blocks.1 in forward: {state} none)")
+        assert in_backward.startswith(f"{open_pass} (unit blocks.1 in backward: {state} collected")
+
+
 def fail(gradient: torch.Tensor) -> None:
     raise ZeroDivisionError
 

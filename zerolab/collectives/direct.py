@@ -27,31 +27,38 @@ class DirectComm(Comm):
 
         Memory: N-1 shards of scratch until the work is waited for.
         """
-        scratch = self._scratch(flat)
         event = self._begin("reduce_scatter", flat, unit, passes=1)
+        if self.world_size == 1:
+            return self._alone(event)
+        scratch = self._scratch(flat)
         return self._start(event, self._reduce(flat, scratch, unit, event, op), scratch)
 
     def all_gather(self, flat: torch.Tensor, unit: Subject) -> Work:
         """Send this rank's shard to every rank, and receive theirs into place."""
         event = self._begin("all_gather", flat, unit, passes=1)
+        if self.world_size == 1:
+            return self._alone(event)
         return self._start(event, self._gather(flat, unit, event))
 
     def all_reduce(self, flat: torch.Tensor, unit: Subject, op: Op = ReduceOp.SUM) -> Work:
         """The two halves in turn: the order of the sum, and so its bits, are reduce_scatter's."""
-        scratch = self._scratch(flat)
         event = self._begin("all_reduce", flat, unit, passes=2)
+        if self.world_size == 1:
+            return self._alone(event)
+        scratch = self._scratch(flat)
         halves = itertools.chain(
             self._reduce(flat, scratch, unit, event, op), self._gather(flat, unit, event)
         )
         return self._start(event, halves, scratch)
 
+    def _alone(self, event: Event) -> Work:
+        """With one rank nothing is sent: the sum over the ranks, and their mean, is what is there."""
+        self.trace.finish(event)
+        return Work()
+
     def _start(self, event: Event, collective: Collective, scratch: torch.Tensor | None = None) -> Work:
-        """Hand a collective to the thread. With one rank there is nothing to wait for: run it here."""
+        """Hand a collective to the thread."""
         finished = self._finished(collective, event)
-        if self.world_size == 1:
-            for _ in finished:
-                pass
-            return Work()
         event.control_bytes = self.control.check_bytes
         work = Work([self.control.submit(f"{event.op} of {event.unit}", finished)])
         if scratch is not None:

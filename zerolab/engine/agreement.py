@@ -48,8 +48,9 @@ def agree_on_used(comm: Comm, units: list[FlatUnit], by_hand: dict[str, list[str
     Comm: a byte for each parameter, and 32. Raises: RuntimeError where ranks differ.
     """
     issued = [f"{event.op} of {event.unit}" for event in comm.trace.step(comm.trace.step_number)]
-    spans = [(unit, span) for unit in units for span in unit.spans]
-    mask = torch.tensor([span in unit.grads.used for unit, span in spans], dtype=torch.uint8)
+    spans = [span for unit in units for span in unit.spans]
+    mine = bytearray(span in unit.grads.used for unit in units for span in unit.spans)
+    mask = torch.frombuffer(mine, dtype=torch.uint8)
     all_lines = [f"{what}: {line}" for what, lines in by_hand.items() for line in lines]
     rows = comm.exchange(torch.cat([_digest(issued), _digest(all_lines), mask]), "used parameters")
     of_issued, of_lines, masks = rows.split([DIGEST_BYTES, DIGEST_BYTES, len(mask)], dim=1)
@@ -58,7 +59,7 @@ def agree_on_used(comm: Comm, units: list[FlatUnit], by_hand: dict[str, list[str
         for what, lines in by_hand.items():
             agree_on(comm, what, lines)
     used = masks.any(dim=0).tolist()
-    return {span for (_, span), flag in zip(spans, used, strict=True) if flag}
+    return set(itertools.compress(spans, used))
 
 
 def agree_on_order(comm: Comm, units: list[FlatUnit], completed: list[FlatUnit]) -> list[FlatUnit]:

@@ -18,6 +18,7 @@ from zerolab.engine.reduction import Reducer
 from zerolab.engine.states import TrainingRun, UnitRun
 from zerolab.stages.base import Stage
 from zerolab.unit import FlatUnit
+from zerolab.unit.states import GradState
 
 
 class Engine:
@@ -63,10 +64,19 @@ class Engine:
             raise RuntimeError(f"{action} inside full_params(): leave the with block before that")
         if self.training.in_backward or any(run.depth for run in self.units):
             raise RuntimeError(
-                f"{action} in the middle of a forward or backward pass: call it between steps, and after an "
-                "exception that broke a backward pass off call optimizer.zero_grad() first"
+                f"{action} in the middle of a forward or backward pass ({self.state_of(self._open_unit)}): "
+                "call it between steps, and after an exception that broke a backward pass off call "
+                "optimizer.zero_grad() first"
             )
         self.finish_gathers()
+
+    @property
+    def _open_unit(self) -> FlatUnit:
+        """The unit that the open pass is in: a module of it runs, or its gradients are computed."""
+        at_work = self.hooks.backward.at_work
+        running = [flat for run in self.units if run.depth or run is at_work for flat in run.flats]
+        collecting = [flat for flat in self.trainable if flat.grads.state is GradState.COLLECTING]
+        return (running + collecting + self.flats)[0]
 
     def finish_gathers(self) -> None:
         """Wait for the parameters that the last update has sent and that nothing has used since."""

@@ -1,5 +1,7 @@
 """Gatherer: which units are whole, which are being gathered, and which unit will be needed next."""
 
+from itertools import islice
+
 from zerolab.collectives import Work
 from zerolab.engine.states import UnitRun
 from zerolab.stages.base import Stage
@@ -25,6 +27,7 @@ class Gatherer:
         self.full_params_open = 0
         self.graph_kept = False
         self._order: list[UnitRun] = []
+        self._last_place: dict[UnitRun, int] = {}
         self._position = 0
         self._under_way: dict[FlatUnit, Work] = {}
 
@@ -42,6 +45,7 @@ class Gatherer:
             self.rewind()
         if self._order[self._position : self._position + 1] != [run]:
             self._order[self._position :] = [run]
+            self._last_place = {each: place for place, each in enumerate(self._order)}
         self._position += 1
 
     def prefetch_forward(self) -> None:
@@ -50,9 +54,9 @@ class Gatherer:
 
     def prefetch_backward(self, run: UnitRun) -> None:
         """Start on the units that were entered before this one and expect a backward pass, nearest first."""
-        last = max((index for index, each in enumerate(self._order) if each is run), default=0)
-        coming = [each for each in reversed(self._order[:last]) if each.expects_backward]
-        self._start(coming[: self.prefetch])
+        entered_before = reversed(self._order[: self._last_place.get(run, 0)])
+        expected = (each for each in entered_before if each.expects_backward)
+        self._start(list(islice(expected, self.prefetch)))
 
     def unshard(self, run: UnitRun) -> None:
         """Make the unit whole, waiting for its gathers."""

@@ -60,18 +60,13 @@ class ModelHooks:
 
     def _register(self, run: UnitRun) -> None:
         """Register the hooks of one unit: on its entry modules, and on its parameters' gradients."""
-        entry_modules = run.unit.entry_modules
-        if not all(flat.whole for flat in run.flats):
-            pre_forward, post_forward = (
-                Hook(partial(self._pre_forward, run)),
-                Hook(partial(self._post_forward, run)),
-            )
-            for module in entry_modules:
-                module.register_forward_pre_hook(pre_forward, prepend=True, with_kwargs=True)
-                module.register_forward_hook(post_forward, always_call=True)
-        enter = Hook(partial(self._enter, run))
-        for module in entry_modules:
-            module.register_forward_pre_hook(enter, prepend=True)
+        sharded = not all(flat.whole for flat in run.flats)
+        before = Hook(partial(self._pre_forward if sharded else self._enter, run))
+        after = Hook(partial(self._post_forward, run))
+        for module in run.unit.entry_modules:
+            module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
+            if sharded:
+                module.register_forward_hook(after, always_call=True)
         for flat in (flat for flat in run.flats if flat.trainable):
             for span in flat.spans:
                 after_gradient = partial(self._after_gradient, run, flat, span)
@@ -80,7 +75,7 @@ class ModelHooks:
 
     # Forward.
 
-    def _enter(self, run: UnitRun, module: nn.Module, args: tuple) -> None:
+    def _enter(self, run: UnitRun, module: nn.Module, args: tuple, kwargs: dict) -> None:
         """A module is called: its parameters, if they were updated and sent, are waited for.
 
         A backward pass that is still open then was broken off by an exception.
@@ -106,6 +101,7 @@ class ModelHooks:
     def _pre_forward(self, run: UnitRun, module: nn.Module, args: tuple, kwargs: dict) -> None:
         """Before a module of the unit runs; a checkpoint's recomputation only needs the parameters."""
         run.depth += 1
+        self._enter(run, module, args, kwargs)
         if run.depth > 1:
             return
         if inside_functional_transform() and not self.gatherer.full_params_open:
@@ -200,7 +196,7 @@ class ModelHooks:
         Raises: RuntimeError in a backward pass inside another.
         """
         gradient = flat.grads.take(span)
-        if not self.training.in_backward or pass_number() != self.backward.number:
+        if pass_number() != self.backward.number:
             self._begin_backward()
             if pass_number() != self.backward.number:
                 raise RuntimeError(NESTED)
@@ -218,13 +214,9 @@ class ModelHooks:
 
     def _reshard_frozen(self, run: UnitRun) -> None:
         """Reshard what is frozen, in whole or in part, once no input and no other parameter needs it."""
-        missing = any(flat.grads.missing for flat in run.flats)
-        if (
-            self.training.in_backward
-            and not missing
-            and run.inputs_done >= run.inputs_watched
-            and not run.is_root
-        ):
+        if run.inputs_done < run.inputs_watched or run.is_root or not self.training.in_backward:
+            return
+        if not any(flat.grads.missing for flat in run.flats):
             self.gatherer.reshard([flat for flat in run.flats if flat.whole and not flat.all_require_grad])
 
     def _end_backward(self) -> None:

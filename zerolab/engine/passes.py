@@ -1,6 +1,7 @@
 """Where a hook finds itself in autograd's work: outside of it, in a backward pass, in one inside another."""
 
 import sys
+from collections.abc import Callable
 from types import FrameType
 
 import torch
@@ -26,9 +27,8 @@ AFTER_AN_UPDATE = (
 )
 
 
-def pass_number() -> int:
-    """Which backward pass is running on this thread; -1 where none is."""
-    return torch._C._current_graph_task_id()
+pass_number: Callable[[], int] = torch._C._current_graph_task_id
+"""Which backward pass is running on this thread; -1 where none is."""
 
 
 def inside_backward() -> bool:

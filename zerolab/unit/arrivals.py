@@ -20,12 +20,19 @@ class Arrivals:
     Memory: fewer elements than `MOVED_TOGETHER`, beside the gradient that comes.
     """
 
-    def __init__(self, spans: list[Span], padded_numel: int, device: torch.device):
+    def __init__(self, spans: list[Span], padded_numel: int, dtype: torch.dtype, device: torch.device):
         self.producers = Producers(device)
         self._waiting: dict[Span, torch.Tensor] = {}
         self.held_bytes = self._numel = 0
         stops = [*(span.offset for span in spans[1:]), padded_numel]
         self._padding = {span: slice(span.stop, stop) for span, stop in zip(spans, stops, strict=True)}
+        self._contiguous = all(span.layout.is_contiguous() for span in spans)
+        zero = torch.zeros((), dtype=dtype, device=device)
+        self._zeros = {
+            span: zero.expand(padding.stop - padding.start)
+            for span, padding in self._padding.items()
+            if padding.start < padding.stop
+        }
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
@@ -50,9 +57,8 @@ class Arrivals:
             part += gradient
         else:
             part.copy_(gradient)
-            padding = self._padding[span]
-            if padding.start < padding.stop:
-                local[padding].zero_()
+            if span in self._zeros:
+                local[self._padding[span]].zero_()
             filled.add(span)
         self.producers.note()
 
@@ -64,16 +70,27 @@ class Arrivals:
         self.producers.join(*self.tensors)
         copied = [span for span in self._waiting if span not in filled]
         added = [span for span in self._waiting if span in filled]
-        if copied:
-            parts = [part for span in copied if (part := self._padding[span]).start < part.stop]
+        if len(copied) == len(self._padding) and self._contiguous:
+            self._concatenate(local)
+        elif copied:
+            gaps = [self._padding[span] for span in copied if span in self._zeros]
             torch._foreach_copy_([span.view(local) for span in copied], [self._waiting[s] for s in copied])
-            if parts:
-                torch._foreach_zero_([local[part] for part in parts])
+            if gaps:
+                torch._foreach_zero_([local[gap] for gap in gaps])
         if added:
             torch._foreach_add_([span.view(local) for span in added], [self._waiting[span] for span in added])
         filled.update(copied)
         self.producers.note()
         self.clear()
+
+    def _concatenate(self, local: torch.Tensor) -> None:
+        """Copy all gradients of the unit, and zeros between them, in one call that needs no views."""
+        parts = []
+        for span in self._padding:
+            parts.append(self._waiting[span].flatten())
+            if span in self._zeros:
+                parts.append(self._zeros[span])
+        torch.cat(parts, out=local)
 
     def clear(self) -> None:
         """Forget what waits."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from copy import deepcopy
-from typing import cast
 
 import torch
 from torch import nn
@@ -23,7 +22,7 @@ class Gathering(Sharded):
     def stand_in(cls, arrive: Callable[[], None], parameter: nn.Parameter, layout: torch.Tensor) -> None:
         """Make a parameter ``Gathering``. ``arrive`` waits for its values, and makes it whole."""
         cls.take_place(parameter, layout)
-        cast(Gathering, parameter).arrive = arrive
+        parameter.arrive = arrive  # type: ignore[attr-defined]  # it is ``Gathering`` now
 
     def give_way(self, own_class: type[nn.Parameter]) -> None:
         del self.arrive

@@ -16,6 +16,8 @@ from zerolab.unit.sharded import ReducedGradient, as_plain_tensors
 from zerolab.unit.span import Span
 from zerolab.unit.states import GradState, change
 
+_COLLECTING = GradState.COLLECTING  # Python 3.11 computes a member each time that it is looked up
+
 
 class FlatGrads:
     """The gradients of one unit. P and S as in FlatUnit: the padded and the owned numel.
@@ -53,7 +55,7 @@ class FlatGrads:
         self.filled: set[Span] = set()
         self.used: set[Span] = set()
         self._divisor = 1
-        self.arrivals = Arrivals(spans, padded_numel, device)
+        self.arrivals = Arrivals(spans, padded_numel, dtype, device)
         self.producers = self.arrivals.producers
         self._markers: dict[Span, ReducedGradient] = {}
 
@@ -102,15 +104,17 @@ class FlatGrads:
         self.missing.discard(span)
         if gradient is None:
             return
-        if gradient.layout != torch.strided:
+        if gradient.layout is not torch.strided:
             raise RuntimeError(f"{span.name} has a sparse gradient: build its module with sparse=False")
-        if self.state is not GradState.COLLECTING:
-            self._become(GradState.COLLECTING)
+        if gradient.requires_grad:  # under create_graph=True
+            gradient = gradient.detach()
+        if self.state is not _COLLECTING:
+            self._become(_COLLECTING)
         if span not in self.used:
             self.used.add(span)
             self._leave_marker(span)
         if span.numel >= MOVED_TOGETHER:
-            self._move_one(span, gradient.detach())
+            self._move_one(span, gradient)
         else:
             self._wait_for_others(span, gradient)
 
@@ -133,7 +137,6 @@ class FlatGrads:
         if full:
             self.move()
 
-    @torch.no_grad()
     def move(self) -> None:
         """Move the gradients that were collected into ``local``, added to those of no_sync, and zero padding.
 

@@ -2,12 +2,11 @@
 
 import math
 from collections.abc import Callable
-from typing import cast
 
 import torch
 from torch import nn
 
-from zerolab.unit.sharded import Sharded, as_plain_tensors
+from zerolab.unit.sharded import as_plain_tensors
 from zerolab.unit.span import Span
 
 
@@ -55,7 +54,7 @@ class ParameterViews:
         with as_plain_tensors():
             for span, own_class, view in zip(self._spans, self._classes, self._views, strict=True):
                 span.parameter.data = view
-                cast(Sharded, span.parameter).give_way(own_class)
+                span.parameter.give_way(own_class)  # type: ignore[attr-defined]  # a placeholder has it
 
     def moved_away(self) -> Span | None:
         """The first parameter that should be a view of the flat buffer and has other memory."""

@@ -10,8 +10,6 @@ Were there a None, torch.nn.utils.clip_grad_norm_ would find nothing to clip and
 model.zero_grad() would find nothing to clear, so that gradients would add up for ever.
 """
 
-from typing import cast
-
 import torch
 from torch import nn
 
@@ -49,7 +47,7 @@ class Sharded(nn.Parameter):
     def take_place(cls, parameter: nn.Parameter, layout: torch.Tensor) -> None:
         """Make a parameter ``Sharded``; ``layout`` has the strides it will have again when it is whole."""
         parameter.__class__ = cls
-        cast(Sharded, parameter).layout_when_whole = layout
+        parameter.layout_when_whole = layout  # type: ignore[attr-defined]  # it is ``Sharded`` now
 
     def give_way(self, own_class: type[nn.Parameter]) -> None:
         """Make it a parameter of its own class again."""

@@ -14,6 +14,8 @@ from typing import TypeVar
 class ParamState(Enum):
     """Where a unit's parameters are."""
 
+    __hash__ = object.__hash__  # of Enum's own, which Python computes from the name, a step takes hundreds
+
     WHOLE = "whole"
     SHARDED = "sharded: this rank holds its shard alone, and the flat buffer is freed"
     GATHERING = "being gathered: the flat buffer is there, and the other ranks' shards are on their way"
@@ -22,6 +24,8 @@ class ParamState(Enum):
 
 class GradState(Enum):
     """How far a unit's gradients have come. Earlier micro-batches may be there beside those COLLECTING."""
+
+    __hash__ = object.__hash__
 
     EMPTY = "none"
     COLLECTING = "collected on this rank, not reduced"

@@ -130,11 +130,10 @@ class FlatUnit:
     @property
     def all_require_grad(self) -> bool:
         """Whether every parameter requires a gradient now, so that the last one tells that all are done."""
-        return all(span.parameter.requires_grad for span in self.spans)
+        return all([span.parameter.requires_grad for span in self.spans])  # faster than a generator
 
     def _become(self, state: ParamState) -> None:
         self.state = change(f"the parameters of unit {self.name}", self.state, state)
-        self._report()
 
     def _report(self) -> None:
         self.meter.report(self, self.flat, self.shard, self.master)
@@ -193,12 +192,14 @@ class FlatUnit:
         self.grads.producers.hold(self.flat)  # the streams that gradients come on have used the parameters
         self.flat.untyped_storage().resize_(0)
         self._become(ParamState.SHARDED)
+        self._report()
 
     def refill(self) -> None:
         """Allocate the flat storage again and copy the own shard into it; an all-gather fills in the rest."""
         self.flat.untyped_storage().resize_(self.padded_numel * self.dtype.itemsize)
         self.flat[self.owned].copy_(self.shard)
         self._become(ParamState.GATHERING)
+        self._report()
 
     def restore_parameters(self) -> None:
         """After the gather: make the parameters views of the flat buffer again, as autograd saved them."""

@@ -20,19 +20,25 @@ class Writes:
 
     def __init__(self, unit: str, spans: list[Span]):
         self._unit, self._spans = unit, spans
+        self._parameters = tuple(span.parameter for span in spans)
         self.compare_next = False
         self.note()
 
     def note(self) -> None:
         """Take the parameters' values as they are now: writes until now are known."""
-        self._noted = tuple(span.parameter._version for span in self._spans)
+        self._noted = self._versions()
         self._gathered: bytes | None = None
+
+    def _versions(self) -> tuple[int, ...]:
+        return tuple([parameter._version for parameter in self._parameters])
 
     def written(self) -> Span | None:
         """The first parameter that was written to since `note`, other than through ``.data``."""
-        noted = zip(self._spans, self._noted, strict=True)
-        written = [span for span, version in noted if span.parameter._version != version]
-        return written[0] if written else None
+        versions = self._versions()
+        if versions == self._noted:
+            return None
+        differ = map(int.__ne__, versions, self._noted)
+        return next(span for span, differs in zip(self._spans, differ, strict=True) if differs)
 
     def refuse(self, checksum: Callable[[], bytes]) -> None:
         """Before the flat buffer is freed, with what was written to it.
@@ -57,12 +63,11 @@ class Writes:
 
     def spoil(self) -> None:
         """Before the storage is freed: a backward pass that would read it ends in autograd's error."""
-        torch.autograd.graph.increment_version([span.parameter for span in self._spans])
+        torch.autograd.graph.increment_version(self._parameters)
 
     def restore(self, checksum: Callable[[], bytes]) -> None:
         """The storage is there again with the same values: set the counters back."""
-        parameters = tuple(span.parameter for span in self._spans)
-        torch._C._autograd._unsafe_set_version_counter(parameters, self._noted)
+        torch._C._autograd._unsafe_set_version_counter(self._parameters, self._noted)
         self._gathered = checksum() if self.compare_next else None
 
     def advance(self, updated: set[Span], whole: bool) -> None:
