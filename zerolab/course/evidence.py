@@ -11,7 +11,7 @@ from functools import reduce
 import torch
 
 from zerolab.course.attempts import Odd
-from zerolab.course.reading import Parts, elsewhere, made_of, not_a_tensor, unlike
+from zerolab.course.reading import Explain, Parts, elsewhere, made_of, not_a_tensor, silent, unlike
 from zerolab.course.targets import lowest
 
 
@@ -31,6 +31,7 @@ class Finding:
         also: what else there is to say of wrong values.
         cause: why values are wrong that no mistake explains, known because earlier cases were right.
         told: the same, where it names its ranks itself.
+        explain: what the messages tell of parts that are missing, or count too often, on a rank.
     """
 
     where: str
@@ -45,6 +46,7 @@ class Finding:
     also: str | None = None
     cause: str | None = None
     told: str | None = None
+    explain: Callable[[int], Explain] = lambda rank: silent
 
     @property
     def wrong(self) -> list[int]:
@@ -153,7 +155,7 @@ def _of_some_ranks(finding: Finding) -> str:
         finding.cause
         or unlike(got, want)
         or elsewhere(got, want, finding.whole)
-        or made_of(got, want, finding.parts(rank))
+        or made_of(got, want, finding.parts(rank), finding.explain(rank))
     )
     if reading or ruled_out:
         return where + (reading or ", or else ".join(ruled_out))
