@@ -14,7 +14,7 @@ Calls = Sequence[Sequence[Message]]
 
 
 def by_messages(calls: Calls, rank: int) -> Explain:
-    """What the calls of all ranks tell of a value of `rank` that is a wrong sum of "rank 1's …" and others."""
+    """What the calls of all ranks tell of a value of `rank` that is a wrong sum of the ranks' numbers."""
 
     def explain(have: Factors, should: Factors) -> str | None:
         missing = [_rank(name) for name, factor in should.items() if abs(factor) > 1e-3 > abs(have[name])]

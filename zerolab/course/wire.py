@@ -156,7 +156,7 @@ class Wire(TorchDispatchMode):
                 )
             )
         result = func(*args, **(kwargs or {}))
-        if self._given and (func._schema.is_mutable or func.namespace == "c10d" and func._opname != "send"):
+        if self._given and (func._schema.is_mutable or (func.namespace == "c10d" and func._opname != "send")):
             written = _tensors([args[:1], (kwargs or {}).get("out")])
             self._given |= {key: True for key in map(_storage, written) if key in self._given}
         return result

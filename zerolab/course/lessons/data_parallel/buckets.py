@@ -85,8 +85,7 @@ MISTAKES: dict[str, Callable[[Brought, int, list[list[int]], int], torch.Tensor]
 class Averaged(NamedTuple):
     """What one rank's gradients are afterwards, and the bytes of tensors that it held beside them.
 
-    Attributes: listed: what stands in the list afterwards, where that is not the gradients any more.
-        answered: what the function returned, if anything.
+    `listed`, `answered`: other tensors that stand in the list afterwards, or that the function returned.
     """
 
     flat: torch.Tensor
