@@ -272,7 +272,7 @@ SHOWN = {
     close_to_anything: (
         "run.parameters[0] is not run.alone",
         "run.sent[0] is",
-        "run.memory[0].optimizer_bytes is",
+        "run.memory[0].grads_bytes is",
     ),
     only_values: (f"{THREE_PSI.does} (train(ranks=3, stage=1,", "run.sent[0] is"),
     good_on_rank_0: (f"{COPY.does} (train(ranks=3, stage=3", "run.memory[2].params_bytes is"),

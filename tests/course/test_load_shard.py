@@ -232,7 +232,7 @@ LOAD_WRONG = [
     ),
     (
         all_at(lambda start, stop, begins, first, last: (first - begins, last - begins)),
-        "read(1, -3, 1): a file has the elements 0 to 3: cut both ends off there",
+        "read(0, 0, 4): a file has the elements 0 to 3: cut both ends off there",
     ),
     (
         all_at(lambda start, stop, begins, first, last: (start - begins, stop - start)),

@@ -226,7 +226,10 @@ SLICES_WRONG = [
     (stop_first, "that is (stop, start)"),
     (lambda sizes, n, rank: clipped(sizes, n, n - 1 - rank), "the ranks are in reverse order"),
     (one_too_many, "your list has 5 slices for 4 parameters"),
-    (never_cut_off, "the slice of parameter 0 is (0, 6), and"),
+    (
+        never_cut_off,
+        "(-6, 0), and the parameter has the elements 0 to 3: cut both ends off at 0 and at 3. That makes",
+    ),
     (where_it_begins, "dealt out whole, here to the rank whose shard has its first element"),
     (where_it_ends, "dealt out whole, here to the rank whose shard has its last element"),
     (largest_first, "every parameter is dealt out whole, so the ranks' parts are not equal"),

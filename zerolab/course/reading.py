@@ -102,6 +102,17 @@ def made_of(
     return None
 
 
+def factors(
+    got: torch.Tensor, want: torch.Tensor, choices: Sequence[Parts]
+) -> tuple[Factors, Factors] | None:
+    """How often each part counts in a value, and how often it should, with the first choice that tells."""
+    for parts in choices:
+        have, should = coefficients(got, parts), coefficients(want, parts)
+        if have and should:
+            return have, should
+    return None
+
+
 def coefficients(value: torch.Tensor, parts: Parts) -> dict[str, float] | None:
     """The factors with which the parts add up to the value, if they do and it is no accident."""
     length = min(value.numel(), *(part.numel() for part in parts.values()))  # chunks may differ by one

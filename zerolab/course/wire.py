@@ -104,6 +104,7 @@ class Wire(TorchDispatchMode):
         self.calls: list[Message] = []
         self.waits = 0  # how often the reader's code waited on a handle
         self._given: dict[int, bool] = {}  # by storage: whether it was written to
+        self._inputs: list[torch.Tensor] = []  # keeps those storages, so that no other gets their place
         self._plain = {name: getattr(dist.Work, name) for name in _WAITING}
         self._trail = trail.open("wb", buffering=0) if trail else None
 
@@ -173,6 +174,7 @@ def given(tensor: torch.Tensor) -> torch.Tensor:
     """In the worker: the tensor itself, which the reader's function is called with and which is watched."""
     for mode in _get_current_dispatch_mode_stack():
         if isinstance(mode, Wire):
+            mode._inputs.append(tensor)
             mode._given[_storage(tensor)] = False
     return tensor
 

@@ -65,8 +65,9 @@ def _step(shard: Callable) -> dict[str, Any]:
     mesh = init_device_mesh(zerolab.device().type, (RANKS,), mesh_dim_names=MESH_NAMES)
     try:
         returned = shard(model, mesh)
-    except TypeError as error:
-        if isinstance(model, FSDPModule):  # torch says only that an invariant does not hold
+    except (TypeError, RuntimeError) as error:
+        twice = isinstance(error, TypeError) or "overlapping meshes" in str(error)
+        if twice and isinstance(model, FSDPModule):  # torch does not say which call was wrong
             return {"stopped": str(error)}
         raise
     seen = {
@@ -141,7 +142,7 @@ def _not_sharded(seen: dict[str, Any]) -> str | None:
         return (
             f"{len(seen['other_mesh'])} parameters, {seen['other_mesh'][0]} first, are not sharded over the "
             "mesh that your function gets. Without mesh=mesh fully_shard makes one of all ranks. These are "
-            "the same two ranks here, and others where a mesh has some of them only. Pass mesh=mesh to every call"
+            "the same two ranks here, and others where a mesh has some of them. Pass mesh=mesh to every call"
         )
     if seen["whole_after"]:
         return (

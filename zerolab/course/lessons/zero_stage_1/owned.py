@@ -98,7 +98,9 @@ def _beyond(answers: Mapping[Case, Any], case: Case) -> str | None:
     right = all(cut[each] == tuple(inside(each)) for each in CASES)
     said = f"the slice of parameter {place} is {pair}, and the parameter has the elements 0 to {size}: cut "
     said += f"both ends off at 0 and at {size}"
-    return said + (", and all slices are right" if right else f". Besides, {besides[0]}" if besides else "")
+    return said + (
+        ". That makes all slices right" if right else f". Besides, {besides[0]}" if besides else ""
+    )
 
 
 def _cut_off(case: Case, slices: Any) -> Slices:
