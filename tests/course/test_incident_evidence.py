@@ -64,6 +64,17 @@ class WithoutRank0(Engine2):
         self.gather()
 
 
+class OwnOnceMore2(Engine2):
+    def step(self, batches):
+        for batch in batches:
+            gradient = batch.gradient(self.flat)
+            own = gradient[ring.chunks(self.flat.numel(), self.world_size)[self.rank]].clone()
+            self.reduce(gradient)
+            self.total = self.total + own
+        self.update(len(batches))
+        self.gather()
+
+
 class InOrderOfDict6(Engine6):
     def step(self, batches):
         ready = dict(batches[0].gradients(self.parameters))
@@ -469,6 +480,7 @@ READ = {
     RoundedUp1: r"cut and reduce do not agree on which slice of flat is the rank's",
     DividedByAll2: r"divided by the number of ranks twice",
     WithoutRank0: r"rank 0's micro-batch 0, .* missing",
+    OwnOnceMore2: r"each rank adds its own numbers once more, and the sum over the ranks has them already",
     CatAsReady6: r"numbers of one parameter are added to those of another: .* takes the sum apart in it",
     LastRankCrossed6: r"in rank 0's shard of body rank 2's gradient is missing; "
     r"it has 1/3 × rank 2's gradient of embedding in it instead",

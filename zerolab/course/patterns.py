@@ -32,9 +32,11 @@ def rule(wrong: Wrong, owner: int | None = None) -> str | None:
     if any(extra):
         return _of_another_chunk(ranks, extra)
     for own, ratios in ranks.items():
-        if not ratios or -1 in (part.rank for part in ratios) or own not in {part.rank for part in ratios}:
+        if own not in {part.rank for part in ratios} or any(part.rank < 0 for part in ratios):
             return None
-    return _own_again(ranks) or _one_other(ranks) or _own_alone(ranks) or _of_times(ranks)
+    names = [name for have, _ in wrong.values() for name in have]
+    unit = next((word for word in ("step", "micro-batch") if any(f"{word} " in name for name in names)), "")
+    return _own_again(ranks) or _one_other(ranks) or _own_alone(ranks, unit) or _of_times(ranks, unit)
 
 
 def _part(name: str) -> Part:
@@ -43,7 +45,9 @@ def _part(name: str) -> Part:
 
 
 def _ratios(have: Factors, should: Factors) -> dict[Part, float]:
-    return {_part(name): round(have[name] / want, 4) for name, want in should.items() if abs(want) > 1e-3}
+    """By part, how many times what it should the part counts; a part of no rank is there only if wrong."""
+    found = {_part(name): round(have[name] / want, 4) for name, want in should.items() if abs(want) > 1e-3}
+    return {part: ratio for part, ratio in found.items() if part.rank >= 0 or ratio != 1}
 
 
 def _extra(have: Factors, should: Factors) -> list[Part]:
@@ -90,7 +94,7 @@ def _others(ratios: Ratios, own: int) -> list[int]:
     return sorted({part.rank for part in ratios} - {own}) or [own]
 
 
-def _own_alone(ranks: Mapping[int, Ratios]) -> str | None:
+def _own_alone(ranks: Mapping[int, Ratios], unit: str) -> str | None:
     """Whether the other ranks' numbers are missing, all of them or those from some time on."""
     begins = set()
     for own, ratios in ranks.items():
@@ -98,22 +102,21 @@ def _own_alone(ranks: Mapping[int, Ratios]) -> str | None:
         begin = min((part.time for part in missing), default=None)
         if begin is None or missing != {p for p in ratios if p.rank != own and p.time >= begin}:
             return None
-        begins.add("" if begin <= 0 else f", from number {begin} on")
-    return f"a rank uses its own numbers alone{begins.pop()}: reduce them over the ranks first" * (
-        len(begins) == 1
-    )
+        begins.add(f", from {unit} {begin} on" if begin > 0 else "")
+    return f"nothing of the other ranks is in it{begins.pop()}" if len(begins) == 1 else None
 
 
-def _of_times(ranks: Mapping[int, Ratios]) -> str | None:
+def _of_times(ranks: Mapping[int, Ratios], unit: str) -> str | None:
     """Whether all ranks' numbers of a step or micro-batch count alike, and another number of times."""
     by_time = {part.time: ratio for ratios in ranks.values() for part, ratio in ratios.items()}
     if any(by_time[part.time] != ratio for ratios in ranks.values() for part, ratio in ratios.items()):
         return None
     counts = [by_time[time] for time in sorted(by_time)]
-    if len(counts) < 2 or set(counts) == {1}:
+    if len(counts) < 2 or len(set(counts)) == 1:
         return None
     if counts[-1] == 0 and counts[0] == 2 and set(counts[1:-1]) <= {1}:
-        return "each update uses the numbers of the step before, and the first of them twice"
-    if -1 in counts and set(counts) <= {1, -1}:
+        return f"each update uses the numbers of the {unit} before, and the first of them twice"
+    if set(counts) == {1, -1}:
         return "what should be added is subtracted"
-    return f"in the order of time the numbers count {', '.join(f'{count:g}' for count in counts)} times"
+    listed = ", ".join(f"{count:g}" for count in counts)
+    return f"from {unit} 0 to {unit} {len(counts) - 1} the numbers count {listed} times what they should"

@@ -106,6 +106,8 @@ def factors(
     got: torch.Tensor, want: torch.Tensor, choices: Sequence[Parts]
 ) -> tuple[Factors, Factors] | None:
     """How often each part counts in a value, and how often it should, with the first choice that tells."""
+    if got.shape != want.shape or not got.isfinite().all():
+        return None
     for parts in choices:
         have, should = coefficients(got, parts), coefficients(want, parts)
         if have and should:

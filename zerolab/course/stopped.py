@@ -195,6 +195,8 @@ def _ways_that_do_not_meet(calls: Sequence[Sequence[Message]]) -> str | None:
         if c.peer is not None and c.received == received
     }
     to, origin = by(False), by(True)
+    if any(not any(c.received for c in own) or all(c.received for c in own) for own in calls):
+        return None
     if not len(to) == len(origin) == 1 or 0 in to | origin or not (min(to) + min(origin)) % n:
         return None
     name = lambda distance: f"(rank {'+' if 2 * distance <= n else '-'} {min(distance, n - distance)}) % {n}"

@@ -28,6 +28,7 @@ class Ring(NamedTuple):
         lands: how many chunks too far what arrives in the first half is put.
         keeps, takes: how often a chunk counts in the first half, and what arrives, when they are added.
         adds: whether what arrives in the second half is added.
+        lost: whether what arrives in the second half is not put anywhere.
         against: the halves, 0 and 1, whose messages go the other way than its indices.
     """
 
@@ -40,6 +41,7 @@ class Ring(NamedTuple):
     keeps: float = 1
     takes: float = 1
     adds: bool = False
+    lost: bool = False
     against: tuple[int, ...] = ()
 
     def ended(self, brought: Sequence[torch.Tensor], cuts: Sequence[slice]) -> list[torch.Tensor]:
@@ -68,6 +70,8 @@ class Ring(NamedTuple):
         """What a chunk becomes when another one arrives."""
         if half == 0:
             return self.keeps * chunk + self.takes * arriving
+        if self.lost:
+            return chunk
         return chunk + arriving if self.adds else arriving
 
 
@@ -81,6 +85,9 @@ MISTAKES = {
         (Ring(more_first=NONE),),
     "the second half adds what arrives: a chunk that arrives there is complete, so put it in place":
         (Ring(adds=True),),
+    "only its own chunk is complete, the others hold partial sums: what arrives in the second half is not "
+    "written into `tensor`. `piece.copy_(buffer)` writes there, and `pieces[k] = buffer` changes a list":
+        (Ring(lost=True),),
     "the second half is one round short, so one chunk of each rank is still a partial sum":
         (Ring(more_second=-1),),
     "the first half is one round short, so one rank's numbers are missing in every chunk: it has N-1 rounds":
@@ -145,7 +152,10 @@ def of_first_half(
         for ring, way, ahead in product(rings, (1, -1), (0, 1, -1)):
             held = ring._replace(way=way, ahead=ahead, more_second=NONE).ended(brought, cuts)
             ended = [whole[cut] for whole, cut in zip(held, cuts, strict=True)]
-            if all(same(*pair) for pair in zip(seen, ended, strict=True)):
+            begun = [whole[cut] for whole, cut in zip(brought, cuts, strict=True)]
+            if not all(map(torch.equal, ended, begun)) and all(
+                same(*pair) for pair in zip(seen, ended, strict=True)
+            ):
                 found[sentence] = ended
     return found
 

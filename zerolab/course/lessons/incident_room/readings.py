@@ -12,7 +12,8 @@ from zerolab import ring
 from zerolab.course.lessons.incident_room.engine import MOMENTUM
 from zerolab.course.lessons.incident_room.lockstep import Lockstep, Tensors, chunk, mean
 from zerolab.course.lessons.incident_room.room import LR, NAMES, Case, batches, start
-from zerolab.course.reading import coefficients, made_of, rounded
+from zerolab.course.patterns import rule
+from zerolab.course.reading import coefficients, factors, made_of, rounded
 
 _NO_MOMENTUM = (
     "the second begins with no momentum. The optimizer keeps the momentum in its state: keep one optimizer "
@@ -147,19 +148,29 @@ def _summands(case: Case, got: torch.Tensor, want: torch.Tensor) -> str | None:
         for micro, batch in enumerate(batches(case, rank)):
             which = f"'s micro-batch {micro}" if case.micro_batches > 1 else "'s gradient"
             parts[f"rank {rank}{which}"] = -LR * world.gradient(batch, world.flats[rank])
-    for where, mine, others in _shards(case):
+    found, first = {}, None
+    for owner, name, mine, others in _shards(case):
+        if first and name != first[0]:
+            break  # one parameter tells enough
         if len(_wrong(got[mine], want[mine])):
             own = {name: part[mine] for name, part in parts.items()}
             own |= {f"{n} of {at}": part[cut] for at, cut in others.items() for n, part in parts.items()}
-            said = made_of(got[mine], want[mine], [own])
-            return f"in {where} {said}" if said else None
-    return None
+            found[owner] = factors(got[mine], want[mine], [own])
+            first = first or (name, owner, mine, own)
+    if first is None:
+        return None
+    name, owner, mine, own = first
+    known = {rank: pair for rank, pair in found.items() if pair}
+    explain = lambda *_: rule(known) if len(known) == len(found) else None
+    said = made_of(got[mine], want[mine], [own], explain)
+    return f"in rank {owner}'s shard{f' of {name}' * bool(name)} {said}" if said else None
 
 
-def _shards(case: Case) -> Iterator[tuple[str, slice, dict[str, slice]]]:
-    """Each shard in words and its place; of parameters by name, also the same place in the other ones."""
+def _shards(case: Case) -> Iterator[tuple[int, str, slice, dict[str, slice]]]:
+    """Each shard's owner, name and place; of parameters by name, also the same place in the other ones."""
     if not case.by_name:
-        yield from ((f"rank {owner}'s shard", chunk(owner, case.ranks), {}) for owner in range(case.ranks))
+        for owner in range(case.ranks):
+            yield owner, "", chunk(owner, case.ranks), {}
         return
     begins = dict(zip(NAMES, accumulate(NAMES.values(), initial=0), strict=False))
     for name, size in NAMES.items():
@@ -170,7 +181,8 @@ def _shards(case: Case) -> Iterator[tuple[str, slice, dict[str, slice]]]:
                 if each != name and cut.stop <= NAMES[each]
             }
             yield (
-                f"rank {owner}'s shard of {name}",
+                owner,
+                name,
                 slice(begins[name] + cut.start, begins[name] + cut.stop),
                 others,
             )
