@@ -5,7 +5,7 @@ its own numbers twice, the last other rank alone, another chunk, or the numbers 
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from zerolab.course.reading import Factors
@@ -23,15 +23,17 @@ class Part(NamedTuple):
 
 
 Ratios = Mapping[Part, float]
+Ranks = Sequence[tuple[int, Ratios]]
+"""Of each wrong value: the rank whose shard it is, and how many times what it should each part counts."""
 
 
 def rule(wrong: Wrong, owner: int | None = None) -> str | None:
     """The rule that the factors of all wrong ranks follow. `owner`: whose shard all of them are about."""
-    ranks = {rank if owner is None else owner: _ratios(*factors) for rank, factors in wrong.items()}
+    ranks = [(rank if owner is None else owner, _ratios(*factors)) for rank, factors in wrong.items()]
     extra = [_extra(*factors) for factors in wrong.values()]
     if any(extra):
         return _of_another_chunk(ranks, extra)
-    for own, ratios in ranks.items():
+    for own, ratios in ranks:
         if own not in {part.rank for part in ratios} or any(part.rank < 0 for part in ratios):
             return None
     names = [name for have, _ in wrong.values() for name in have]
@@ -54,9 +56,9 @@ def _extra(have: Factors, should: Factors) -> list[Part]:
     return [_part(name) for name, factor in have.items() if abs(should[name]) < 1e-3 < abs(factor)]
 
 
-def _of_another_chunk(ranks: Mapping[int, Ratios], extra: list[list[Part]]) -> str | None:
+def _of_another_chunk(ranks: Ranks, extra: list[list[Part]]) -> str | None:
     """Whether each rank that is missing is there with another chunk."""
-    for ratios, others in zip(ranks.values(), extra, strict=True):
+    for (_, ratios), others in zip(ranks, extra, strict=True):
         missing = sorted(part.rank for part, ratio in ratios.items() if not ratio)
         if not missing or missing != sorted(part.rank for part in others) or others[0].chunk < 0:
             return None
@@ -66,19 +68,19 @@ def _of_another_chunk(ranks: Mapping[int, Ratios], extra: list[list[Part]]) -> s
     )
 
 
-def _own_again(ranks: Mapping[int, Ratios]) -> str | None:
+def _own_again(ranks: Ranks) -> str | None:
     """Whether each rank's own numbers count once more than those of the others."""
-    for own, ratios in ranks.items():
+    for own, ratios in ranks:
         mine = {ratio for part, ratio in ratios.items() if part.rank == own}
         if mine != {2} or {ratio for part, ratio in ratios.items() if part.rank != own} != {1}:
             return None
     return "each rank adds its own numbers once more, and the sum over the ranks has them already"
 
 
-def _one_other(ranks: Mapping[int, Ratios]) -> str | None:
+def _one_other(ranks: Ranks) -> str | None:
     """Whether each rank has its own numbers and those of one other: the first one, or the last."""
     for word, place in (("first", 0), ("last", -1)):
-        if all(_there(ratios) == {own, _others(ratios, own)[place]} for own, ratios in ranks.items()):
+        if all(_there(ratios) == {own, _others(ratios, own)[place]} for own, ratios in ranks):
             return (
                 f"each rank has its own numbers and those of the {word} of the others alone. Add up all of "
                 "them, one after the other, in the loop"
@@ -94,10 +96,10 @@ def _others(ratios: Ratios, own: int) -> list[int]:
     return sorted({part.rank for part in ratios} - {own}) or [own]
 
 
-def _own_alone(ranks: Mapping[int, Ratios], unit: str) -> str | None:
+def _own_alone(ranks: Ranks, unit: str) -> str | None:
     """Whether the other ranks' numbers are missing, all of them or those from some time on."""
     begins = set()
-    for own, ratios in ranks.items():
+    for own, ratios in ranks:
         missing = {part for part, ratio in ratios.items() if not ratio}
         begin = min((part.time for part in missing), default=None)
         if begin is None or missing != {p for p in ratios if p.rank != own and p.time >= begin}:
@@ -106,10 +108,10 @@ def _own_alone(ranks: Mapping[int, Ratios], unit: str) -> str | None:
     return f"nothing of the other ranks is in it{begins.pop()}" if len(begins) == 1 else None
 
 
-def _of_times(ranks: Mapping[int, Ratios], unit: str) -> str | None:
+def _of_times(ranks: Ranks, unit: str) -> str | None:
     """Whether all ranks' numbers of a step or micro-batch count alike, and another number of times."""
-    by_time = {part.time: ratio for ratios in ranks.values() for part, ratio in ratios.items()}
-    if any(by_time[part.time] != ratio for ratios in ranks.values() for part, ratio in ratios.items()):
+    by_time = {part.time: ratio for _, ratios in ranks for part, ratio in ratios.items()}
+    if any(by_time[part.time] != ratio for _, ratios in ranks for part, ratio in ratios.items()):
         return None
     counts = [by_time[time] for time in sorted(by_time)]
     if len(counts) < 2 or len(set(counts)) == 1:
