@@ -197,7 +197,42 @@ LESS = [
     (rounds(first=1), "sends 5 messages of a chunk or so, and N-1 rounds in each half are 4"),
     (rounds(way=-1, second=1), "A half has too many rounds"),
 ]
+
+
+def second_half(put):
+    """A right first half, and a second one whose messages `put(pieces, number, buffer)` lays down."""
+
+    def all_reduce(tensor):
+        rank, n = dist.get_rank(), dist.get_world_size()
+        pieces = [tensor[cut] for cut in ring.chunks(tensor.numel(), n)]
+        for step in range(2 * (n - 1)):
+            goes, comes = (rank - step - 1) % n, (rank - step - 2) % n
+            buffer = torch.empty_like(pieces[comes])
+            pair = [
+                dist.P2POp(dist.isend, pieces[goes], (rank + 1) % n),
+                dist.P2POp(dist.irecv, buffer, (rank - 1) % n),
+            ]
+            for work in dist.batch_isend_irecv(pair):
+                work.wait()
+            if step < n - 1:
+                pieces[comes] += buffer
+            else:
+                put(pieces, comes, buffer)
+        return tensor
+
+    return all_reduce
+
+
+def never_put(pieces, number, buffer): ...
+
+
+def put_in_the_list(pieces, number, buffer):
+    pieces[number] = buffer
+
+
 WRONG = [
+    (second_half(never_put), "what arrives in the second half is not written into `tensor`"),
+    (second_half(put_in_the_list), "and `pieces[k] = buffer` changes a list"),
     (lambda tensor: None, "not written yet"),
     (lambda tensor: tensor, "it returned its own tensor, and nothing that arrived is in it"),
     (two_halves(finish=lambda sums, n: sums / n), "that is the mean"),

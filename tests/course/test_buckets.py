@@ -145,11 +145,23 @@ def replaced_in_the_list(gradients, bucket_bytes):
         gradients[index] = total / dist.get_world_size()
 
 
+def returned_instead(gradients, bucket_bytes):
+    averages = [gradient.clone() for gradient in gradients]
+    filled()(averages, bucket_bytes)
+    return averages
+
+
 def skips_on_rank_1(gradients, bucket_bytes):
     one_by_one(gradients[dist.get_rank() == 1 :], bucket_bytes)
 
 
-GOLD = [filled(), in_one_buffer, planned_first, on_the_ring]
+def in_place_and_returned(gradients, bucket_bytes):
+    """Gold: the list is returned, too."""
+    filled()(gradients, bucket_bytes)
+    return gradients
+
+
+GOLD = [filled(), in_place_and_returned, in_one_buffer, planned_first, on_the_ring]
 LESS = [
     (
         one_by_one,
@@ -184,7 +196,12 @@ WRONG = [
     (lambda gradients, size: send(gradients[:1]), "only the first gradient"),
     (filled(lambda bucket: send(bucket, divide=lambda flat, n: (flat / n).half().double())), "float16"),
     (filled(back_in_reverse), "the cut is at the wrong place, or in the wrong order"),
-    (replaced_in_the_list, "are what they were before"),
+    (
+        replaced_in_the_list,
+        "puts another tensor into the list, and does not change the gradient itself (there the averages are "
+        "right)",
+    ),
+    (returned_instead, "your function returns other tensors, and does not change the gradient itself"),
     (alone(skips_on_rank_1), "collective number 1 is dist.all_reduce of 10 elements of float64 on rank 0"),
     (alone(lambda gradients, bucket_bytes: torch.cat(gradients)), "stopped with RuntimeError"),
 ]

@@ -160,18 +160,90 @@ def with_chunk(tensor):
     return pieces[rank]
 
 
-RIGHT = [ring_with(), to_the_left, even_ranks_first, recursive]
+def round_by_round(add, sent=lambda rank, step: rank - step - 1, into=torch.empty_like):
+    """The ring, with `add(pieces, from, to, buffer)` after each round."""
+
+    def reduce_scatter(tensor):
+        rank, n = dist.get_rank(), dist.get_world_size()
+        pieces = [tensor[cut] for cut in ring.chunks(tensor.numel(), n)]
+        for step in range(n - 1):
+            goes = sent(rank, step) % n
+            comes = (goes - 1 if sent(0, 1) < sent(0, 0) else goes + 1) % n
+            landing = into(pieces[comes])
+            pair = [
+                dist.P2POp(dist.isend, pieces[goes].clone(), (rank + 1) % n),
+                dist.P2POp(dist.irecv, landing, (rank - 1) % n),
+            ]
+            for work in dist.batch_isend_irecv(pair):
+                work.wait()
+            add(pieces, goes, comes, landing)
+        return pieces[rank]
+
+    return reduce_scatter
+
+
+def plain(pieces, goes, comes, landing):
+    pieces[comes] += landing
+
+
+def added_twice(pieces, goes, comes, landing):
+    pieces[comes] += landing
+    pieces[comes] += landing
+
+
+def subtracted(pieces, goes, comes, landing):
+    pieces[comes] -= landing
+
+
+def averaged(pieces, goes, comes, landing):
+    pieces[comes].add_(landing).div_(2)
+
+
+def own_twice(tensor):
+    own = tensor.clone()[ring.chunks(tensor.numel(), dist.get_world_size())[dist.get_rank()]]
+    return ring_with()(tensor) + own
+
+
+def straight_to_the_owner(tensor, keep=-1):
+    """Each chunk goes straight to its owner, who adds one of those that arrive."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    cuts = ring.chunks(tensor.numel(), n)
+    others = [each for each in range(n) if each != rank]
+    sends = [dist.isend(tensor[cuts[each]], each) for each in others]
+    found = {each: torch.empty_like(tensor[cuts[rank]]) for each in others}
+    for each, landing in found.items():
+        dist.recv(landing, each)
+    for work in sends:
+        work.wait()
+    return tensor[cuts[rank]] + (list(found.values())[keep] if found else 0)
+
+
+RIGHT = [round_by_round(plain), ring_with(), to_the_left, even_ranks_first, recursive]
 WRONG = [
     (lambda tensor: None, "not written yet"),
     (ring_with(whole=True), "sends the whole tensor each round"),
     (ring_with(mean=True), "that is the mean"),
+    (
+        alone(round_by_round(plain, lambda rank, step: rank + step + 1)),
+        "the other neighbour than its indices",
+    ),
+    (
+        round_by_round(plain, into=lambda piece: piece),
+        "receives into the chunk itself, and adds that to itself",
+    ),
+    (round_by_round(added_twice), "what arrives is added twice in each round"),
+    (round_by_round(subtracted), "what arrives is subtracted"),
+    (round_by_round(averaged), "each round takes the mean of two"),
+    (own_twice, "each rank adds its own numbers once more"),
+    (straight_to_the_owner, "rank 0 receives from 2 ranks, and only what came last is in the result"),
+    (lambda tensor: straight_to_the_owner(tensor, 0), "and only what came first is in the result"),
     (ring_with(floor=True), "the remainder is lost"),
     (alone(with_chunk), "torch.chunk's cut"),
     (ring_with(shift=1), "nothing added to it"),
     (ring_with(shift=1, owned=1), "ended with the next rank's chunk"),
     (ring_with(rounds=-2), "a rank made 1 rounds, and 3 ranks need 2"),
     (alone(ring_with(rounds=0)), "stop after N-1 rounds"),
-    (alone(ring_with(mixed=2)), "rank 2's chunk 1 in it instead"),
+    (alone(ring_with(mixed=2)), "what arrives is added to another chunk than the one that was sent"),
     (ring_with(put=torch.Tensor.copy_), "as the right neighbour brought it"),
     (ring_with(stale=True), "pass on the partial sum"),
     (ring_with(forget=True), "returned None,"),
@@ -207,7 +279,8 @@ def test_a_deadlock_is_named(monkeypatch):
 def test_a_rank_that_receives_from_another_than_sends_to_it_is_named(monkeypatch):
     monkeypatch.setattr(attempts, "SECONDS", 2.5)
     said = check_reduce_scatter.diagnose(from_the_rank_it_sends_to)
-    assert "rank 0 waits for a message from rank 1 that was never sent: rank 1 waits, too" in said
+    assert "each rank sends to (rank + 1) % 3 and receives from (rank + 1) % 3, so nobody receives" in said
+    assert "What goes to (rank + 1) % 3 comes from (rank - 1) % 3 (line" in said
 
 
 def rounds_of(size: int) -> figures.Rounds:

@@ -150,7 +150,34 @@ def broadcast(parameters, count):
     one_message(parameters, 1, lambda flat: dist.broadcast(flat, 0), unweigh=1)
 
 
+def own_and_one_other(parameters, count, keep=-1):
+    """All are gathered, and one of the others is added."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    own = [torch.zeros_like(p) if p.grad is None else p.grad * count for p in parameters]
+    flat = torch.cat([each.flatten() for each in own])
+    rows = [torch.empty_like(flat) for _ in range(size)]
+    dist.all_gather(rows, flat)
+    total = torch.tensor([float(count)], dtype=flat.dtype)
+    dist.all_reduce(total)
+    others = [rows[each] for each in range(size) if each != rank]
+    mean = (flat + (others[keep] if others else 0)) / total
+    for parameter, piece in zip(parameters, mean.split([p.numel() for p in parameters]), strict=True):
+        parameter.grad = piece.view_as(parameter)
+
+
+def own_once_more(parameters, count):
+    own = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in parameters]
+    one_message(parameters, count)
+    total = torch.tensor([float(count)], dtype=own[0].dtype)
+    dist.all_reduce(total)
+    for parameter, each in zip(parameters, own, strict=True):
+        parameter.grad += each * count / total
+
+
 MISTAKES = {
+    "the last other": (own_and_one_other, "those of the last of the others alone"),
+    "the first other": (lambda p, c: own_and_one_other(p, c, 0), "those of the first of the others alone"),
+    "own once more": (own_once_more, "each rank adds its own numbers once more"),
     "nothing was written": (lambda parameters, count: ..., "not written yet"),
     "sum for mean": (
         lambda p, c: flat_average(p, c, weigh=False, divide="nothing"),

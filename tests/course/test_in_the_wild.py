@@ -109,6 +109,27 @@ def every_leaf(model, mesh):
     fully_shard(model, mesh=mesh)
 
 
+def only_root_twice(model, mesh):
+    without_root(model, mesh)
+    fully_shard(model, mesh=mesh, reshard_after_forward=True)
+
+
+def one_block_twice(model, mesh):
+    for number, block in enumerate(model.blocks):
+        fully_shard(block, mesh=mesh, reshard_after_forward=number == 1)
+    fully_shard(model, mesh=mesh)
+
+
+def without_mesh(model, mesh):
+    for module in (*model.blocks, model):
+        fully_shard(module, reshard_after_forward=False)
+
+
+def root_without_mesh(model, mesh):
+    without_root(model, mesh)
+    fully_shard(model)
+
+
 def raises(model, mesh):
     raise ValueError("no such block")
 
@@ -117,6 +138,10 @@ def raises(model, mesh):
     ("shard", "diagnosis"),
     [
         (nothing, "not written yet"),
+        (only_root_twice, "the root is gathered twice: freed after forward, and gathered again for backward"),
+        (one_block_twice, "1 of the 3 blocks is gathered twice"),
+        (without_mesh, "are not sharded over the mesh that your function gets. Without mesh=mesh"),
+        (root_without_mesh, "5 parameters, embedding.weight first, are not sharded over the mesh"),
         (gathered_twice, "that is stage 3: after forward each block is freed"),
         (root_twice_too, "that is stage 3, and the root is gathered twice too"),
         (without_root, "5 parameters are not sharded, embedding.weight first"),

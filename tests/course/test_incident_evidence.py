@@ -64,6 +64,17 @@ class WithoutRank0(Engine2):
         self.gather()
 
 
+class OwnOnceMore2(Engine2):
+    def step(self, batches):
+        for batch in batches:
+            gradient = batch.gradient(self.flat)
+            own = gradient[ring.chunks(self.flat.numel(), self.world_size)[self.rank]].clone()
+            self.reduce(gradient)
+            self.total = self.total + own
+        self.update(len(batches))
+        self.gather()
+
+
 class InOrderOfDict6(Engine6):
     def step(self, batches):
         ready = dict(batches[0].gradients(self.parameters))
@@ -115,6 +126,124 @@ class Subtracted7(Engine7):
         self.before, self.total = self.total, self.total - self.before
         super().update(micro_batches)
         self.total = 0
+
+
+class CatAsReady6(Engine6):
+    def step(self, batches):
+        ready = list(batches[0].gradients(self.parameters))
+        whole = torch.cat([gradient for _, gradient in ready])
+        dist.all_reduce(whole)
+        pieces = whole.split([gradient.numel() for _, gradient in ready])
+        for (name, _), piece in zip(ready, pieces, strict=True):
+            mine = ring.chunks(piece.numel(), self.world_size)[self.rank]
+            self.shards[name].grad = piece[mine] / self.world_size
+        self.update()
+        self.gather()
+
+
+class LastRankCrossed6(Engine6):
+    """The last rank adds its gradient of the embedding to the others' of the body."""
+
+    def step(self, batches):
+        ready = dict(batches[0].gradients(self.parameters))
+        if self.rank == self.world_size - 1:
+            ready["body"][: len(ready["embedding"])] = ready["embedding"]
+        for name in self.parameters:
+            self.reduce(name, ready[name])
+        self.update()
+        self.gather()
+
+
+class AllReduce6(Engine6):
+    def step(self, batches):
+        ready = dict(batches[0].gradients(self.parameters))
+        for name, whole in self.parameters.items():
+            dist.all_reduce(ready[name])
+            mine = ring.chunks(whole.numel(), self.world_size)[self.rank]
+            self.shards[name].grad = ready[name][mine] / self.world_size
+        self.update()
+        self.gather()
+
+
+class GathersTwice2(Engine2):
+    def step(self, batches):
+        for batch in batches:
+            self.reduce(batch.gradient(self.flat))
+        self.update(len(batches))
+        self.gather()
+        self.gather()
+
+
+class GatherByAllReduce2(Engine2):
+    def gather(self):
+        mine = ring.chunks(self.flat.numel(), self.world_size)[self.rank]
+        self.flat[: mine.start], self.flat[mine.stop :] = 0, 0
+        dist.all_reduce(self.flat)
+
+    def step(self, batches):
+        for batch in batches:
+            self.reduce(batch.gradient(self.flat))
+        self.update(len(batches))
+        self.gather()
+
+
+class LargerRate2(Engine2):
+    def update(self, micro_batches):
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.lr * micro_batches
+        super().update(micro_batches)
+
+
+class MeanOfAll7(Engine7):
+    seen = 0
+
+    def update(self, micro_batches):
+        self.seen += micro_batches
+        super().update(self.seen)
+
+
+class OnlyOnce7(Engine7):
+    done = False
+
+    def update(self, micro_batches):
+        if not self.done:
+            super().update(micro_batches)
+        self.done, self.total = True, 0
+
+
+class OneShardStays7(Engine7):
+    """The last rank's first update is right; from then on its shard is rounded."""
+
+    def update(self, micro_batches):
+        super().update(micro_batches)
+        self.total = 0
+        if self.rank == self.world_size - 1:
+            self.optimizer.state[self.shard]["momentum_buffer"].sign_()
+
+
+class OldLength9(Engine9):
+    def load(self, files):
+        whole, size = torch.cat(files), len(files[0])
+        momentum, mine = torch.zeros_like(self.shard), whole[self.rank * size : (self.rank + 1) * size]
+        fits = min(len(mine), len(momentum))
+        momentum[:fits] = mine[:fits]
+        self.optimizer.state[self.shard]["momentum_buffer"] = momentum
+
+
+class BeginsByOldLength9(Engine9):
+    def load(self, files):
+        whole, begin = torch.cat(files), self.rank * len(files[0])
+        momentum, mine = torch.zeros_like(self.shard), whole[begin : begin + len(self.shard)]
+        momentum[: len(mine)] = mine
+        self.optimizer.state[self.shard]["momentum_buffer"] = momentum
+
+
+class HalfOfIt9(Engine9):
+    def load(self, files):
+        whole = torch.cat(files)
+        momentum = whole[self.mine].clone()
+        momentum[len(momentum) // 2 :] = 0
+        self.optimizer.state[self.shard]["momentum_buffer"] = momentum
 
 
 class WithPadding8(Engine8):
@@ -351,6 +480,21 @@ READ = {
     RoundedUp1: r"cut and reduce do not agree on which slice of flat is the rank's",
     DividedByAll2: r"divided by the number of ranks twice",
     WithoutRank0: r"rank 0's micro-batch 0, .* missing",
+    OwnOnceMore2: r"each rank adds its own numbers once more, and the sum over the ranks has them already",
+    CatAsReady6: r"numbers of one parameter are added to those of another: .* takes the sum apart in it",
+    LastRankCrossed6: r"in rank 0's shard of body rank 2's gradient is missing; "
+    r"it has 1/3 × rank 2's gradient of embedding in it instead",
+    AllReduce6: r"moves 3\.0Ψ a step \(2\.0Ψ in dist\.all_reduce, 1\.0Ψ in ring\.all_gather\), and "
+    r"2Ψ are enough\. An all-reduce of the gradients",
+    GathersTwice2: r"The parameters are gathered 2 times in a step: once is enough",
+    GatherByAllReduce2: r"An all-reduce of the parameters moves 2Ψ.* so all-gather them",
+    LargerRate2: r"optimizer has the learning rate 0\.08, M times the 0\.02 that the engine was given",
+    MeanOfAll7: r"That is 0\.5 times the sum of both steps' gradients: the sum is not cleared, and what it",
+    OnlyOnce7: r"the second does not change them: they are not updated, or not gathered, any more",
+    OneShardStays7: r"elements 69 to 102 are wrong after the second: the second update is no sum",
+    OldLength9: r"begins at rank \* len\(files\[0\]\) and has a file's length",
+    BeginsByOldLength9: r"begins at rank \* len\(files\[0\]\), and files are as long as the shards",
+    HalfOfIt9: r"The first 26 elements are right, and all behind them are 0",
     InOrderOfDict6: r"rank 0 reduces body first, and rank 1 embedding: ",
     ByRank6: r"rank 0 reduces body first, and rank 2 embedding",
     Barrier6: r"A barrier makes the ranks wait for each other, and changes no order",
@@ -360,9 +504,10 @@ READ = {
     Subtracted7: r"the first step's gradient counts -0\.2 times",
     WithPadding8: r"rank 2's momentum of unit 1 is wrong|rank 0's momentum of unit 1 is wrong",
     OtherLength8: r"momentum of unit 1 is wrong: its element 0 is",
-    OwnShards8: r"^after load rank 1's momentum of unit 0 is wrong: its element 0 is 0, .* in files\[1\]",
+    OwnShards8: r"^after load rank 1's momentum of unit 0 is wrong: its element 0 is 0, .* in files\[1\], "
+    r"which has elements 11 to 21 and elements 58 to 73 alone",
     OwnLength9: r"self\.mine is this rank's slice",
-    NeverGathered9: r"its element 26 is 0, and element 26 of all 103 belongs there\. That is in files\[1\]",
+    NeverGathered9: r"its element 26 is 0, and element 26 of all 103 belongs .* in files\[1\]",
     FirstsOnly9: r"No file has that: save has to leave out nothing",
     OneTooLate9: r"begins 1 element too late",
     NeverReset10: r"in the second the gradient counts 0\.5 times what it should: what it is divided by",

@@ -163,6 +163,17 @@ def expects_too_much(train):
     assert held == 1024
 
 
+def takes_the_total(train):
+    run = train(ranks=3, stage=2)
+    held, right = run.memory[0].total_bytes, memory.model_states(run.psi, 3, 2, "fp32", k=4).total_bytes
+    assert held == right, f"{held} and {right}"
+
+
+def forgets_the_micro_batches(train):
+    run = train(ranks=3, stage=1, micro_batches=2)
+    assert run.sent[0] == 4 * 2 * run.psi, f"{run.sent[0]}"
+
+
 def does_not_know_padding(train):
     assert train(ranks=3, stage=1).memory[0].padding_bytes == 0, "there is padding"
 
@@ -187,6 +198,8 @@ REFUSED = {
     returns_false: "Your test returns bool False",
     expects_too_much: "assert 3072 == 1024 (line ",
     does_not_know_padding: "AssertionError: there is padding (line ",
+    takes_the_total: "In train(ranks=3, stage=2, steps=1, micro_batches=1, clip=None) a right rank holds",
+    forgets_the_micro_batches: "a right rank sends 9216 bytes, 3 times Ψ elements",
     five_ranks: "ValueError: ranks is 5: pass a whole number from 1 to 4",
     misspelt: "AttributeError: 'Run' object has no attribute 'params'",
     exits: "Your test called sys.exit",
@@ -209,7 +222,10 @@ def _try_all(tests: list[Callable], broken: bool) -> list[list]:
 def verdicts() -> dict[tuple[str, bool], list]:
     """What each test says of each engine, by the test's name and by whether the engines are broken."""
     seen = {}
-    for broken, tests in ((False, [*SOUND, *LET_PASS, *REFUSED]), (True, [*SOUND, *LET_PASS])):
+    for broken, tests in (
+        (False, [*SOUND, *LET_PASS, close_to_anything, *REFUSED]),
+        (True, [*SOUND, *LET_PASS, close_to_anything]),
+    ):
         outcome = attempt(_try_all, [(tests, broken)] * MOST_RANKS, timeout=240)
         assert outcome.failure is None
         seen |= {(fn.__name__, broken): own for fn, own in zip(tests, outcome.values[0], strict=True)}
@@ -235,6 +251,39 @@ def test_the_engines_that_a_weak_test_lets_pass_are_named(judged, fn):
     assert f"finds {12 - len(survivors) or 'none'} of 12 broken engines" in message
     named = {engine for engine in BROKEN if f"- an engine that {engine.does}" in message}
     assert {engine.does for engine in named} == {engine.does for engine in survivors}
+
+
+def close_to_anything(train):
+    for stage in range(4):
+        run = train(3, stage, steps=2, micro_batches=2, clip=0.1)
+        assert all(torch.allclose(each, run.alone, rtol=0.1, atol=0.1) for each in run.parameters)
+
+
+SHOWN = {
+    two_ranks: (
+        f"{BY_TWO.does} (no training of yours shows it)",
+        "All your trainings have ranks=2, steps=2, micro_batches=2, clip=0.1: the other engines need",
+    ),
+    nearly_equal: (
+        f"{ORDER.does} (train(ranks=3, stage=0, steps=2, micro_batches=2, clip=0.1) shows it: "
+        "run.parameters[0] is not run.alone, off by up to",
+        "allows for a difference. Use torch.equal for values",
+    ),
+    close_to_anything: (
+        "run.parameters[0] is not run.alone",
+        "run.sent[0] is",
+        "run.memory[0].grads_bytes is",
+    ),
+    only_values: (f"{THREE_PSI.does} (train(ranks=3, stage=1,", "run.sent[0] is"),
+    good_on_rank_0: (f"{COPY.does} (train(ranks=3, stage=3", "run.memory[2].params_bytes is"),
+    stage_2_alone: (f"{COPY.does} (no training", "All your trainings have ranks=3, stage=2, steps=2"),
+}
+
+
+@pytest.mark.parametrize("fn", SHOWN, ids=lambda fn: fn.__name__)
+def test_what_the_trainings_show_of_an_engine_that_passes_is_told(judged, fn):
+    message = judged(fn)
+    assert [words for words in SHOWN[fn] if words not in message] == [], message
 
 
 @pytest.mark.parametrize("fn", REFUSED, ids=lambda fn: fn.__name__)

@@ -158,6 +158,29 @@ def beyond(read, saved_by, numel, n, rank):
     return read(rank, 0, up(numel, n))
 
 
+def pieces_at(read, saved_by, numel, n, rank, ask):
+    """Right where `ask` is (start - begins, stop - begins); it gets both ends, and where the file begins."""
+    saved, own = up(numel, saved_by), up(numel, n)
+    first, last = own * rank, min(own * (rank + 1), numel)
+    pieces = [torch.zeros(0)]
+    for file in range(saved_by):
+        start, stop = max(first, file * saved), min(last, (file + 1) * saved)
+        if start < stop:
+            pieces.append(read(file, *ask(start, stop, file * saved, first, last)))
+    return padded(torch.cat(pieces), own)
+
+
+def short_files(read, saved_by, numel, n, rank):
+    """One element a read, and files that are taken for shorter ones."""
+    saved, own = numel // saved_by, numel // n
+    at = range(own * rank, own * (rank + 1))
+    return torch.tensor([read(i // saved, i % saved, i % saved + 1).item() for i in at])
+
+
+def all_at(ask):
+    return lambda *given: pieces_at(*given, ask)
+
+
 LOAD_RIGHT = [piece_by_piece, one_at_a_time, file_after_file]
 
 
@@ -201,7 +224,21 @@ LOAD_WRONG = [
     (next_rank, "the next rank's elements"),
     (in_half, "went through float16"),
     (in_float64, "it returned float64"),
-    (beyond, "stopped with IndexError: read(0, 0, 4): a file has the elements 0 to 3"),
+    (beyond, "stopped with IndexError: read(0, 0, 4): a file has the elements 0 to 3: cut both ends off"),
+    (short_files, "you read no more than 2 of any. numel // saved_by rounds down"),
+    (
+        all_at(lambda start, stop, begins, first, last: (start, stop)),
+        "3 to 4 is where they stand in the whole state: subtract 3, where file 1 begins",
+    ),
+    (
+        all_at(lambda start, stop, begins, first, last: (first - begins, last - begins)),
+        "read(0, 0, 4): a file has the elements 0 to 3: cut both ends off there",
+    ),
+    (
+        all_at(lambda start, stop, begins, first, last: (start - begins, stop - start)),
+        "is how many you need: pass stop, and not the length",
+    ),
+    (lambda read, saved_by, numel, n, rank: read(rank + 1, 0, 1), "begin and end in file"),
     (lambda read, saved_by, numel, n, rank: torch.zeros(up(numel, n)), "made and never filled"),
 ]  # fmt: skip
 loaded_by = together(check_load, [*LOAD_RIGHT, *(wrong for wrong, _ in LOAD_WRONG)])

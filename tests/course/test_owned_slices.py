@@ -162,6 +162,39 @@ def one_too_many(sizes, n, rank):
     return [*clipped(sizes, n, rank), (0, 0)]
 
 
+def never_cut_off(sizes, n, rank):
+    size, at, found = -(-sum(sizes) // n), 0, []
+    for each in sizes:
+        found.append((rank * size - at, (rank + 1) * size - at))
+        at += each
+    return found
+
+
+def next_and_never_cut_off(sizes, n, rank):
+    return never_cut_off(sizes, n, (rank + 1) % n)
+
+
+def where_it_begins(sizes, n, rank, of=lambda at, each: at):
+    size, at, found = -(-sum(sizes) // n), 0, []
+    for each in sizes:
+        found.append((0, each) if of(at, each) // size == rank else (0, 0))
+        at += each
+    return found
+
+
+def where_it_ends(sizes, n, rank):
+    return where_it_begins(sizes, n, rank, lambda at, each: at + each - 1)
+
+
+def largest_first(sizes, n, rank):
+    """Each parameter goes to the rank that has least so far, the largest first."""
+    loads, owner = [0] * n, {}
+    for place in sorted(range(len(sizes)), key=lambda each: -sizes[each]):
+        owner[place] = loads.index(min(loads))
+        loads[owner[place]] += sizes[place]
+    return [(0, size) if owner[place] == rank else (0, 0) for place, size in enumerate(sizes)]
+
+
 SLICES_RIGHT = [clipped, by_element, by_tensor]
 SLICES_WRONG = [
     (lambda sizes, n, rank: None, "not written yet"),
@@ -193,6 +226,14 @@ SLICES_WRONG = [
     (stop_first, "that is (stop, start)"),
     (lambda sizes, n, rank: clipped(sizes, n, n - 1 - rank), "the ranks are in reverse order"),
     (one_too_many, "your list has 5 slices for 4 parameters"),
+    (
+        never_cut_off,
+        "(-6, 0), and the parameter has the elements 0 to 3: cut both ends off at 0 and at 3. That makes",
+    ),
+    (where_it_begins, "dealt out whole, here to the rank whose shard has its first element"),
+    (where_it_ends, "dealt out whole, here to the rank whose shard has its last element"),
+    (largest_first, "every parameter is dealt out whole, so the ranks' parts are not equal"),
+    (next_and_never_cut_off, "Besides, these are the slices of the next rank"),
     (lambda sizes, n, rank: sizes[rank + 9], "your function stopped with IndexError"),
 ]
 slices_of = together(check_owned, [*SLICES_RIGHT, *(wrong for wrong, _ in SLICES_WRONG)])

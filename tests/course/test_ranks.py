@@ -97,6 +97,18 @@ def for_two_ranks(own):
     return (own + theirs) / 2
 
 
+def one_rank_on(own):
+    """The ranks but 0 send to the rank before them, and rank 0 receives from all."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    theirs = own.clone()
+    if rank == 0:
+        for other in range(1, size):
+            dist.recv(theirs, other)
+    else:
+        dist.send(own, rank - 1)
+    return theirs
+
+
 def sends_first(own):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     theirs = torch.empty_like(own)
@@ -120,7 +132,87 @@ def averages_in_halves(own):
     return through_rank_0(lambda total, n: total, add=lambda total, theirs: total.add_(theirs).div_(2))(own)
 
 
+def adds_to_what_it_was_given(own):
+    """Right: rank 0 adds in place, and the others receive into the tensor that they have sent."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    if rank > 0:
+        dist.send(own, 0)
+        dist.recv(own, 0)
+        return own
+    theirs = torch.empty_like(own)
+    for other in range(1, world_size):
+        dist.recv(theirs, other)
+        own += theirs
+    own /= world_size
+    for other in range(1, world_size):
+        dist.send(own, other)
+    return own
+
+
+def received_into_its_own(own, add=torch.Tensor.add, root=0):
+    """`total` is another name of `own`, and what arrives there replaces it."""
+    rank, others = dist.get_rank(), [each for each in range(dist.get_world_size()) if each != root]
+    mean = torch.empty_like(own)
+    if rank != root:
+        dist.send(own, root)
+        dist.recv(mean, root)
+        return mean
+    total = own
+    for other in others:
+        dist.recv(own, other)
+        total = add(total, own)
+    mean = total / dist.get_world_size()
+    for other in others:
+        dist.send(mean, other)
+    return mean
+
+
+def one_of_the_messages(own, keep, order=1):
+    """Rank 0 adds one of the messages, the first or the last."""
+    rank, others = dist.get_rank(), list(range(1, dist.get_world_size()))[::order]
+    theirs = torch.empty_like(own)
+    if rank > 0:
+        dist.send(own, 0)
+        dist.recv(theirs, 0)
+        return theirs
+    found = [(dist.recv(theirs, other), theirs.clone())[1] for other in others]
+    mean = (own + found[keep]) / dist.get_world_size()
+    for other in others:
+        dist.send(mean, other)
+    return mean
+
+
+def passed_on_with_what_was_added(own):
+    """Ranks exchange in turns, and each sends the sum that it has so far, in the tensor that it was given."""
+    rank, theirs = dist.get_rank(), torch.empty_like(own)
+    for other in (each for each in range(dist.get_world_size()) if each != rank):
+        for call in (dist.send, dist.recv)[:: 1 if rank < other else -1]:
+            call(own if call is dist.send else theirs, other)
+        own += theirs
+    return own / dist.get_world_size()
+
+
+def every_message_twice(own):
+    rank, others = dist.get_rank(), range(1, dist.get_world_size())
+    total, theirs = own.clone(), torch.empty_like(own)
+    for other in others:
+        for _ in range(1 + (other == 1)):
+            if rank == 0:
+                dist.recv(theirs, other)
+                total += theirs
+            elif rank == other:
+                dist.send(own, 0)
+    mean = total / dist.get_world_size()
+    for other in others:
+        if rank == 0:
+            dist.send(mean, other)
+        elif rank == other:
+            dist.recv(mean, 0)
+    return mean
+
+
 RIGHT = [
+    adds_to_what_it_was_given,
     through_rank_0(lambda total, n: total / n),
     everyone_to_everyone,
     around_the_ring,
@@ -152,6 +244,17 @@ WRONG = [
         "7 elements of float64",
     ),
     (averages_in_halves, "mean of means"),
+    (received_into_its_own, "rank 0 receives into the tensor that it was given"),
+    (lambda own: received_into_its_own(own, root=1), "rank 1 receives into the tensor that it was given"),
+    (
+        lambda own: received_into_its_own(own, torch.Tensor.add_),
+        "its own numbers are no longer there when they are needed",
+    ),
+    (lambda own: one_of_the_messages(own, -1), "only what came last is in the result"),
+    (lambda own: one_of_the_messages(own, 0), "only what came first is in the result"),
+    (lambda own: one_of_the_messages(own, -1, order=-1), "only what came last is in the result"),
+    (passed_on_with_what_was_added, "sends the tensor that it was given after it has changed it in place"),
+    (every_message_twice, "rank 0 receives 2 messages from rank 1"),
     (lambda own: own.clone(), "nothing that arrived was used"),
     (lambda own: own.tolist(), "returned list"),
     (lambda own: own.float(), "float32, and its input is float64"),
@@ -185,6 +288,13 @@ def test_the_check_names_the_mistake(solution, diagnosis):
 def test_a_deadlock_is_named(monkeypatch):
     monkeypatch.setattr(attempts, "SECONDS", 2.5)
     assert "deadlock" in check_average.diagnose(sends_first)
+
+
+def test_a_message_to_a_rank_that_does_not_receive_it_is_named(monkeypatch):
+    monkeypatch.setattr(attempts, "SECONDS", 2.5)
+    found = check_average.diagnose(one_rank_on)
+    assert "rank 0 waits for a message from rank 2 that was never sent" in found
+    assert "it sent a message to rank 1 that has not been received" in found
 
 
 def test_the_diagram_says_what_it_shows():

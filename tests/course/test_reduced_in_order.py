@@ -169,6 +169,28 @@ class History(Queue):
         super().take(name)
 
 
+class NeverTakenOut:
+    """Reduced buffers stay in the dictionary of those that wait."""
+
+    def __init__(self, sizes):
+        self.sizes, self.shards, self.got, self.next = sizes, {}, {}, 0
+
+    def ready(self, name, flat):
+        self.got[name] = flat
+        names = list(self.sizes)
+        while self.next < len(names) and names[self.next] in self.got:
+            self.reduce(names[self.next])
+            self.next += 1
+
+    def reduce(self, name):
+        flat = self.got.get(name, torch.zeros(self.sizes[name]))
+        self.shards[name] = ring.reduce_scatter(flat).clone()
+
+    def finish(self):
+        for name in list(self.sizes)[self.next :]:
+            self.reduce(name)
+
+
 class Backwards(Queue):
     def __init__(self, sizes):
         super().__init__(dict(reversed(sizes.items())))
@@ -246,16 +268,18 @@ ORDER_WRONG = [
     (Stub, "not written yet"),
     (alone(AtOnce), "the ranks reduce different units at the same time"),
     (AllInFinish, "For gold: after unit a got ready rank 0 holds 1 whole buffer, and 0 wait"),
+    (AllInFinish, "keeps unit a, and it is its turn: reduce it at once"),
     (alone(NoZeros), "finish has to reduce zeros for each such unit"),
     (alone(NoFinish), "was never sent: rank 1 has returned"),
-    (Views, "keep a clone of the chunk: a view keeps the buffer"),
+    (Views, "is a view, which keeps the whole buffer: keep a clone of the chunk"),
     (AllReduced, "bronze, because the values are right. For silver: rank 0 sends"),
     (NativeAllReduce, "that calls torch's own dist.all_reduce: use ring.reduce_scatter"),
     (Mean, "each shard is the mean over the ranks"),
     (Own, "each shard is this rank's own gradient"),
     (Whole, "every rank keeps the whole sum"),
     (Misnamed, "kept under other units' names"),
-    (History, "(look at `self.past[0]`)"),
+    (History, "unit a is reduced, and `self.past[0]` still keeps its buffer"),
+    (NeverTakenOut, "unit a is reduced, and `self.got['a']` still keeps its buffer: take it out there"),
     (Backwards, "reduces the units in the order d, c, b, a; the one of sizes is a, b, c, d"),
     (OnesForZeros, "a unit without a gradient adds ones to the sum"),
     (Listed, "self.shards is of type list"),

@@ -314,6 +314,28 @@ class TheEngine:
     def step(self, gradient): ...
 
 
+class OneStepLate(Right):
+    """Each step uses the gradient of the one before, and the first its own."""
+
+    before = None
+
+    def reduce(self, gradient):
+        now = super().reduce(gradient).clone()
+        late, self.before = now if self.before is None else self.before, now
+        return late
+
+
+class OwnShare(Right):
+    def reduce(self, gradient):
+        return gradient[self.piece] / self.n
+
+
+class OwnOnceMore(Right):
+    def reduce(self, gradient):
+        own = gradient[self.piece].clone()
+        return (ring.reduce_scatter(gradient) + own) / self.n
+
+
 RIGHT = [Right, Padded, CopiesBack]
 WRONG = [
     (Stub, "not written yet"),
@@ -336,6 +358,9 @@ WRONG = [
     (AveragesWeights, "the weights were averaged instead of the gradients"),
     (StepsTwice, "each step is taken twice: call the optimizer's step once"),
     (NextChunk, "at chunk 1"),
+    (OneStepLate, "each update uses the numbers of the step before, and the first of them twice"),
+    (OwnShare, "nothing of the other ranks is in it"),
+    (OwnOnceMore, "each rank adds its own numbers once more"),
     (NoLearningRate, "lr was not passed on"),
     (History, "bytes more after every step (look at `History.past["),
     (ByHand, "forgets m and v"),

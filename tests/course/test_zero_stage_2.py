@@ -190,7 +190,32 @@ def halves(flat, kept):
     return mine if kept is None else kept.lerp(mine, 0.5)
 
 
+def own_once_more(flat, kept):
+    own = own_chunk(flat).clone()
+    return added(ring.reduce_scatter(flat) + own, kept)
+
+
+def own_from_then_on(flat, kept):
+    own = own_chunk(flat).clone()
+    mine = ring.reduce_scatter(flat).clone()
+    return mine if kept is None else kept + own
+
+
+def subtracted(flat, kept):
+    mine = ring.reduce_scatter(flat).clone()
+    return mine if kept is None else kept - mine
+
+
+def counted_twice(flat, kept):
+    mine = ring.reduce_scatter(flat).clone()
+    return mine if kept is None else kept + 2 * mine
+
+
 WRONG = [
+    (own_once_more, "each rank adds its own numbers once more"),
+    (own_from_then_on, "nothing of the other ranks is in it, from micro-batch 1 on"),
+    (subtracted, "what should be added is subtracted"),
+    (counted_twice, "from micro-batch 0 to micro-batch 1 the numbers count 1, 2 times what they should"),
     (lambda flat, kept: None, "not written yet"),
     (overwritten, "overwritten"),
     (mean_of_two, "weighs the last micro-batch as much as all before it"),

@@ -6,12 +6,23 @@ is named; if several do, all of them are. Where none does, the value itself is r
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import partial, reduce
 
 import torch
 
 from zerolab.course.attempts import Odd
-from zerolab.course.reading import Parts, elsewhere, made_of, not_a_tensor, unlike
+from zerolab.course.patterns import rule
+from zerolab.course.reading import (
+    Explain,
+    Factors,
+    Parts,
+    elsewhere,
+    factors,
+    made_of,
+    not_a_tensor,
+    silent,
+    unlike,
+)
 from zerolab.course.targets import lowest
 
 
@@ -31,6 +42,8 @@ class Finding:
         also: what else there is to say of wrong values.
         cause: why values are wrong that no mistake explains, known because earlier cases were right.
         told: the same, where it names its ranks itself.
+        explain: what the messages tell of parts that are missing, or count too often, on a rank.
+        owner: the rank whose shard the values are, where all ranks' values are of one shard.
     """
 
     where: str
@@ -45,6 +58,8 @@ class Finding:
     also: str | None = None
     cause: str | None = None
     told: str | None = None
+    explain: Callable[[int], Explain] = lambda rank: silent
+    owner: int | None = None
 
     @property
     def wrong(self) -> list[int]:
@@ -139,6 +154,8 @@ def _of_some_ranks(finding: Finding) -> str:
     where = f"rank {good[0]} is right, but rank {rank} is not: " if good else f"on rank {rank}: "
     got, want = finding.seen[rank], finding.right[rank]
     ruled_out = finding.fitting()
+    if not finding.fitting(wrong) and (told := _told_by_messages(finding, rank)):
+        return where + told
     if named := [why for why in finding.fitting(wrong) or finding.fitting([rank]) if why not in ruled_out]:
         return where + ", or else ".join(named)
     lengths = [None if isinstance(value, Odd) else value.numel() for value in finding.seen]
@@ -153,7 +170,7 @@ def _of_some_ranks(finding: Finding) -> str:
         finding.cause
         or unlike(got, want)
         or elsewhere(got, want, finding.whole)
-        or made_of(got, want, finding.parts(rank))
+        or made_of(got, want, finding.parts(rank), partial(_why, finding, rank))
     )
     if reading or ruled_out:
         return where + (reading or ", or else ".join(ruled_out))
@@ -162,6 +179,28 @@ def _of_some_ranks(finding: Finding) -> str:
     begin = f" from element {first} on" if first else ""
     shown = _short(got.flatten()[first:]), _short(want.flatten()[first:])
     return f"{where}its value{begin} is {shown[0]}, right is {shown[1]}{unknown}"
+
+
+def _told_by_messages(finding: Finding, rank: int) -> str | None:
+    """What a rank's value is made of, where the messages tell why. That says more than one rank's mistake."""
+    got, parts = finding.seen[rank], finding.parts(rank)
+    found = None if isinstance(got, Odd) else factors(got, finding.right[rank], parts)
+    if not found or not finding.explain(rank)(*found):
+        return None
+    return made_of(got, finding.right[rank], parts, finding.explain(rank))
+
+
+def _why(finding: Finding, rank: int, have: Factors, should: Factors) -> str | None:
+    """Why a rank's parts are missing or count too often: by the messages, or a rule of all ranks."""
+    found = {
+        each: factors(finding.seen[each], finding.right[each], finding.parts(each))
+        for each in finding.wrong
+        if not isinstance(finding.seen[each], Odd)
+    }
+    if told := finding.explain(rank)(have, should):
+        return told
+    known = {each: pair for each, pair in found.items() if pair}
+    return rule(known, finding.owner) if len(known) == len(finding.wrong) else None
 
 
 def _short(value: torch.Tensor, most: int = 3) -> str:

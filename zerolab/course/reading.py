@@ -4,7 +4,7 @@ Its type, shape or precision is not right; or it is right for another place; or 
 parts, and the coefficients tell which of them is missing, doubled or scaled.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 
 import torch
@@ -12,6 +12,14 @@ import torch
 from zerolab.course.attempts import Odd
 
 Parts = Mapping[str, torch.Tensor]
+Factors = Mapping[str, float]
+"""How often each part counts in a value, by the part's name."""
+Explain = Callable[[Factors, Factors], str | None]
+"""From the factors as they are and as they should be: what the messages tell of the difference."""
+
+
+def silent(have: Factors, should: Factors) -> None:
+    """Where nothing more is known."""
 
 
 def not_a_tensor(got: Odd, want: torch.Tensor) -> str:
@@ -79,7 +87,9 @@ def elsewhere(got: torch.Tensor, want: torch.Tensor, whole: torch.Tensor | None)
     return None
 
 
-def made_of(got: torch.Tensor, want: torch.Tensor, choices: Sequence[Parts]) -> str | None:
+def made_of(
+    got: torch.Tensor, want: torch.Tensor, choices: Sequence[Parts], explain: Explain = silent
+) -> str | None:
     """Take a value apart into the first of `choices` that it is a sum of; say what differs from `want`."""
     for parts in choices:
         for word, reduce in (("largest", torch.amax), ("smallest", torch.amin), ("product", torch.prod)):
@@ -88,7 +98,20 @@ def made_of(got: torch.Tensor, want: torch.Tensor, choices: Sequence[Parts]) -> 
                 return f"its value is the {word} of {_list(list(parts))}, where the sum is right"
         have, should = coefficients(got, parts), coefficients(want, parts)
         if have and should:
-            return _difference(have, should)
+            return ": ".join(filter(None, (_difference(have, should), explain(have, should))))
+    return None
+
+
+def factors(
+    got: torch.Tensor, want: torch.Tensor, choices: Sequence[Parts]
+) -> tuple[Factors, Factors] | None:
+    """How often each part counts in a value, and how often it should, with the first choice that tells."""
+    if got.shape != want.shape or not got.isfinite().all():
+        return None
+    for parts in choices:
+        have, should = coefficients(got, parts), coefficients(want, parts)
+        if have and should:
+            return have, should
     return None
 
 

@@ -163,6 +163,8 @@ def unmatched(notes: Notes) -> str | None:
                 f"all {len(notes)} ranks wait for each other, because all of them {word} first and {other} "
                 f"second. {_BATCH}{_at(waiting[0].place)}"
             )
+    if found := _ways_that_do_not_meet(calls):
+        return found
     for rank, call in waiting.items():
         place = _at(call.place)
         for peer in range(len(notes)):
@@ -173,14 +175,48 @@ def unmatched(notes: Notes) -> str | None:
                 never = f"never sent{f' (it sent {sent[peer, rank]})' if sent[peer, rank] else ''}"
                 return (
                     f"rank {rank} waits for a message from rank {peer} that was {never}: rank {peer} "
-                    f"{state}{place}"
+                    f"{state}{_sent_elsewhere(peer, sent, awaited)}{place}"
                 )
             if sent[rank, peer] > awaited[rank, peer] and call.op == "send":
                 return (
                     f"rank {rank} waits until rank {peer} receives its message, and rank {peer} "
-                    f"{state}{place}"
+                    f"{state}{_awaits_others(peer, sent, awaited)}{place}"
                 )
     return _missing_collective(notes, calls)
+
+
+def _ways_that_do_not_meet(calls: Sequence[Sequence[Message]]) -> str | None:
+    """Whether all ranks send by one distance, and receive by one that is not its opposite."""
+    n = len(calls)
+    by = lambda received: {
+        (c.peer - rank) % n
+        for rank, own in enumerate(calls)
+        for c in own
+        if c.peer is not None and c.received == received
+    }
+    to, origin = by(False), by(True)
+    if any(not any(c.received for c in own) or all(c.received for c in own) for own in calls):
+        return None
+    if not len(to) == len(origin) == 1 or 0 in to | origin or not (min(to) + min(origin)) % n:
+        return None
+    name = lambda distance: f"(rank {'+' if 2 * distance <= n else '-'} {min(distance, n - distance)}) % {n}"
+    first = next(call for own in calls for call in own if call.received)
+    return (
+        f"each rank sends to {name(min(to))} and receives from {name(min(origin))}, so nobody receives what "
+        f"is sent. What goes to {name(min(to))} comes from {name(n - min(to))}{_at(first.place)}"
+    )
+
+
+def _sent_elsewhere(rank: int, sent: Counter, awaited: Counter) -> str:
+    """To whom a rank has sent a message that was not received."""
+    to = [str(peer) for _, peer in sent if sent[rank, peer] > awaited[rank, peer]]
+    return f", and it sent a message to rank {to[0]} that has not been received" if to else ""
+
+
+def _awaits_others(rank: int, sent: Counter, awaited: Counter) -> str:
+    """From whom a rank receives who has sent it nothing."""
+    others = [str(peer) for peer, to in awaited if to == rank and awaited[peer, rank] > sent[peer, rank]]
+    return f", for a message from rank {others[0]} that was not sent" if others else ""
 
 
 def _waits_in(own: Sequence[Message | int | str]) -> Message | None:

@@ -9,11 +9,11 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType, SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves
 
 import zerolab
@@ -63,6 +63,8 @@ class Message(NamedTuple):
     `call` is the function that the reader called, such as ``dist.all_reduce`` or ``ring.reduce_scatter``.
     `started`: the reader gets a handle to wait on. `waited`: on how many handles the reader waited before.
     `buffer`: where in memory the tensor is.
+    `given`: whether it is the tensor that the function was given, or a slice of it; `changed`: and whether
+    that had been written to by then.
     """
 
     op: str
@@ -75,6 +77,8 @@ class Message(NamedTuple):
     started: bool = False
     waited: int = 0
     buffer: int = 0
+    given: bool = False
+    changed: bool = False
 
     @property
     def received(self) -> bool:
@@ -99,6 +103,8 @@ class Wire(TorchDispatchMode):
         super().__init__()
         self.calls: list[Message] = []
         self.waits = 0  # how often the reader's code waited on a handle
+        self._given: dict[int, bool] = {}  # by storage: whether it was written to
+        self._inputs: list[torch.Tensor] = []  # keeps those storages, so that no other gets their place
         self._plain = {name: getattr(dist.Work, name) for name in _WAITING}
         self._trail = trail.open("wb", buffering=0) if trail else None
 
@@ -131,7 +137,8 @@ class Wire(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func.namespace == "c10d":
             op = func._opname
-            tensors = [leaf for leaf in tree_leaves(args[0]) if isinstance(leaf, torch.Tensor)]
+            tensors = _tensors(args[0])
+            mine = [self._given[key] for key in map(_storage, tensors) if key in self._given]
             call, place, async_op = _called_by(sys._getframe(1))
             self.note(
                 Message(
@@ -145,9 +152,15 @@ class Wire(TorchDispatchMode):
                     async_op or call in _STARTS,
                     self.waits,
                     tensors[0].data_ptr() if tensors else 0,
+                    bool(mine),
+                    any(mine),
                 )
             )
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        if self._given and (func._schema.is_mutable or (func.namespace == "c10d" and func._opname != "send")):
+            written = _tensors([args[:1], (kwargs or {}).get("out")])
+            self._given |= {key: True for key in map(_storage, written) if key in self._given}
+        return result
 
     def note(self, call: Message | int | str) -> None:
         """Remember a call; the number of waits and the word RETURNED go to the file alone."""
@@ -155,6 +168,15 @@ class Wire(TorchDispatchMode):
             self.calls.append(call)
         if self._trail:
             pickle.dump(call, self._trail)
+
+
+def given(tensor: torch.Tensor) -> torch.Tensor:
+    """In the worker: the tensor itself, which the reader's function is called with and which is watched."""
+    for mode in _get_current_dispatch_mode_stack():
+        if isinstance(mode, Wire):
+            mode._inputs.append(tensor)
+            mode._given[_storage(tensor)] = False
+    return tensor
 
 
 def sent_bytes(messages: Iterable[Message], world_size: int) -> float:
@@ -173,6 +195,14 @@ def read_trail(path: Path) -> Iterator[Message | int | str]:
                 yield pickle.load(file)
             except (EOFError, pickle.UnpicklingError):
                 return
+
+
+def _tensors(arguments: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
 
 
 def _own(frame: FrameType) -> Place | None:

@@ -7,8 +7,10 @@ import torch
 
 from zerolab import ring
 from zerolab.course.attempts import Attempt, attempt, returned
+from zerolab.course.contributions import by_messages
 from zerolab.course.evidence import Finding, examine, sum_of
 from zerolab.course.exercise import graded
+from zerolab.course.lessons.collectives.rounds import of_first_half
 from zerolab.course.lessons.collectives.solution import my_reduce_scatter
 
 # (world_size, numel). The long ones tell most; where N does not divide, torch.chunk is not ring.chunks.
@@ -111,12 +113,14 @@ def _look(fn: Callable, case: tuple[int, int]) -> Finding:
         None,
         outcome.values,
         [sum_of(brought)[piece] for piece in pieces],
-        {why: [value(brought, rank, mine) for rank in range(world_size)] for why, value in MISTAKES.items()},
+        {why: [value(brought, rank, mine) for rank in range(world_size)] for why, value in MISTAKES.items()}
+        | of_first_half(outcome.values, brought, pieces),
         lambda rank: [{k: v for k, v in everything.items() if k.endswith(f"chunk {rank}")}, everything],
         whole=sum_of(brought),
         lengths=_lengths(pieces),
         cost=_too_much_sent(outcome, pieces),
         also=_too_few_rounds(outcome),
+        explain=partial(by_messages, outcome.calls),
     )
 
 

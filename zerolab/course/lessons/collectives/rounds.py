@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 
+from zerolab.course.attempts import Odd
 from zerolab.course.evidence import same
 
 NONE = -1000
@@ -25,9 +26,9 @@ class Ring(NamedTuple):
         more_first, more_second: rounds beyond N-1 in each half; NONE for no round at all.
         begins: how many rounds too early, or too late, the chunk is that the second half sends first.
         lands: how many chunks too far what arrives in the first half is put.
-        replaces: whether what arrives in the first half replaces a chunk.
+        keeps, takes: how often a chunk counts in the first half, and what arrives, when they are added.
         adds: whether what arrives in the second half is added.
-        averages: whether the mean is taken in each round of the first half.
+        lost: whether what arrives in the second half is not put anywhere.
         against: the halves, 0 and 1, whose messages go the other way than its indices.
     """
 
@@ -37,9 +38,10 @@ class Ring(NamedTuple):
     more_second: int = 0
     begins: int = 0
     lands: int = 0
-    replaces: bool = False
+    keeps: float = 1
+    takes: float = 1
     adds: bool = False
-    averages: bool = False
+    lost: bool = False
     against: tuple[int, ...] = ()
 
     def ended(self, brought: Sequence[torch.Tensor], cuts: Sequence[slice]) -> list[torch.Tensor]:
@@ -66,10 +68,11 @@ class Ring(NamedTuple):
 
     def landed(self, chunk: torch.Tensor, arriving: torch.Tensor, half: int) -> torch.Tensor:
         """What a chunk becomes when another one arrives."""
-        if half == 0 and self.averages:
-            return (chunk + arriving) / 2
-        adds = self.adds if half else not self.replaces
-        return chunk + arriving if adds else arriving
+        if half == 0:
+            return self.keeps * chunk + self.takes * arriving
+        if self.lost:
+            return chunk
+        return chunk + arriving if self.adds else arriving
 
 
 # A sentence, and what is wrong with the rounds.
@@ -82,6 +85,9 @@ MISTAKES = {
         (Ring(more_first=NONE),),
     "the second half adds what arrives: a chunk that arrives there is complete, so put it in place":
         (Ring(adds=True),),
+    "only its own chunk is complete, the others hold partial sums: what arrives in the second half is not "
+    "written into `tensor`. `piece.copy_(buffer)` writes there, and `pieces[k] = buffer` changes a list":
+        (Ring(lost=True),),
     "the second half is one round short, so one chunk of each rank is still a partial sum":
         (Ring(more_second=-1),),
     "the first half is one round short, so one rank's numbers are missing in every chunk: it has N-1 rounds":
@@ -94,7 +100,7 @@ MISTAKES = {
     "that arrived last in the first half, the only one with the whole sum: shift the indices by one":
         (Ring(begins=1), Ring(begins=-1)),
     "the first half replaces a chunk by what arrives, so nothing is added up: add what arrives":
-        (Ring(replaces=True),),
+        (Ring(keeps=0),),
     "the first half adds what arrives to another chunk than the one that was sent: the sender's index of a "
     "round is the receiver's, too":
         (Ring(lands=1), Ring(lands=-1)),
@@ -108,9 +114,50 @@ MISTAKES = {
     "where messages go to the right, and one up where they go to the left":
         (Ring(against=(0, 1)),),
     "each round of the first half takes the mean of two: add up there":
-        (Ring(averages=True),),
+        (Ring(keeps=0.5, takes=0.5),),
+    "in the first half what arrives is added twice in each round: add it once":
+        (Ring(takes=2),),
+    "in the first half what arrives is subtracted: add it":
+        (Ring(takes=-1),),
+    "in the first half a rank receives into the chunk itself, and adds that to itself. Its own numbers are "
+    "lost, and what arrives counts twice: receive into a buffer, and add the buffer":
+        (Ring(keeps=0, takes=2),),
+}
+FIRST_HALF = {
+    "each rank sends to the other neighbour than its indices are for: they go one down, k, then k-1, where "
+    "messages go to the right, and one up where they go to the left":
+        (Ring(against=(0,)),),
+    "what arrives is added to another chunk than the one that was sent: the sender's index of a round is the "
+    "receiver's, too":
+        (Ring(lands=1), Ring(lands=-1)),
+    "each round takes the mean of two: add up":
+        (Ring(keeps=0.5, takes=0.5),),
+    "what arrives is added twice in each round: add it once":
+        (Ring(takes=2),),
+    "what arrives is subtracted: add it":
+        (Ring(takes=-1),),
+    "a rank receives into the chunk itself, and adds that to itself. Its own numbers are lost, and what "
+    "arrives counts twice: receive into a buffer, and add the buffer":
+        (Ring(keeps=0, takes=2),),
 }
 # fmt: on
+
+
+def of_first_half(
+    seen: Sequence[torch.Tensor | Odd], brought: Sequence[torch.Tensor], cuts: Sequence[slice]
+) -> dict[str, list[torch.Tensor]]:
+    """The mistakes of a reduce-scatter's rounds that explain each rank's own chunk, and what they lead to."""
+    found: dict[str, list[torch.Tensor]] = {}
+    for sentence, rings in FIRST_HALF.items():
+        for ring, way, ahead in product(rings, (1, -1), (0, 1, -1)):
+            held = ring._replace(way=way, ahead=ahead, more_second=NONE).ended(brought, cuts)
+            ended = [whole[cut] for whole, cut in zip(held, cuts, strict=True)]
+            begun = [whole[cut] for whole, cut in zip(brought, cuts, strict=True)]
+            if not all(map(torch.equal, ended, begun)) and all(
+                same(*pair) for pair in zip(seen, ended, strict=True)
+            ):
+                found[sentence] = ended
+    return found
 
 
 def explaining(

@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
 
 from zerolab import ring
 from zerolab.course.attempts import Attempt, Odd, attempt, returned
+from zerolab.course.contributions import by_messages
 from zerolab.course.evidence import Finding, examine, first_wrong, sum_of
 from zerolab.course.exercise import graded
 from zerolab.course.lessons.collectives.check import contribution
@@ -145,6 +147,7 @@ def _look(fn: Callable, case: tuple[int, int]) -> tuple[Finding, Attempt]:
         [sum_of(brought)] * world_size,
         mistakes | explaining(seen, brought, cuts, len(outcome.messages[0])),
         lambda rank: [{f"rank {peer}'s tensor": each for peer, each in enumerate(brought)}],
+        explain=partial(by_messages, outcome.calls),
         lengths={
             "it returned its own chunk only: that is a reduce-scatter. Every rank needs the whole sum": [
                 cut.stop - cut.start for cut in cuts

@@ -1,12 +1,13 @@
 """Lesson 03's first exercise: gradients averaged in buckets; messages and memory decide the target."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from zerolab.course.attempts import Attempt, attempt
-from zerolab.course.evidence import Finding, examine, first_wrong, sum_of
+from zerolab.course.evidence import Finding, examine, first_wrong, same, sum_of
 from zerolab.course.exercise import graded
 from zerolab.course.lessons.data_parallel.solution import average_in_buckets
 from zerolab.course.peak import Peak
@@ -43,13 +44,13 @@ def only(sent: Sequence[int], g: Brought, r: int) -> torch.Tensor:
     return torch.cat([mean if index in sent else own for index, (mean, own) in enumerate(pieces)])
 
 
+UNCHANGED = "the gradients are what they were before: cat and flatten make copies, so copy the averages back"
+
 # A sentence, and what it leads to: `g` holds the ranks' gradients, r is the rank, b the buckets.
 # fmt: off
 MISTAKES: dict[str, Callable[[Brought, int, list[list[int]], int], torch.Tensor]] = {
     "that is the sum over the ranks: divide by their number":
         lambda g, r, b, limit: sum_of(g),
-    "the gradients are what they were before: cat and flatten make copies, so copy the averages back":
-        lambda g, r, b, limit: g[r],
     "each gradient was divided by the number of ranks, and nothing of the other ranks was added":
         lambda g, r, b, limit: g[r] / len(g),
     "divided by the number of ranks twice":
@@ -82,10 +83,15 @@ MISTAKES: dict[str, Callable[[Brought, int, list[list[int]], int], torch.Tensor]
 
 
 class Averaged(NamedTuple):
-    """What one rank's gradients are afterwards, and the bytes of tensors that it held beside them."""
+    """What one rank's gradients are afterwards, and the bytes of tensors that it held beside them.
+
+    `listed`, `answered`: other tensors that stand in the list afterwards, or that the function returned.
+    """
 
     flat: torch.Tensor
     peak_bytes: int
+    listed: torch.Tensor | None
+    answered: torch.Tensor | None
 
 
 @graded(
@@ -120,9 +126,20 @@ def gradients_of(rank: int) -> list[torch.Tensor]:
 def _average(fn: Callable, rank: int, bucket_bytes: int) -> Averaged:
     """In the worker: the gradients after fn has averaged them."""
     gradients = gradients_of(rank)
+    listed = list(gradients)
     with Peak(gradients) as peak:
-        fn(list(gradients), bucket_bytes)
-    return Averaged(torch.cat([gradient.flatten() for gradient in gradients]), peak.nbytes)
+        answered = fn(listed, bucket_bytes)
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    return Averaged(flat, peak.nbytes, _others(listed, gradients), _others(answered, gradients))
+
+
+def _others(tensors: Any, gradients: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """The tensors end to end, if any of them is none of the gradients."""
+    leaves = [leaf.detach() for leaf in tree_leaves(tensors) if isinstance(leaf, torch.Tensor)]
+    own = {gradient.data_ptr() for gradient in gradients}
+    if all(leaf.data_ptr() in own for leaf in leaves):
+        return None
+    return torch.cat([leaf.flatten() for leaf in leaves])
 
 
 def _look(fn: Callable, case: tuple[int, int]) -> tuple[Finding, Attempt]:
@@ -133,6 +150,7 @@ def _look(fn: Callable, case: tuple[int, int]) -> tuple[Finding, Attempt]:
         return Finding(where, stopped), outcome
     brought = [torch.cat([gradient.flatten() for gradient in gradients_of(rank)]) for rank in range(size)]
     filled = buckets(bucket_bytes)
+    unchanged = _in_other_tensors(outcome, sum_of(brought) / size) or UNCHANGED
     finding = Finding(
         where,
         None,
@@ -141,7 +159,8 @@ def _look(fn: Callable, case: tuple[int, int]) -> tuple[Finding, Attempt]:
         {
             why: [value(brought, rank, filled, bucket_bytes) for rank in range(size)]
             for why, value in MISTAKES.items()
-        },
+        }
+        | {unchanged: brought},
         lambda rank: [{f"rank {peer}'s gradient": each for peer, each in enumerate(brought)}],
         whole=sum_of(brought) / size,
         also=outcome.hint_of_calls,
@@ -149,6 +168,23 @@ def _look(fn: Callable, case: tuple[int, int]) -> tuple[Finding, Attempt]:
     if finding.wrong and not finding.fitting():
         finding = first_wrong((_of_gradient(finding, index) for index in range(len(SHAPES))), finding)
     return finding, outcome
+
+
+def _in_other_tensors(outcome: Attempt, mean: torch.Tensor) -> str | None:
+    """Where the averages are, if they are not in the gradients: in the list that was given, or returned."""
+    for place, of in (
+        ("`gradients[i] = ...` puts another tensor into the list", lambda value: value.listed),
+        ("your function returns other tensors", lambda value: value.answered),
+    ):
+        found = [of(value) for value in outcome.values]
+        if all(each is not None for each in found):
+            right = all(each.shape == mean.shape and same(each, mean) for each in found)
+            which = "there the averages are right" if right else "what is there is not right either"
+            return (
+                f"the gradients are what they were before: {place}, and does not change the gradient itself "
+                f"({which}). Write into it: gradient.copy_(average)"
+            )
+    return None
 
 
 def _of_gradient(finding: Finding, index: int) -> Finding:

@@ -6,6 +6,7 @@ decides.
 
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from typing import Any, cast
 
 import torch
@@ -23,6 +24,7 @@ from zerolab.course.lessons.in_the_wild.solution import shard
 from zerolab.models import GPT
 
 RANKS = 2
+MESH_NAMES = ("shard",)  # which the mesh has that fully_shard makes for itself does not
 
 
 @graded(
@@ -60,10 +62,12 @@ def _step(shard: Callable) -> dict[str, Any]:
     model = _model()
     psi = sum(p.numel() for p in model.parameters())
     root = psi - sum(p.numel() for p in model.blocks.parameters())
+    mesh = init_device_mesh(zerolab.device().type, (RANKS,), mesh_dim_names=MESH_NAMES)
     try:
-        returned = shard(model, init_device_mesh(zerolab.device().type, (RANKS,)))
-    except TypeError as error:
-        if isinstance(model, FSDPModule):  # torch says only that an invariant does not hold
+        returned = shard(model, mesh)
+    except (TypeError, RuntimeError) as error:
+        twice = isinstance(error, TypeError) or "overlapping meshes" in str(error)
+        if twice and isinstance(model, FSDPModule):  # torch does not say which call was wrong
             return {"stopped": str(error)}
         raise
     seen = {
@@ -73,6 +77,7 @@ def _step(shard: Callable) -> dict[str, Any]:
         "elsewhere": isinstance(returned, nn.Module) and _units(returned),
         "blocks": [isinstance(block, FSDPModule) for block in model.blocks],
         "whole": _whole(model),
+        "other_mesh": _on_another_mesh(model),
     }
     with Ledger() as ledger:
         model(_batch(dist.get_rank()), _batch(dist.get_rank())).backward()
@@ -86,6 +91,11 @@ def _units(model: nn.Module) -> int:
 
 def _whole(model: GPT) -> list[str]:
     return [name for name, p in model.named_parameters() if not isinstance(p, DTensor)]
+
+
+def _on_another_mesh(model: GPT) -> list[str]:
+    parameters = ((name, p) for name, p in model.named_parameters() if isinstance(p, DTensor))
+    return [name for name, p in parameters if p.device_mesh.mesh_dim_names != MESH_NAMES]
 
 
 def _scale(model: GPT) -> float:
@@ -128,6 +138,12 @@ def _not_sharded(seen: dict[str, Any]) -> str | None:
     if not all(seen["blocks"]):
         missing = seen["blocks"].index(False)
         return f"block {missing} is no unit of its own, so it is gathered with the root: shard every block"
+    if seen["other_mesh"]:
+        return (
+            f"{len(seen['other_mesh'])} parameters, {seen['other_mesh'][0]} first, are not sharded over the "
+            "mesh that your function gets. Without mesh=mesh fully_shard makes one of all ranks. These are "
+            "the same two ranks here, and others where a mesh has some of them. Pass mesh=mesh to every call"
+        )
     if seen["whole_after"]:
         return (
             "parameters stay whole after backward, so at rest a rank holds all of them: let it reshard them"
@@ -149,7 +165,8 @@ def _not_stage_2(seen: dict[str, Any]) -> str | None:
     if gathered == 2 * psi:
         return "that is stage 3, and the root is gathered twice too: 3Ψ. Keep parameters whole after forward"
     if (gathered, reduced) != (psi, psi):
-        return f"a step gathers {gathered / psi:.2f}Ψ and reduces {reduced / psi:.2f}Ψ; stage 2 has Ψ of each"
+        said = f"a step gathers {gathered / psi:.2f}Ψ and reduces {reduced / psi:.2f}Ψ; stage 2 has Ψ of each"
+        return said + _gathered_again(seen, gathered - psi)
     if len(gathers) <= len(seen["blocks"]):
         return f"{len(gathers)} gathers for {len(seen['blocks'])} blocks and the root: blocks share a unit"
     if abs(seen["scale"] - 1) > 1e-3:
@@ -157,3 +174,18 @@ def _not_stage_2(seen: dict[str, Any]) -> str | None:
             f"the gradients are {seen['scale']:.3g} times the mean over the ranks: do not change the divisor"
         )
     return None
+
+
+def _gathered_again(seen: dict[str, Any], more: int) -> str:
+    """Which units a surplus of gathered elements is made of: the root, some blocks, or both."""
+    blocks, root = len(seen["blocks"]), seen["root"]
+    block = (seen["psi"] - root) // blocks
+    for with_root, many in product((0, 1), range(blocks + 1)):
+        if more and more == with_root * root + many * block:
+            which = [f"{many} of the {blocks} blocks"] * bool(many) + ["the root"] * with_root
+            verb = "is" if which == ["the root"] or (many == 1 and not with_root) else "are"
+            return (
+                f". {' and '.join(which)} {verb} gathered twice: freed after forward, and gathered again for "
+                "backward. Pass reshard_after_forward=False there"
+            )
+    return ""

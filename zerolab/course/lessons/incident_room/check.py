@@ -18,7 +18,7 @@ from zerolab.course.exercise import graded
 from zerolab.course.lessons.incident_room.lockstep import COMMON, Tensors, trained
 from zerolab.course.lessons.incident_room.readings import updates_told
 from zerolab.course.lessons.incident_room.resumes import Owned, momentum_told
-from zerolab.course.lessons.incident_room.room import PSI, Case, Seen, one_thread, train
+from zerolab.course.lessons.incident_room.room import LR, PSI, Case, Seen, one_thread, train
 
 CASES = (Case(3), Case(2), Case(4))
 
@@ -99,7 +99,7 @@ def look(ticket: Ticket, engine: Callable, case: Case) -> Finding:
         seen=seen,
         right=right,
         mistakes={why: _end(ends, case) for why, ends in {**ticket.mistakes, **others}.items()},
-        cost=ticket.cost(case, outcome.values),
+        cost=other_rate(case, outcome.values) or ticket.cost(case, outcome.values),
         also=None if alike else "the ranks end with different parameters",
         cause=_of_updates(ticket, case, outcome.values),
         told=_of_momentum(ticket, case, outcome.values, files),
@@ -188,8 +188,39 @@ def too_much_sent(ended: Sequence[Seen], passes: float) -> str | None:
     """Whether a rank moves more than so many Ψ a step. Counts and norms are small, and allowed."""
     for rank, each in enumerate(ended):
         if each.passes[-1] > passes + 0.3:
+            calls = {call: sent for call, sent in each.calls.items() if sent > 0.1}
+            listed = ", ".join(f"{sent:.1f}Ψ in {call}" for call, sent in calls.items())
             return (
-                f"the values are right, but rank {rank} moves {each.passes[-1]:.1f}Ψ a step, and "
-                f"{passes:.0f}Ψ are enough"
+                f"the values are right, but rank {rank} moves {each.passes[-1]:.1f}Ψ a step ({listed}), and "
+                f"{passes:.0f}Ψ are enough{_why_more(calls)}"
+            )
+    return None
+
+
+def _why_more(calls: Mapping[str, float]) -> str:
+    """What the functions that sent tell: gradients or parameters all-reduced, or gathered more than once."""
+    if any("all_reduce" in call for call in calls):
+        reduces = any("reduce_scatter" in call for call in calls)
+        whole = "parameters" if reduces else "gradients"
+        better = "all-gather" if reduces else "reduce-scatter"
+        return (
+            f". An all-reduce of the {whole} moves 2Ψ, because every rank gets the whole sum. Each rank has "
+            f"or needs its shard alone, so {better} them: Ψ"
+        )
+    gathers = sum(sent for call, sent in calls.items() if "all_gather" in call)
+    return f". The parameters are gathered {gathers:.0f} times in a step: once is enough" * (gathers > 1.3)
+
+
+def other_rate(case: Case, ended: Sequence[Seen]) -> str | None:
+    """Whether right values come from another learning rate than the engine was given."""
+    sizes = {"N": case.ranks, "M": case.micro_batches}
+    for rank, each in enumerate(ended):
+        for factor in (rate / LR for rate in each.rates if abs(rate / LR - 1) > 1e-9):
+            names = [name for name, size in sizes.items() if size > 1 and abs(factor - size) < 1e-9]
+            return (
+                f"the values are right, but rank {rank}'s optimizer has the learning rate {factor * LR:.3g}, "
+                f"{' or '.join(names) or f'{factor:.3g}'} times the {LR:.3g} that the engine was given. The "
+                "gradient is still scaled wrongly, and the rate makes up for it. Adam, clipping and weight "
+                "decay would see the wrong gradient: mend the gradient, and leave the rate as it is"
             )
     return None

@@ -24,9 +24,11 @@ def kept_bytes(alive: Alive, engine: Any, given: Any) -> dict[str, int]:
 
 def momenta(engine: Any) -> list[torch.Tensor | None]:
     """The momentum of each parameter of the engine's optimizers, as it is now."""
-    optimizers = [each for each in vars(engine).values() if isinstance(each, torch.optim.Optimizer)]
     shards = [
-        (each, shard) for each in optimizers for group in each.param_groups for shard in group["params"]
+        (each, shard)
+        for each in _optimizers(engine)
+        for group in each.param_groups
+        for shard in group["params"]
     ]
     found = [each.state.get(shard, {}).get("momentum_buffer") for each, shard in shards]
     return [each.detach().clone() if isinstance(each, torch.Tensor) else None for each in found]
@@ -34,6 +36,16 @@ def momenta(engine: Any) -> list[torch.Tensor | None]:
 
 def state(engine: Any) -> int:
     """The elements of state in the engine's optimizers, with what views of them keep in memory."""
-    optimizers = [each for each in vars(engine).values() if isinstance(each, torch.optim.Optimizer)]
-    values = [value for each in optimizers for state in each.state.values() for value in state.values()]
+    values = [
+        value for each in _optimizers(engine) for state in each.state.values() for value in state.values()
+    ]
     return storage_bytes(value for value in values if isinstance(value, torch.Tensor)) // ITEM
+
+
+def rates(engine: Any) -> list[float]:
+    """The learning rates of the engine's optimizers."""
+    return [group["lr"] for each in _optimizers(engine) for group in each.param_groups]
+
+
+def _optimizers(engine: Any) -> list[torch.optim.Optimizer]:
+    return [each for each in vars(engine).values() if isinstance(each, torch.optim.Optimizer)]

@@ -14,6 +14,7 @@ from zerolab.course.attempts import attempt
 from zerolab.course.exercise import graded
 from zerolab.course.lessons.incident_room.engines import BROKEN, RIGHT
 from zerolab.course.lessons.incident_room.part_two_solution import my_test
+from zerolab.course.lessons.incident_room.shown import alike, measured, shown
 from zerolab.course.lessons.incident_room.trainings import MOST_RANKS, Ranks, Trainer
 from zerolab.course.wire import own_place
 
@@ -38,6 +39,9 @@ class Verdict(NamedTuple):
         error: the kind of exception that it ended with; "" if it passed.
         text: the exception's text, or else the values that an assert compared.
         place: the reader's line.
+        measured: what the engine sent or held, where the text is about that.
+        shown: where a test has passed, what its trainings show all the same.
+        alike: the settings that all of its trainings have.
     """
 
     calls: int
@@ -45,6 +49,9 @@ class Verdict(NamedTuple):
     error: str = ""
     text: str = ""
     place: str = ""
+    measured: str = ""
+    shown: str = ""
+    alike: str = ""
 
 
 @graded(
@@ -61,12 +68,36 @@ def check_test(fn: Callable) -> str | None:
     broken, stopped = _verdicts(fn, BROKEN_SECONDS, broken=True)
     if stopped:
         return f"with a broken engine, {stopped}"
-    survivors = [engine.does for engine, verdict in zip(BROKEN, broken, strict=True) if not verdict.error]
+    survivors = {
+        engine.does: verdict for engine, verdict in zip(BROKEN, broken, strict=True) if not verdict.error
+    }
     if not survivors:
         return None
     found = len(BROKEN) - len(survivors)
-    listed = "".join(f"\n  - an engine that {does}" for does in survivors)
-    return f"your test finds {found or 'none'} of {len(BROKEN)} broken engines. These pass it:{listed}"
+    listed = "".join(f"\n  - an engine that {does}{_seen(verdict)}" for does, verdict in survivors.items())
+    said = f"your test finds {found or 'none'} of {len(BROKEN)} broken engines. These pass it:{listed}"
+    return said + _advice(list(survivors.values()))
+
+
+def _seen(verdict: Verdict) -> str:
+    return f" ({verdict.shown})" if verdict.shown else " (no training of yours shows it)"
+
+
+def _advice(survivors: list[Verdict]) -> str:
+    """What a test needs: asserts for what its trainings show, and trainings that show the rest."""
+    said = ""
+    if any(verdict.shown for verdict in survivors):
+        said += (
+            "\nWhere a training shows it, your test asserts nothing of that, or allows for a difference. Use "
+            "torch.equal for values and == for bytes, on every rank"
+        )
+    hidden = next((verdict for verdict in survivors if not verdict.shown), None)
+    if hidden and hidden.alike:
+        both = ". " if said else "\n"
+        said += (
+            f"{both}All your trainings have {hidden.alike}: the other engines need other settings to show in"
+        )
+    return said
 
 
 def _verdicts(fn: Callable, seconds: float, broken: bool = False) -> tuple[list[Verdict], str | None]:
@@ -100,9 +131,10 @@ def _verdict(fn: Callable, train: Trainer) -> Verdict:
                 place, frame = own, each  # the innermost is the last
         if place and frame and not text and isinstance(error, AssertionError):
             text = compared(frame, place.file, place.line)
-        return Verdict(train.calls, "", type(error).__name__, text, str(place or ""))
+        about = measured(train.runs, text) if isinstance(error, AssertionError) else ""
+        return Verdict(train.calls, "", type(error).__name__, text, str(place or ""), about)
     said = "" if returned is None else f"{type(returned).__name__} {repr(returned)[:40]}"
-    return Verdict(train.calls, said)
+    return Verdict(train.calls, said, shown=shown(train.runs), alike=alike(train.runs) if train.runs else "")
 
 
 def compared(frame: FrameType, file: str, line: int) -> str:
@@ -130,7 +162,7 @@ def _fails_what_is_right(verdicts: list[Verdict]) -> str | None:
             return f"your test called sys.exit: let it return, and use assert for what must hold{at}"
         if verdict.error:
             said = f"{verdict.error}{f': {verdict.text}' if verdict.text else ''}"
-            return f"your test fails with an engine that {engine.does}: {said}{at}"
+            return f"your test fails with an engine that {engine.does}: {said}{at}{verdict.measured}"
         if verdict.returned:
             return (
                 f"your test returns {verdict.returned}, and nobody looks at it: a test says assert, and "

@@ -3,14 +3,17 @@
 An update is a sum of gradients and of the momentum, so its factors are computed.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 
 import torch
 
+from zerolab import ring
 from zerolab.course.lessons.incident_room.engine import MOMENTUM
 from zerolab.course.lessons.incident_room.lockstep import Lockstep, Tensors, chunk, mean
 from zerolab.course.lessons.incident_room.room import LR, NAMES, Case, batches, start
-from zerolab.course.reading import coefficients, made_of, rounded
+from zerolab.course.patterns import rule
+from zerolab.course.reading import coefficients, factors, made_of, rounded
 
 _NO_MOMENTUM = (
     "the second begins with no momentum. The optimizer keeps the momentum in its state: keep one optimizer "
@@ -145,13 +148,44 @@ def _summands(case: Case, got: torch.Tensor, want: torch.Tensor) -> str | None:
         for micro, batch in enumerate(batches(case, rank)):
             which = f"'s micro-batch {micro}" if case.micro_batches > 1 else "'s gradient"
             parts[f"rank {rank}{which}"] = -LR * world.gradient(batch, world.flats[rank])
-    for owner in range(case.ranks):
-        mine = chunk(owner, case.ranks)
+    found, first = {}, None
+    for owner, name, mine, others in _shards(case):
+        if first and name != first[0]:
+            break  # one parameter tells enough
         if len(_wrong(got[mine], want[mine])):
             own = {name: part[mine] for name, part in parts.items()}
-            said = made_of(got[mine], want[mine], [own])
-            return f"in rank {owner}'s shard {said}" if said else None
-    return None
+            own |= {f"{n} of {at}": part[cut] for at, cut in others.items() for n, part in parts.items()}
+            found[owner] = factors(got[mine], want[mine], [own])
+            first = first or (name, owner, mine, own)
+    if first is None:
+        return None
+    name, owner, mine, own = first
+    known = {rank: pair for rank, pair in found.items() if pair}
+    explain = lambda *_: rule(known) if len(known) == len(found) else None
+    said = made_of(got[mine], want[mine], [own], explain)
+    return f"in rank {owner}'s shard{f' of {name}' * bool(name)} {said}" if said else None
+
+
+def _shards(case: Case) -> Iterator[tuple[int, str, slice, dict[str, slice]]]:
+    """Each shard's owner, name and place; of parameters by name, also the same place in the other ones."""
+    if not case.by_name:
+        for owner in range(case.ranks):
+            yield owner, "", chunk(owner, case.ranks), {}
+        return
+    begins = dict(zip(NAMES, accumulate(NAMES.values(), initial=0), strict=False))
+    for name, size in NAMES.items():
+        for owner, cut in enumerate(ring.chunks(size, case.ranks)):
+            others = {
+                each: slice(begins[each] + cut.start, begins[each] + cut.stop)
+                for each in NAMES
+                if each != name and cut.stop <= NAMES[each]
+            }
+            yield (
+                owner,
+                name,
+                slice(begins[name] + cut.start, begins[name] + cut.stop),
+                others,
+            )
 
 
 def _second_update(got: torch.Tensor, first: torch.Tensor, want: torch.Tensor) -> str:
@@ -165,22 +199,28 @@ def _second_update(got: torch.Tensor, first: torch.Tensor, want: torch.Tensor) -
         which = f"elements {int(wrong[0])} to {int(wrong[-1])} are" if many else f"element {int(wrong[0])} is"
         begin += f"{which} wrong after the second: "
     got, first, gradient = got[wrong], first[wrong], (want - MOMENTUM * first)[wrong]
+    if not got.any():
+        return f"{begin}the second does not change them: they are not updated, or not gathered, any more"
     if close(got, gradient):
         return f"{begin}{_NO_MOMENTUM}"
     found = coefficients(got, {"first": first, "second": gradient})
     if found is None:
-        return f"{begin}a later one is not: what is left over from step to step?"
+        return (
+            f"{begin}the second update is no sum of the first step's gradient and of its own: what does the "
+            "first step change that the second one uses?"
+        )
     return begin + _of_factors(*(0.0 if abs(each) < 1e-3 else round(each, 4) for each in found.values()))
 
 
 def _of_factors(kept: float, new: float) -> str:
     """How often the first step's gradient and the second's count in the second update."""
     counts = f"in the second the first step's gradient counts {kept:.3g} times"
+    left = kept - MOMENTUM
     if new == 0:
-        again = f", and the gradient of the first step counts again, {kept - MOMENTUM:.3g} times"
+        again = f", and the gradient of the first step counts again, {left:.3g} times"
         return (
             "the second has nothing of the second step's gradient in it"
-            f"{again if kept > MOMENTUM else ''}: is it computed with parameters of before the update?"
+            f"{again if left > 0 else ''}: is it computed with parameters of before the update?"
         )
     if kept == MOMENTUM:
         return (
@@ -188,12 +228,18 @@ def _of_factors(kept: float, new: float) -> str:
             "multiplied with, is left over from step to step and grows"
         )
     if new == 1:
-        what = "is left over from" if kept > MOMENTUM else "takes away a part of"
+        what = "is left over from" if left > 0 else "takes away a part of"
         return f"{counts}, and its momentum makes that {MOMENTUM:g}: what {what} the first step?"
-    return (
+    said = (
         f"{counts}, where momentum makes that {MOMENTUM:g}, and its own counts {new:.3g} times, where 1 is "
         "right"
     )
+    if abs(left - new) < 1e-3:
+        return (
+            f"{said}. That is {new:.3g} times the sum of both steps' gradients: the sum is not cleared, and "
+            "what it is divided by grows, too. Clear the sum after each update"
+        )
+    return said
 
 
 def close(got: torch.Tensor, want: torch.Tensor) -> bool:

@@ -74,11 +74,28 @@ def _misplaced(
         by = off.pop()
         way = "late" if by > 0 else "early"
         said += f", so what was read begins {abs(by)} element{'s' * (abs(by) > 1)} too {way} from there on"
-    has = [_find(whole[right], _flat(file)) is not None for file in files]
-    if not any(has):
-        return f"{said}. No file has that: save has to leave out nothing"
-    which = "each file" if all(has) else " and ".join(f"files[{n}]" for n, there in enumerate(has) if there)
-    return f"{said}. That is in {which}"
+    if 0 < at < len(got) and not got[at:].any():
+        said += f". The first {at} elements are right, and all behind them are 0"
+    return said + _where_saved(whole[right], whole, files)
+
+
+def _where_saved(value: torch.Tensor, whole: torch.Tensor, files: Sequence[Any]) -> str:
+    """The files that have an element; if one has it alone, which elements that file has, from where on."""
+    at = [_find(value, _flat(file)) for file in files]
+    has = [number for number, place in enumerate(at) if place is not None]
+    if not has:
+        return ". No file has that: save has to leave out nothing"
+    if len(has) == len(files) > 1:
+        return ". That is in each file"
+    said = f". That is in {' and '.join(f'files[{number}]' for number in has)}"
+    if len(has) > 1:
+        return said
+    leaves = [leaf for leaf in tree_leaves(files[has[0]]) if isinstance(leaf, torch.Tensor)]
+    found = [[_find(number, whole) for number in leaf.flatten()] for leaf in leaves]
+    if any(of != list(range(of[0] or 0, (of[0] or 0) + len(of))) for of in found):
+        return said  # zeros or padding stand between
+    ranges = " and ".join(f"elements {of[0]} to {of[-1]}" for of in found)
+    return f"{said}, which has {ranges} alone. Put the files together before you cut, or save all in each"
 
 
 def _unit_of(element: int, owned: Owned, ranks: int) -> int:

@@ -4,7 +4,7 @@ The job is small and exact: 103 parameters in fp64, full batches. So a wrong dig
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -14,8 +14,8 @@ import torch.distributed as dist
 import zerolab
 from zerolab.course.alive import Alive
 from zerolab.course.attempts import attempt
-from zerolab.course.lessons.incident_room.held import ITEM, kept_bytes, momenta, state, tensors
-from zerolab.course.wire import Wire, sent_bytes
+from zerolab.course.lessons.incident_room.held import ITEM, kept_bytes, momenta, rates, state, tensors
+from zerolab.course.wire import Message, Wire, sent_bytes
 
 RANKS = 4  # of the jobs that the notebook shows
 PSI, LR, SAMPLES = 103, 0.02, 120
@@ -131,6 +131,8 @@ class Seen(NamedTuple):
         samples: how many it has.
         flat, after: its parameters after the last step, and after the first two.
         passes: what it sent in each step, in Ψ by the paper's count: an all-gather is Ψ.
+        calls: the same of the last step, by the function that sent it.
+        rates: the learning rates of the engine's optimizers.
         kept: bytes that the engine keeps, by name, before each micro-batch of the last step, and after it.
         state: elements of optimizer state, in all of the engine's optimizers.
         logs: what `engine.log` held after each step, where the engine has one.
@@ -148,6 +150,8 @@ class Seen(NamedTuple):
     logs: list[Any]
     saved: Any = None
     loaded: Sequence[torch.Tensor | None] = ()
+    calls: Mapping[str, float] = {}
+    rates: Sequence[float] = ()
 
 
 def train(
@@ -178,8 +182,8 @@ def train(
             batch.watch = look if memory and step == case.steps - 1 else batch.watch
         with Wire() as wire:
             mine.step(data)
-        share = (dist.get_world_size() - 1) / dist.get_world_size()
-        passes.append(sent_bytes(wire.messages, dist.get_world_size()) / (ITEM * PSI * share))
+        calls = _passes(wire.messages)
+        passes.append(sum(calls.values()))
         logs.append(getattr(mine, "log", None))
         after += [whole()] if step < 2 else []
     if memory:
@@ -187,7 +191,15 @@ def train(
     last = whole()
     saved = mine.save() if case.resumed_on and not again else None
     errors = [sum(step) for step in zip(*(batch.errors for batch in data), strict=True)]
-    return Seen(errors, sum(map(len, data)), last, after, passes, kept, state(mine), logs, saved, loaded)
+    seen = errors, sum(map(len, data)), last, after, passes, kept, state(mine), logs, saved, loaded
+    return Seen(*seen, calls, rates(mine))
+
+
+def _passes(messages: Sequence[Message]) -> dict[str, float]:
+    """What was sent, in Ψ, by the function that sent it."""
+    n = dist.get_world_size()
+    by_call = {call: [each for each in messages if each.call == call] for call in (m.call for m in messages)}
+    return {call: sent_bytes(own, n) / (ITEM * PSI * (n - 1) / n) for call, own in by_call.items()}
 
 
 # ---- what the notebook shows

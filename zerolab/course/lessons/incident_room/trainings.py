@@ -66,11 +66,14 @@ class Ladder(nn.Module):
 class Trainer:
     """``train`` of one engine.
 
-    Attributes: calls: how often the test has called it.
+    Attributes:
+        calls: how often the test has called it.
+        runs: what came of each training, the latest last.
     """
 
     def __init__(self, ranks: "Ranks", engine: int):
         self._ranks, self._engine, self.calls = ranks, engine, 0
+        self.runs: dict[Job, Run] = {}
 
     def __call__(
         self,
@@ -92,7 +95,10 @@ class Trainer:
         _check("micro_batches", micro_batches, 1, MOST_MICRO_BATCHES)
         if clip is not None and not clip > 0:
             raise ValueError(f"clip is {clip!r}: pass a norm above 0, or None")
-        return self._ranks.train(Job(self._engine, ranks, stage, steps, micro_batches, clip))
+        job = Job(self._engine, ranks, stage, steps, micro_batches, clip)
+        self.runs.pop(job, None)
+        self.runs[job] = self._ranks.train(job)
+        return copy.deepcopy(self.runs[job])
 
 
 def _check(name: str, value: Any, least: int, most: int) -> None:
@@ -130,7 +136,7 @@ class Ranks:
         """On rank 0. The same training is made once. Raises: RuntimeError where the engine raises one."""
         if job not in self._done:
             self._done[job] = self._together(job)
-        return copy.deepcopy(self._done[job])
+        return self._done[job]
 
     def _together(self, job: Job) -> Run:
         dist.broadcast_object_list([job])

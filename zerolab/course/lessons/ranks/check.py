@@ -7,9 +7,11 @@ from math import comb
 import torch
 
 from zerolab.course.attempts import Odd, attempt, returned
+from zerolab.course.contributions import by_messages
 from zerolab.course.evidence import Finding, examine, sum_of
 from zerolab.course.exercise import graded
 from zerolab.course.lessons.ranks.solution import average
+from zerolab.course.wire import given
 
 CASES = (3, 2, 4)  # ranks; three first, because many mistakes look alike on two
 NUMEL = 40
@@ -97,6 +99,7 @@ def _look(fn: Callable, world_size: int) -> Finding:
         [sum_of(own) / world_size] * world_size,
         {why: [value(own, rank) for rank in range(world_size)] for why, value in MISTAKES.items()},
         lambda rank: [{f"rank {peer}'s gradient": each for peer, each in enumerate(own)}],
+        explain=partial(by_messages, outcome.calls),
     )
 
 
@@ -107,4 +110,4 @@ def gradient(rank: int) -> torch.Tensor:
 
 def call_with(fn: Callable, rank: int) -> torch.Tensor | Odd:
     """In the worker: what fn makes of the rank's gradient."""
-    return returned(fn(gradient(rank)))
+    return returned(fn(given(gradient(rank))))

@@ -6,6 +6,7 @@ from functools import partial
 import torch
 
 from zerolab.course.attempts import Attempt, attempt
+from zerolab.course.contributions import by_messages
 from zerolab.course.evidence import Finding, examine, sum_of
 from zerolab.course.exercise import graded
 from zerolab.course.lessons.ranks.check import NUMEL, call_with, gradient
@@ -83,6 +84,7 @@ def _look(fn: Callable, world_size: int) -> Finding:
         {why: [value(own, rank) for rank in range(world_size)] for why, value in MISTAKES.items()},
         lambda rank: [{f"rank {peer}'s tensor": each for peer, each in enumerate(own)}],
         cost=None if outcome.failure else _too_much_sent(outcome),
+        explain=partial(by_messages, outcome.calls),
     )
 
 

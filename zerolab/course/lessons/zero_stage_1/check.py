@@ -5,6 +5,7 @@ An unsharded AdamW has the right values, so values alone are not enough.
 
 import gc
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
@@ -149,7 +150,8 @@ def _one_chunk(finding: Finding, world: World) -> Finding:
 def _of_chunk(finding: Finding, world: World, owner: int) -> Finding:
     """The same for one rank's chunk, taken apart into the gradients of ranks and steps."""
     own = lambda value: value[world.cut(owner)]
-    return finding.part(f"rank {owner}'s chunk of flat", own, lambda rank: _parts(world, owner))
+    part = finding.part(f"rank {owner}'s chunk of flat", own, lambda rank: _parts(world, owner))
+    return replace(part, owner=owner)
 
 
 def _parts(world: World, owner: int) -> Sequence[Parts]:

@@ -75,7 +75,63 @@ def _mistake(answers: Mapping[Case, Any], wrong: list[Case]) -> str:
             return ", or else ".join(fits)
     if len(got) != len(case.sizes):
         return f"your list has {len(got)} slices for {len(case.sizes)} parameters: return one for each"
-    return _owners(answers, case) or _length(case, got) or _first_difference(case, got)
+    first = _first_difference(case, got)
+    return (
+        _beyond(answers, case)
+        or _never_cut(answers)
+        or _owners(answers, case)
+        or "; ".join(filter(None, (_length(case, got), first)))
+    )
+
+
+def _beyond(answers: Mapping[Case, Any], case: Case) -> str | None:
+    """A slice that begins before its parameter or ends behind it, and what is wrong beside that."""
+    ends = zip(answers[case], case.sizes, strict=True)
+    over = [
+        (place, pair, size) for place, (pair, size) in enumerate(ends) if min(pair) < 0 or max(pair) > size
+    ]
+    if not over:
+        return None
+    place, pair, size = over[0]
+    cut = {each: tuple(_cut_off(each, slices)) for each, slices in answers.items()}
+    besides = [why for why, f in MISTAKES.items() if all(cut[c] == tuple(plain(f(c))) for c in CASES)]
+    right = all(cut[each] == tuple(inside(each)) for each in CASES)
+    said = f"the slice of parameter {place} is {pair}, and the parameter has the elements 0 to {size}: cut "
+    said += f"both ends off at 0 and at {size}"
+    return said + (
+        ". That makes all slices right" if right else f". Besides, {besides[0]}" if besides else ""
+    )
+
+
+def _cut_off(case: Case, slices: Any) -> Slices:
+    """The part of each slice that its parameter has; nothing for an answer that is no list of slices."""
+    if isinstance(slices, Odd) or len(slices) != len(case.sizes):
+        return []
+    pairs = zip(slices, case.sizes, strict=True)
+    return plain((min(max(start, 0), size), min(max(stop, 0), size)) for (start, stop), size in pairs)
+
+
+def _never_cut(answers: Mapping[Case, Any]) -> str | None:
+    """Whether every parameter goes to a rank as a whole, or not at all, and to which rank it goes."""
+    whole = lambda case, own: all(pair in ((0, 0), (0, n)) for pair, n in zip(own, case.sizes, strict=False))
+    if any(isinstance(own, Odd) or not whole(case, own) for case, own in answers.items()):
+        return None
+    owner = {"first": lambda at, size: at, "last": lambda at, size: at + size - 1}
+    by = [
+        f", here to the rank whose shard has its {word} element"
+        for word, element in owner.items()
+        if all(
+            own == tuple(
+                (0, size) if case.shard.start <= element(at, size) < case.shard.stop else (0, 0)
+                for at, size in zip(case.offsets, case.sizes, strict=True)
+            )
+            for case, own in answers.items()
+        )
+    ]  # fmt: skip
+    return (
+        f"every parameter is dealt out whole{by[0] if by else ''}, so the ranks' parts are not equal: a cut "
+        "may go through the middle of a parameter, and each rank owns the part that is in its shard"
+    )
 
 
 def _length(case: Case, got: Slices) -> str | None:

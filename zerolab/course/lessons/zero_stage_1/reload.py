@@ -29,20 +29,60 @@ class Loaded(NamedTuple):
 
 
 class Files:
-    """The files of a checkpoint: counts what is read of them."""
+    """The files of a checkpoint, for one rank: counts what is read of them."""
 
-    def __init__(self, case: Case):
-        self.files, self.elements = case.files(), 0
+    def __init__(self, case: Case, rank: int):
+        self.case, self.rank, self.files, self.elements = case, rank, case.files(), 0
+        self.furthest = 0  # of all reads, the largest stop
 
     def read(self, file: int, start: int, stop: int) -> torch.Tensor:
         """The elements start to stop of the shard that rank `file` saved."""
         if not 0 <= file < len(self.files):
-            raise IndexError(f"read({file}, {start}, {stop}): the files are 0 to {len(self.files) - 1}")
+            raise IndexError(f"read({file}, {start}, {stop}): {no_such_file(self)}")
         length = self.files[file].numel()
         if not 0 <= start <= stop <= length:
-            raise IndexError(f"read({file}, {start}, {stop}): a file has the elements 0 to {length}")
+            why = outside(self.case, self.rank, file, start, stop)
+            raise IndexError(f"read({file}, {start}, {stop}): a file has the elements 0 to {length}{why}")
         self.elements += stop - start
+        self.furthest = max(self.furthest, stop)
         return self.files[file][start:stop].clone()
+
+
+def no_such_file(files: Files) -> str:
+    """Where the rank's elements are, and whether the files were taken for shorter ones."""
+    case, there = files.case, f"the files are 0 to {len(files.files) - 1}"
+    if 0 < files.furthest <= case.numel // case.saved_by < case.saved:
+        return (
+            f"{there}, each has {case.saved} elements, and you read no more than {files.furthest} of any. "
+            "numel // saved_by rounds down: a file has ceil(numel / saved_by)"
+        )
+    first, last = case.own * files.rank, min(case.own * (files.rank + 1), case.numel) - 1
+    if last < first:
+        return f"{there}, and rank {files.rank}'s shard is padding alone: nothing is to be read"
+    where = " and ".join(str(each) for each in sorted({first // case.saved, last // case.saved}))
+    return f"{there}, and the elements of rank {files.rank}'s shard begin and end in file {where}"
+
+
+def outside(case: Case, rank: int, file: int, start: int, stop: int) -> str:
+    """Why a rank asks for elements that a file does not have, compared with those that it needs of it."""
+    begins = case.saved * file
+    first, last = case.own * rank, min(case.own * (rank + 1), case.numel)
+    right = max(first - begins, 0), min(last - begins, case.saved)
+    if right[0] >= right[1]:
+        return f", and rank {rank} needs nothing of file {file}"
+    moved = lambda by: (right[0] + by, right[1] + by)
+    if (start, stop) == moved(begins):
+        return (
+            f". {start} to {stop} is where they stand in the whole state: subtract {begins}, where file "
+            f"{file} begins"
+        )
+    if (start, stop) == moved(begins - first):
+        return f". {start} to {stop} is where they belong in your shard: count from the file's first element"
+    if (max(start, 0), min(stop, case.saved)) == right:
+        return ": cut both ends off there"
+    if (start, stop) == (right[0], right[1] - right[0]):
+        return f". {stop} is how many you need: pass stop, and not the length"
+    return f", and rank {rank} needs {right[0]} to {right[1]} of file {file}"
 
 
 @graded(
@@ -73,7 +113,7 @@ def _load_all(fn: Callable) -> list[list[Loaded]]:
 
 
 def _load(fn: Callable, case: Case, rank: int) -> Loaded:
-    files = Files(case)
+    files = Files(case, rank)
     value = fn(files.read, case.saved_by, case.numel, case.world_size, rank)
     return Loaded(returned(value), files.elements)
 

@@ -25,11 +25,14 @@ HINTS = (
 
 
 class Reduced(NamedTuple):
-    """A rank's shards, and how many whole buffers were alive after each unit got ready, and at the end."""
+    """A rank's shards, and how many whole buffers were alive after each unit got ready, and at the end.
+
+    Attributes: kept: of the first buffer too many, what keeps it; "" where that is not known.
+    """
 
     shards: dict[str, torch.Tensor | Odd] | Odd
     whole: list[int]
-    name: str | None
+    kept: str
 
 
 @graded(
@@ -50,20 +53,43 @@ def check_order(cls: Callable) -> str | None:
 
 def _backward(cls: Callable, case: Case, rank: int) -> Reduced:
     """In the worker: units get ready in this rank's order; look at what is alive after each of them."""
-    alive, whole, name = Alive(), [], None
+    alive, whole, kept = Alive(), [], ""
+    units: dict[int, str] = {}  # by storage
     mine = cls(dict(case.sizes))
     for step in [*case.orders[rank], None]:
         if step is None:
             mine.finish()
         else:
-            mine.ready(step, case.gradient(rank, step))
+            _hand_over(mine, step, case.gradient(rank, step), units)
         found = alive.storages(at_least=4 * min(case.sizes.values()))
         whole.append(len(found))
         if step is None or len(found) > case.waiting(rank)[len(whole) - 1]:
-            name = name or next(filter(None, (kept_by(each, self=mine) for each in found.values())), None)
+            said = (_keeper(mine, list(case.sizes), found[key], units.get(key)) for key in found)
+            kept = kept or next(filter(None, said), "")
         found.clear()
     shards = mine.shards
-    return Reduced(_plain(shards), whole, name)
+    return Reduced(_plain(shards), whole, kept)
+
+
+def _hand_over(mine: Any, name: str, gradient: torch.Tensor, units: dict[int, str]) -> None:
+    """Call ready, and remember whose buffer that was. No name here keeps it alive afterwards."""
+    units[gradient.untyped_storage()._cdata] = name
+    mine.ready(name, gradient)
+
+
+def _keeper(mine: Any, names: list[str], buffer: torch.Tensor, unit: str | None) -> str:
+    """Under which name a buffer is kept, and whether its unit is reduced already; "" if it waits rightly."""
+    name = kept_by(buffer, self=mine)
+    if not name or not isinstance(mine.shards, dict):
+        return ""
+    if name.startswith("self.shards"):
+        return f"`{name}` is a view, which keeps the whole buffer: keep a clone of the chunk"
+    if unit is None:
+        return f"look at `{name}`"
+    if unit in mine.shards:
+        return f"unit {unit} is reduced, and `{name}` still keeps its buffer: take it out there"
+    turn = next(each for each in names if each not in mine.shards)
+    return f"`{name}` keeps unit {unit}, and it is its turn: reduce it at once" if unit == turn else ""
 
 
 def _plain(shards: Any) -> dict | Odd:
@@ -180,8 +206,8 @@ def _sent_too_much(outcome: Attempt, case: Case) -> str | None:
 
 def _held_too_much(outcome: Attempt, case: Case) -> str | None:
     """More whole buffers than wait for their turn, after a call of ready or at the end."""
+    advice = "reduce a unit as soon as it is its turn, and keep a clone of the chunk: a view keeps the buffer"
     for rank, values in enumerate(outcome.values):
-        name = f" (look at `{values.name}`)" if values.name else ""
         moments = [f"unit {unit} got ready" for unit in case.orders[rank]] + ["finish()"]
         for when, held, waiting in zip(moments, values.whole, [*case.waiting(rank), 0], strict=True):
             made = list(values.shards)
@@ -193,8 +219,7 @@ def _held_too_much(outcome: Attempt, case: Case) -> str | None:
             if held > waiting:
                 return silver(
                     f"after {when} rank {rank} holds {held} whole buffer{'s' * (held > 1)}, and {waiting} "
-                    f"wait{'s' * (waiting == 1)} for {'its' if waiting == 1 else 'their'} turn{name}. "
-                    "Reduce a unit as soon as it is its turn, and keep a clone of the chunk: a "
-                    "view keeps the buffer"
+                    f"wait{'s' * (waiting == 1)} for {'its' if waiting == 1 else 'their'} turn: "
+                    f"{values.kept or advice}"
                 )
     return None

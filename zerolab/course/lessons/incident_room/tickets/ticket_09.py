@@ -79,6 +79,22 @@ def by_own_length(case: Case) -> list[torch.Tensor]:
     return resumed(case, cut)
 
 
+def by_file_length(case: Case, whole: bool) -> list[torch.Tensor]:
+    """Where the ranks end if rank r's slice begins at r times a file's length, and is as long or `whole`."""
+    length = len(range(*chunk(0, case.ranks).indices(PSI)))
+
+    def cut(momentum: torch.Tensor) -> torch.Tensor:
+        made = torch.zeros_like(momentum)
+        for rank in range(case.resumed_on):
+            mine = chunk(rank, case.resumed_on)
+            most = mine.stop - mine.start
+            part = momentum[length * rank :][: most if whole else min(most, length)]
+            made[mine.start : mine.start + len(part)] = part
+        return made
+
+    return resumed(case, cut)
+
+
 def reversed_files(case: Case) -> list[torch.Tensor]:
     files = lambda momentum: [momentum[chunk(rank, case.ranks)] for rank in reversed(range(case.ranks))]
     return resumed(case, lambda momentum: torch.cat(files(momentum)))
@@ -94,6 +110,12 @@ MISTAKES = {
     "the slice is cut with rank * len(self.shard), but the first shards are one longer than the others: "
     "self.mine is this rank's slice":
         by_own_length,
+    "the slice begins at rank * len(files[0]) and has a file's length, and files are as long as the shards "
+    "of the old N: self.mine is this rank's slice":
+        lambda case: by_file_length(case, whole=False),
+    "the slice begins at rank * len(files[0]), and files are as long as the shards of the old N: self.mine "
+    "is this rank's slice":
+        lambda case: by_file_length(case, whole=True),
     "the momentum is forgotten, so the first steps after the resume are too short":
         lambda case: resumed(case, torch.zeros_like),
     "the files are put together in the wrong order":

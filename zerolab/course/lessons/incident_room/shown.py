@@ -1,0 +1,78 @@
+"""Lesson 09: what the trainings that a test asked for show of an engine."""
+
+import re
+from collections.abc import Mapping
+
+import torch
+
+from zerolab import cost, memory
+from zerolab.course.lessons.incident_room.trainings import Job, Run
+
+HELD = ("params_bytes", "grads_bytes", "optimizer_bytes")
+ITEM = 4  # bytes of an element
+Trainings = Mapping[Job, Run]
+
+
+def call(job: Job) -> str:
+    """The training as the reader could write it."""
+    return f"train({', '.join(f'{name}={value!r}' for name, value in _settings(job).items())})"
+
+
+def shown(trainings: Trainings) -> str:
+    """The first training that is not as it should be, and in what; "" if none of them shows anything."""
+    for job, run in trainings.items():
+        if said := _values(run) or _sent(job, run) or _held(job, run):
+            return f"{call(job)} shows it: {said}"
+    return ""
+
+
+def alike(trainings: Trainings) -> str:
+    """The settings that all of the trainings have in common, and that could be others."""
+    by_name = {name: {_settings(job)[name] for job in trainings} for name in _settings(next(iter(trainings)))}
+    fixed = [f"{name}={values.pop()!r}" for name, values in by_name.items() if len(values) == 1]
+    return ", ".join(fixed)
+
+
+def measured(trainings: Trainings, text: str) -> str:
+    """What was measured in the last training, where `text` has one of its numbers."""
+    numbers = {float(number) for number in re.findall(r"\d+(?:\.\d+)?", text)}
+    if not trainings or not numbers:
+        return ""
+    job, run = list(trainings.items())[-1]
+    where = f". In {call(job)} a right rank"
+    if numbers & {float(sent) for sent in run.sent if sent}:
+        return f"{where} sends {run.sent[0]} bytes, {run.sent[0] / ITEM / run.psi:.3g} times Ψ elements"
+    held = run.memory[0]
+    parts = {name: value for name, value in vars(held).items() if value and name != "peak_bytes"}
+    if numbers & {float(value) for value in (held.total_bytes, *parts.values())}:
+        listed = ", ".join(f"{name} {value:.0f}" for name, value in parts.items())
+        return f"{where} holds {listed}, which make a total_bytes of {held.total_bytes:.0f}"
+    return ""
+
+
+def _settings(job: Job) -> dict:
+    return {name: value for name, value in job._asdict().items() if name != "engine"}
+
+
+def _values(run: Run) -> str | None:
+    for rank, parameters in enumerate(run.parameters):
+        if not torch.equal(parameters, run.alone):
+            off = float((parameters - run.alone).abs().max())
+            return f"run.parameters[{rank}] is not run.alone, off by up to {off:.1g}"
+    return None
+
+
+def _sent(job: Job, run: Run) -> str | None:
+    right = ITEM * cost.communication_volume(run.psi, job.stage, job.micro_batches, reduce_each=True)
+    wrong = [rank for rank, sent in enumerate(run.sent) if sent != right and job.ranks > 1]
+    return f"run.sent[{wrong[0]}] is {run.sent[wrong[0]]}, and {right:.0f} is right" if wrong else None
+
+
+def _held(job: Job, run: Run) -> str | None:
+    right = memory.model_states(run.psi, job.ranks, job.stage, "fp32", k=ITEM)
+    for rank, held in enumerate(run.memory):
+        for name in HELD:
+            got, want = getattr(held, name), getattr(right, name)
+            if abs(got - want) >= 1:
+                return f"run.memory[{rank}].{name} is {got:.0f}, and {want:.0f} is right"
+    return None
