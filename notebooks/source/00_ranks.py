@@ -231,8 +231,8 @@ print("same weights at the end:", torch.equal(on_their_own[0][-1], on_their_own[
 # ## Exercise: the average
 #
 # > **Difficulty 2 of 5 · 10 minutes.** Write `average(own)`. It gets this rank's gradient and returns the
-# > mean over all ranks. It must do so on every rank, for any world size. Use `dist.send` and `dist.recv`
-# > only. One way: all ranks send to rank 0; rank 0 adds up, divides, and sends the result back.
+# > mean over all ranks. It must do so on every rank, for two ranks and for more. Use `dist.send` and
+# > `dist.recv` only. One way: all ranks send to rank 0; rank 0 adds up, divides, and sends the result back.
 
 
 # %%
@@ -292,8 +292,8 @@ print("close to one process with both batches:", torch.allclose(weights, in_step
 #
 # > **Difficulty 2 of 5 · important, every ring begins with it · 5 minutes.** Write `shift(own)`. Each rank
 # > sends its tensor to the next rank, the last one to rank 0, and returns the tensor of the rank before it.
-# > It must not hang, for any world size. Use `dist.send` and `dist.recv` only. Silver if each rank sends one
-# > message.
+# > It must not hang, with two ranks and with more. Use `dist.send` and `dist.recv` only. Silver if each rank
+# > sends one message.
 
 
 # %%

@@ -373,6 +373,12 @@ class OneView4(Engine4):
         self.parts = [part]
 
 
+class FirstIsAView4(Engine4):
+    def reduce(self, gradient):
+        part = ring.reduce_scatter(gradient)
+        self.parts = [self.parts[0] + part] if self.parts else [part]
+
+
 class LastOnly4(Engine4):
     def reduce(self, gradient):
         self.parts = [ring.reduce_scatter(gradient).clone()]
@@ -658,6 +664,7 @@ REPAIRS = {
     EveryShard4: "a shard for each micro-batch",
     WholeGradients4: "whole gradients are accumulated and reduced once",
     OneView4: "keeps a whole gradient alive, in `self.parts[0]`",
+    FirstIsAView4: "before micro-batch 1 rank 0 keeps a whole gradient alive, in `self.parts[0]`",
     LastOnly4: "only the last micro-batch counts",
     FromRank0: "in which only rank 0's shard is new",
     TwoGathers5: "a step moves 3Ψ where 2Ψ are enough",

@@ -158,12 +158,24 @@ def recursive(layers, x):
 
 
 def reduced_at_the_end(layers, x):
-    """Right: the gradients are reduced when backward is over, and copied into tensors made before."""
+    """The gradients are reduced when backward is over: until then all are whole."""
     step(layers, x, reduce=nothing)
     for layer in layers:
         layer.grad_shard = torch.zeros_like(layer.shard)
         layer.grad_shard += ring.reduce_scatter(layer.grad)
         layer.grad = None
+
+
+def into_tensors_made_before(layers, x):
+    """Right: each gradient is added to a tensor of zeros as soon as it is there."""
+    for layer in layers:
+        layer.grad_shard = torch.zeros_like(layer.shard)
+    step(layers, x, reduce=add)
+
+
+def add(layer):
+    layer.grad_shard += ring.reduce_scatter(layer.grad)
+    layer.grad = None
 
 
 def with_a_view_in_a_variable(layers, x, keep=lambda layer, view: view):
@@ -270,9 +282,10 @@ def summed_twice(layer):
     reduce(layer)
 
 
-RIGHT = [step, last_stays, recursive, reduced_at_the_end]
+RIGHT = [step, last_stays, recursive, into_tensors_made_before]
 WRONG = [
     (everything_at_once, "stage 2's memory"),
+    (reduced_at_the_end, "3 whole gradients wait in layer.grad while another layer computes"),
     (with_copies, "more tensors of a whole weight's size are in memory"),
     (with_a_view_in_a_variable, "a whole gradient is still in memory when the next layer is gathered"),
     (with_a_clone_of_a_gradient, "1 more tensor of a whole weight's size is in memory"),

@@ -5,7 +5,6 @@ Graded on values, on what is whole when, on what is left at the end, and on byte
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import torch
 
@@ -13,6 +12,7 @@ from zerolab.course.alive import Alive
 from zerolab.course.attempts import Attempt, Odd, attempt, returned
 from zerolab.course.evidence import Finding, examine, sum_of
 from zerolab.course.exercise import graded
+from zerolab.course.lessons.zero_stage_3.held import Seen, too_much_memory
 from zerolab.course.lessons.zero_stage_3.layers import (
     DEPTH,
     NUMEL,
@@ -76,20 +76,6 @@ def total(gradients: list[list[torch.Tensor]], layer: int) -> torch.Tensor:
     return sum_of(of_rank[layer] for of_rank in gradients)
 
 
-class Seen(NamedTuple):
-    """What one rank was left with, and what its layers saw."""
-
-    peak: int
-    left_whole: list[int]
-    left_grads: list[int]
-    shards: list[torch.Tensor | Odd]
-    storage_bytes: list[int]
-    copies: int
-    copy_name: str | None
-    kept_gradient: bool
-    out_of_order: str | None
-
-
 @graded(
     "You wrote stage 3: the gradients are right on 2, 3 and 4 ranks, one layer is whole at a time, nothing "
     "is left at the end, and no layer moves more than 3 times its size.",
@@ -114,7 +100,7 @@ def _pass(fn: Callable, rank: int) -> Seen:
     layers, watch.alive = watch.layers, Alive()
     with resized_to_fit(layers):
         fn(list(layers), x)
-    peak = watch.whole_at_once
+    peak, unreduced = watch.whole_at_once, watch.unreduced
     watch.look(**{getattr(fn, "__name__", "fn"): fn})
     shards = [layer.grad_shard for layer in layers]
     tensors = [shard if isinstance(shard, torch.Tensor) else torch.empty(0) for shard in shards]
@@ -127,6 +113,7 @@ def _pass(fn: Callable, rank: int) -> Seen:
         watch.copies,
         watch.copy_name,
         watch.kept_gradient,
+        unreduced,
         out_of_order(watch.uses, input_of(rank)) if watch.uses else None,
     )
 
@@ -196,42 +183,8 @@ def _missing(values: list[Seen]) -> str | None:
 
 def _too_much(outcome: Attempt) -> str | None:
     """Right gradients, but too much in memory, or too many bytes."""
-    by_rank = [_too_much_memory(rank, seen) for rank, seen in enumerate(outcome.values)]
+    by_rank = [too_much_memory(rank, seen) for rank, seen in enumerate(outcome.values)]
     return next(filter(None, by_rank), None) or _wrong_bytes(outcome)
-
-
-def _too_much_memory(rank: int, seen: Seen) -> str | None:
-    still = f"on rank {rank} the layers {seen.left_whole} are still whole at the end"
-    if seen.left_whole and seen.peak == DEPTH:
-        return f"{still}: they were never freed. Call reshard after every use; resize_(0) frees"
-    if seen.peak == DEPTH:
-        return (
-            f"all {DEPTH} layers were whole at the same time, which is stage 2's memory: unshard a layer "
-            "just before it computes, and reshard it just after"
-        )
-    if seen.peak > 1:
-        return f"{seen.peak} layers were whole at the same time: one is enough here"
-    if seen.left_whole:
-        return f"{still}: reshard after backward too"
-    if seen.left_grads:
-        return f"layers {seen.left_grads} still hold whole gradients: set layer.grad = None once reduced"
-    for index, (shard, behind) in enumerate(zip(seen.shards, seen.storage_bytes, strict=True)):
-        if isinstance(shard, torch.Tensor) and behind > shard.nbytes:
-            return f"layer {index}'s grad_shard is a view, which keeps the whole gradient in memory: clone it"
-    name = f", in `{seen.copy_name}`" if seen.copy_name else ""
-    if seen.kept_gradient:
-        return (
-            f"on rank {rank} a whole gradient is still in memory when the next layer is gathered{name}. "
-            "layer.grad = None is not enough while a variable names the gradient, or the view of it that "
-            "ring.reduce_scatter returned: keep the clone alone"
-        )
-    if seen.copies:
-        many = "1 more tensor" if seen.copies == 1 else f"{seen.copies} more tensors"
-        return (
-            f"on rank {rank} {many} of a whole weight's size {'is' if seen.copies == 1 else 'are'} in "
-            f"memory{name}: a copy of a weight or of its gradient takes what freeing layer.flat saves"
-        )
-    return None
 
 
 def _wrong_bytes(outcome: Attempt) -> str | None:

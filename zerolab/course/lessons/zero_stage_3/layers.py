@@ -38,6 +38,7 @@ class Watch:
         self.copy_name: str | None = None
         self.gradients: list[StorageWeakRef] = []  # what every backward left in layer.grad
         self.kept_gradient = False  # one of them was in memory while another layer computed
+        self.unreduced = 0  # the most layers that had a whole gradient in layer.grad at that time
         self.alive: Alive | None = None
 
     def look(self, **roots) -> None:
@@ -48,6 +49,7 @@ class Watch:
         if found and not self.copy_name:
             self.copy_name = kept_by(next(iter(found.values())), **roots, layers=self.layers)
         self.copies = max(self.copies, len(found))
+        self.unreduced = max(self.unreduced, sum(layer.grad is not None for layer in self.layers))
         self.kept_gradient |= any(each.cdata in found for each in self.gradients if not each.expired())
 
 

@@ -51,21 +51,21 @@ def kept_too_much(case, ended) -> str | None:
     """What the engine keeps while it accumulates: one shard of a gradient, and the momentum."""
     shard = -(-PSI // len(ended)) * ITEM
     for rank, each in enumerate(ended):
-        before = each.kept[-2]
-        whole = {name: size for name, size in before.items() if size >= PSI * ITEM}
-        if whole:
-            name = next(iter(whole))
-            count = "whole gradients" if len(whole) > 1 else "a whole gradient"
-            return (
-                f"the values are right, but before its last micro-batch rank {rank} keeps {count} alive, in "
-                f"`{name}`: keep one shard of your own, not a view of a gradient and not a whole sum"
-            )
-        if sum(before.values()) > 3 * shard:
-            return (
-                f"the values are right, but before its last micro-batch rank {rank} keeps "
-                f"{sum(before.values()):,} bytes, a shard for each micro-batch, where one sum of "
-                f"{shard} bytes is enough: add up as they come"
-            )
+        for micro_batch, before in enumerate(each.kept[1:-1], start=1):
+            whole = {name: size for name, size in before.items() if size >= PSI * ITEM}
+            if whole:
+                count = "whole gradients" if len(whole) > 1 else "a whole gradient"
+                return (
+                    f"the values are right, but before micro-batch {micro_batch} rank {rank} keeps {count} "
+                    f"alive, in `{next(iter(whole))}`: keep one shard of your own, not a view of a gradient "
+                    "and not a whole sum"
+                )
+            if sum(before.values()) > 3 * shard:
+                return (
+                    f"the values are right, but before micro-batch {micro_batch} rank {rank} keeps "
+                    f"{sum(before.values()):,} bytes, a shard for each micro-batch, where one sum of "
+                    f"{shard} bytes is enough: add up as they come"
+                )
     return None
 
 

@@ -1,0 +1,64 @@
+"""What a rank held during lesson 06's exercise, and what of it was too much."""
+
+from typing import NamedTuple
+
+import torch
+
+from zerolab.course.attempts import Odd
+from zerolab.course.lessons.zero_stage_3.layers import DEPTH
+
+
+class Seen(NamedTuple):
+    """What one rank was left with, and what its layers saw."""
+
+    peak: int
+    left_whole: list[int]
+    left_grads: list[int]
+    shards: list[torch.Tensor | Odd]
+    storage_bytes: list[int]
+    copies: int
+    copy_name: str | None
+    kept_gradient: bool
+    unreduced: int
+    out_of_order: str | None
+
+
+def too_much_memory(rank: int, seen: Seen) -> str | None:
+    """What a rank held too much of while it computed, or holds at the end."""
+    still = f"on rank {rank} the layers {seen.left_whole} are still whole at the end"
+    if seen.left_whole and seen.peak == DEPTH:
+        return f"{still}: they were never freed. Call reshard after every use; resize_(0) frees"
+    if seen.peak == DEPTH:
+        return (
+            f"all {DEPTH} layers were whole at the same time, which is stage 2's memory: unshard a layer "
+            "just before it computes, and reshard it just after"
+        )
+    if seen.peak > 1:
+        return f"{seen.peak} layers were whole at the same time: one is enough here"
+    if seen.left_whole:
+        return f"{still}: reshard after backward too"
+    if seen.left_grads:
+        return f"layers {seen.left_grads} still hold whole gradients: set layer.grad = None once reduced"
+    if seen.unreduced:
+        wait = "a whole gradient waits" if seen.unreduced == 1 else f"{seen.unreduced} whole gradients wait"
+        return (
+            f"on rank {rank} {wait} in layer.grad while another layer computes: reduce a layer's gradient, "
+            "and set layer.grad = None, before the next layer's backward"
+        )
+    for index, (shard, behind) in enumerate(zip(seen.shards, seen.storage_bytes, strict=True)):
+        if isinstance(shard, torch.Tensor) and behind > shard.nbytes:
+            return f"layer {index}'s grad_shard is a view, which keeps the whole gradient in memory: clone it"
+    name = f", in `{seen.copy_name}`" if seen.copy_name else ""
+    if seen.kept_gradient:
+        return (
+            f"on rank {rank} a whole gradient is still in memory when the next layer is gathered{name}. "
+            "layer.grad = None is not enough while a variable names the gradient, or the view of it that "
+            "ring.reduce_scatter returned: keep the clone alone"
+        )
+    if seen.copies:
+        many = "1 more tensor" if seen.copies == 1 else f"{seen.copies} more tensors"
+        return (
+            f"on rank {rank} {many} of a whole weight's size {'is' if seen.copies == 1 else 'are'} in "
+            f"memory{name}: a copy of a weight or of its gradient takes what freeing layer.flat saves"
+        )
+    return None
