@@ -577,7 +577,7 @@ explore(
     height=2.4,
     cluster=choice(list(clusters.CLUSTERS), "1,024 GPUs"),
     stage=slider(0, 3, 3),
-    precision=choice(clusters.PRECISIONS, "mixed"),
+    precision=choice(clusters.OFFERED_PRECISIONS, "mixed"),
     checkpointing=choice(["off", "on"], "off"),
 )
 

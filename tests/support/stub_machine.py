@@ -8,7 +8,7 @@ from support import ROOT
 
 TOOLS = ["sh", "dirname", "cat", "id", "uname", "df", "awk", "sed", "grep", "cksum"]
 TOOLS += ["rm", "mkdir", "ls", "sleep", "cp"]
-FILES = ["zero", "requirements.txt", "binder/requirements.txt", "zerolab/__main__.py"]
+FILES = ["zero", "pyproject.toml", "requirements.txt", "binder/requirements.txt", "zerolab/__main__.py"]
 
 STUB_PYTHON = """#!/bin/sh
 echo "$*" >>"$STUB_LOG"

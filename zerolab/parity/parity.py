@@ -58,7 +58,7 @@ class Report:
 
 @dataclass(frozen=True)
 class _Run:
-    """What one rank brings home; the parameters themselves only from rank 0."""
+    """What one rank returns; only rank 0 returns the parameters themselves."""
 
     losses: list[float]
     parameters: dict[str, torch.Tensor]

@@ -23,7 +23,7 @@ PEAK_FLOPS = {"T4": 65e12, "V100-32GB": 125e12, "A10": 125e12, "A100-40GB": 312e
 PEAK_FLOPS |= {"H100-80GB": 989e12}  # 16-bit matrix products without sparsity, NVIDIA's data sheets
 WITHOUT_BF16 = ("T4", "V100-32GB")  # Turing and Volta; bf16 came with Ampere
 FP32_FACTOR = 8  # a T4 and a V100 compute fp32 8 times slower than 16-bit matrix products
-PRECISIONS = ("mixed", "mixed_fp16", "fp32")  # bf16, fp16 with a loss scale, fp32
+OFFERED_PRECISIONS = ("mixed", "mixed_fp16", "fp32")  # bf16, fp16 with a loss scale, fp32
 
 
 class Shape(NamedTuple):
@@ -132,7 +132,7 @@ def fits(cluster: Cluster, stage: int, precision: str, checkpointing: bool) -> b
 
 def choices(cluster: Cluster) -> Iterator[tuple[int, str, bool]]:
     """All that run: they fit, and the GPU has the precision."""
-    for stage, precision, checkpointing in product(range(4), PRECISIONS, (False, True)):
+    for stage, precision, checkpointing in product(range(4), OFFERED_PRECISIONS, (False, True)):
         known = precision != "mixed" or cluster.gpu not in WITHOUT_BF16
         if known and fits(cluster, stage, precision, checkpointing):
             yield stage, precision, checkpointing

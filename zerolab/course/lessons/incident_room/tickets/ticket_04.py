@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 
 from zerolab import ring
-from zerolab.course.lessons.incident_room.check import Ticket, too_dear
+from zerolab.course.lessons.incident_room.check import Ticket, costs_too_much
 from zerolab.course.lessons.incident_room.engine import MOMENTUM
 from zerolab.course.lessons.incident_room.held import ITEM
 from zerolab.course.lessons.incident_room.room import PSI, Case
@@ -92,6 +92,8 @@ TICKET = Ticket(
     ),
     cases=(Case(3, micro_batches=4), Case(2, micro_batches=4), Case(4, micro_batches=4)),
     memory=True,
-    cost=lambda case, ended: kept_too_much(case, ended) or reduced_once(case, ended) or too_dear(case, ended),
+    cost=lambda case, ended: (
+        kept_too_much(case, ended) or reduced_once(case, ended) or costs_too_much(case, ended)
+    ),
 )
 check_4 = TICKET.check(4, [Repaired])
