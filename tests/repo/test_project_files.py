@@ -3,7 +3,11 @@
 import itertools
 import json
 import re
+import subprocess
+import sys
 import tomllib
+from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 import yaml
@@ -32,6 +36,48 @@ def pinned(package: str) -> str:
 
 def test_there_is_a_workflow_for_style_tests_notebooks_and_docs():
     assert WORKFLOWS == ["docs.yml", "notebooks.yml", "style.yml", "tests.yml"]
+
+
+SCHEMAS = {
+    "github-workflows": "workflows/*.yml",
+    "github-issue-forms": "ISSUE_TEMPLATE/[!c]*.yml",
+    "github-issue-config": "ISSUE_TEMPLATE/config.yml",
+    "dependabot": "dependabot.yml",
+    "citation-file-format": "../CITATION.cff",
+}
+"""The schema of each kind of file, and the files, from `.github`."""
+
+
+def fit(schema: str, files: Iterable[Path]) -> subprocess.CompletedProcess:
+    """Whether files fit a schema that check-jsonschema brings along; it needs no network for that."""
+    pytest.importorskip("check_jsonschema")
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}", *files]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_a_file_fits_its_schema(schema: str):
+    files = sorted(GITHUB.glob(SCHEMAS[schema]))
+    assert files
+    checked = fit(schema, files)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "says"),
+    [
+        ("runs-on: ubuntu-24.04", "run-on: ubuntu-24.04", "run-on"),
+        ("timeout-minutes: 10", "timeout-minutes: soon", "soon"),
+        ("permissions: {contents: read}", "permissions: {contents: all}", "all"),
+        ("    steps:", "    step:", "step"),
+    ],
+)
+def test_a_workflow_with_a_mistake_does_not_fit(right: str, wrong: str, says: str, tmp_path: Path):
+    text = (GITHUB / "workflows/style.yml").read_text("utf-8")
+    assert right in text
+    (tmp_path / "style.yml").write_text(text.replace(right, wrong))
+    checked = fit("github-workflows", [tmp_path / "style.yml"])
+    assert checked.returncode == 1 and says in checked.stdout
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
