@@ -47,7 +47,7 @@ def test_continuous_integration_runs_the_readmes_test_command():
 
 
 def test_the_scripts_can_be_run_from_a_clone():
-    for name in ("zero", ".ci/run", "binder/postBuild", "cloud/gpu.sh"):
+    for name in ("zero", ".ci/run", "binder/postBuild", "cloud/gpu.sh", "tools/colab.sh"):
         assert (ROOT / name).stat().st_mode & stat.S_IXUSR, f"{name} is not executable"
         subprocess.run(["sh", "-n", str(ROOT / name)], check=True)
 

@@ -108,14 +108,6 @@ def test_every_python_meets_every_torch_that_pyproject_takes():
     assert matrix["python"] == re.findall(r"\b(3\.1\d) *[|)]", (ROOT / "zero").read_text("utf-8"))[:3]
 
 
-def test_the_colab_job_has_colabs_versions_and_lessons():
-    text = (GITHUB / "workflows/notebooks.yml").read_text("utf-8")
-    assert "ipywidgets==7.7.1 ipython==7.34.0" in text
-    (built,) = re.findall(r"notebooks/build\.py (.+)", text)
-    sources = {path.stem for path in (ROOT / "notebooks/source").glob("*.py")}
-    assert {name[:2] for name in built.split()} == {"00", "01", "04", "06"} and set(built.split()) <= sources
-
-
 def test_files_that_a_workflow_names_are_there():
     for workflow in WORKFLOWS:
         for step in steps(workflow):
