@@ -23,7 +23,9 @@ def test_colabs_versions_are_installed_and_what_the_lessons_import():
     versions = {each.name: str(each.specifier) for each in map(Requirement, lines)}
     assert (versions["ipywidgets"], versions["ipython"]) == ("==7.7.1", "==7.34.0")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    needs = [Requirement(line) for line in project["dependencies"] + project["optional-dependencies"]["course"]]
+    needs = [
+        Requirement(line) for line in project["dependencies"] + project["optional-dependencies"]["course"]
+    ]
     assert {need.name for need in needs} | {"nbval", "pytest"} <= versions.keys()
     (torch,) = (need.specifier for need in needs if need.name == "torch")
     assert versions["torch"].removeprefix("==") in torch
