@@ -112,7 +112,7 @@ def collective_seconds(
     """Seconds by the α–β model: α (latency) for each message in a row, β (1/bandwidth) for each byte.
 
     A ring sends N-1 messages in a row, an all-reduce 2(N-1). Small payloads pay for α and large ones for β,
-    which is why gradients travel in buckets. A lower bound: no contention, no cost of the additions.
+    which is why gradients are sent in buckets. A lower bound: no contention, no cost of the additions.
 
     Raises: as `wire_bytes`; ValueError for a bandwidth of 0 too.
     """

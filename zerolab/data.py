@@ -48,8 +48,8 @@ def text(max_bytes: int = 1_000_000) -> bytes:
     source = b"\n".join(path.read_bytes() for path in paths if path.is_file())
     if not source:
         raise FileNotFoundError(
-            f"no source of the standard library in {library}: this Python was stripped of it; "
-            "one from python.org, conda or a distribution carries it"
+            f"no source of the standard library in {library}: this Python is installed without "
+            "it; use one from python.org, conda or a distribution"
         )
     return source[:max_bytes]
 

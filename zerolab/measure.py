@@ -2,7 +2,7 @@
 
 Nothing here is computed from Ψ and N. A census walks the tensors, asks each distinct storage how large it is,
 and puts it under parameters, gradients or optimizer state. Padding (alignment, and the tail that makes shards
-equal) and Adam's step counters are told apart, so that what remains can be held against the formula byte for
+equal) and Adam's step counters are counted separately, so the rest can be compared with the formula, byte for
 byte.
 """
 

@@ -1,7 +1,7 @@
 """``python -m zerolab plan``: what fits on your GPUs at each ZeRO stage, by how much, and why not.
 
-The accounting is `zerolab.memory` and `zerolab.cost`; here it is put to one question, laid out as a table
-with a column for each stage, and summed up in the sentences a colleague would say.
+The accounting is `zerolab.memory` and `zerolab.cost`. This module prints a table with a column for each
+stage, and summarizes it in a few sentences.
 """
 
 import argparse

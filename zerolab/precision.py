@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_map
 
 @dataclass(frozen=True)
 class Precision:
-    """The dtypes of a run. What is not fp32 is trained from an fp32 master, which each owner keeps.
+    """The dtypes of a run. 16-bit parameters have fp32 masters; the owner of a slice keeps its master.
 
     Attributes: name: as ZeroOptimizer's keyword has it.
     """

@@ -22,7 +22,7 @@ LOGGED_STEPS = 10
 
 
 def mean_over_ranks(losses: list[Tensor]) -> list[float]:
-    """Each loss averaged over the ranks, in fp64, so that all ranks print the very same number."""
+    """Each loss averaged over the ranks, in fp64, so that all ranks print the same number."""
     means = torch.stack(losses).double().cpu()
     dist.all_reduce(means)
     return (means / dist.get_world_size()).tolist()

@@ -1,7 +1,7 @@
 """Trace: what happened in a step, to which slice, when, how many bytes, and which line did it.
 
-A number that nobody can trace to an event is a claim. Every collective the engine issues, and every update,
-leaves one `Event` here, and every total the package prints is a sum over events. This module knows nothing of
+Every collective that the engine issues, and every update, is recorded as one `Event`. Every total that the
+package prints is a sum over events. This module knows nothing of
 torch.
 """
 

@@ -73,7 +73,7 @@ def absent(name: str) -> str | None:
 
 
 def alone(model: nn.Module, flags: dict) -> Contestant:
-    """Every rank trains for itself: the floor, which nothing that computes as much can be below."""
+    """Train on every rank without communication: the lower bound on the time of a step."""
     optimizer = Adam(model.parameters(), lr=LEARNING_RATE, **flags)
     return Contestant(model, optimizer.step, optimizer.zero_grad, partial(_copy, model), model, optimizer)
 
@@ -120,7 +120,7 @@ def fully_sharded(model: nn.Module, flags: dict, nodes: int = 1, **options) -> C
 
 
 def deepspeed(model: nn.Module, flags: dict, stage: int) -> Contestant:
-    """DeepSpeed's ZeRO in fp32 with the same torch optimizer, which it has to be told to accept."""
+    """DeepSpeed's ZeRO in fp32 with the same torch optimizer, by zero_allow_untested_optimizer."""
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")

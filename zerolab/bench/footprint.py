@@ -141,7 +141,7 @@ def _status_bytes(field: str) -> int | None:
 
 
 def written_bytes() -> int | None:
-    """What this process has handed to write() so far; None where that is not how ranks talk."""
+    """Return the bytes that this process passed to write(); None where ranks do not send through it."""
     if device().type == "cuda" or not os.path.exists("/proc/self/io"):
         return None
     fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())

@@ -1,10 +1,10 @@
-"""The engine's own share of a step: what is neither computation nor wire.
+"""Measure the engine's own share of a step: what is neither computation nor communication.
 
-Two measurements, each blind where the other sees. On one rank nothing is sent, and a step is the plain loop's
-computation and whatever the engine adds; so its time over the floor's, round by round, is all of the
-engine's share but for what only several ranks cause. On several ranks a profile says in whose code a rank's
-main thread spent its time, by file. Profiling makes Python calls slower and leaves kernels as they are, so
-the engine's share by profile is an upper bound.
+There are two measurements; each misses something that the other one finds. On one rank nothing is sent, and a
+step is the plain loop's computation and what the engine adds. So the ratio of its time to the floor's, in
+each round, has all of the engine's share except what only several ranks cause. On several ranks a profile
+gives the time that a rank's main thread spent in each file. Profiling makes Python calls slower and leaves
+kernels as they are, so the engine's share by profile is an upper bound.
 """
 
 import cProfile

@@ -1,8 +1,9 @@
 """The race: all contestants in one process group, each taking one step a round.
 
-A machine drifts: it warms up, and other programs come and go. Were contestants run one after another, whoever
-met the quiet minute would win. Here every round has all of them within seconds, in an order that is shuffled
-anew (the same on all ranks), so that nobody always follows the same neighbour.
+The speed of a machine changes: it warms up, and other programs start and end. If contestants ran one after
+another, the one that ran while the machine was idle would win. Here each round has all of them within
+seconds. Their order is shuffled in each round, equally on all ranks, so no contestant always follows the same
+one.
 """
 
 import gc

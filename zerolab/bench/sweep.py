@@ -49,7 +49,7 @@ def by_ranks(settings: Settings) -> list[Point]:
 
 
 def by_parameters(settings: Settings) -> list[Point]:
-    """Models of growing size on the same ranks; one that would not fit into memory is left out, aloud."""
+    """Measure models of growing size on the same ranks; skip with a message what does not fit into memory."""
     points = []
     for width, depth in SHAPES:
         larger = replace(settings, build=partial(gpt, width, depth))

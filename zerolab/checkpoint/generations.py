@@ -41,9 +41,7 @@ def begin(path: Path) -> Path:
 
 
 def commit(folder: Path, keep: int) -> None:
-    """Make ``folder``, now complete, the generation to load; of the older ones keep so many that there are
-    ``keep``.
-    """
+    """Make the complete ``folder`` the generation to load, and keep the newest ``keep`` generations."""
     path = folder.parent
     _sync(folder)
     put(path / LATEST, _checksummed(folder.name).encode())
@@ -140,7 +138,7 @@ def _require_ours(path: Path) -> None:
 
 
 def _generations(path: Path) -> list[Path]:
-    """The folders of generations, complete or not, oldest first. Whatever else lies in ``path`` is let be."""
+    """Return the folders of generations, complete or not, oldest first; ignore other files in ``path``."""
     return sorted((each for each in path.iterdir() if _NAME.fullmatch(each.name)), key=_number)
 
 

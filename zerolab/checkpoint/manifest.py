@@ -1,4 +1,4 @@
-"""Manifest: what a checkpoint says of itself, so that it is read into the right model or not at all."""
+"""Describe a checkpoint's contents, so that it loads only into a matching model."""
 
 import pickle
 from collections.abc import Iterable, Iterator
@@ -18,13 +18,14 @@ from zerolab.optimizer import Shard, ZeroOptimizer
 
 
 def key_of(shard: Shard) -> str:
-    """The name under which a shard's tensor is stored."""
+    """Return the name under which a shard's tensor is stored."""
     return f"model.{shard.name}" if shard.key is None else f"optimizer.{shard.name}.{shard.key}"
 
 
 def describe(optimizer: ZeroOptimizer) -> dict:
-    """Names and forms, the optimizer's class, its parameter groups by name, and its state but for the values
-    that are sharded: of those the dtype. Only its records are still missing.
+    """Describe the parameters, the optimizer's class, its parameter groups by name, and its state.
+
+    Of values that are sharded it has the dtype only. The records are added later.
 
     Warns of values that `read` refuses without ``trust``. Raises: ValueError for one that does not pickle.
     """

@@ -11,10 +11,10 @@ Answer = TypeVar("Answer")
 
 
 def from_rank_0(comm: Comm, action: Callable[[], Answer]) -> Answer:
-    """What ``action`` returns on rank 0, where alone it runs, on every rank; its error, if it fails, too.
+    """Run ``action`` on rank 0 only, and return its result, or raise its error, on every rank.
 
-    An error that stayed with rank 0 would leave the others waiting for it. Its ``raised_on`` tells a launcher
-    whose it is. Comm: the answer, pickled.
+    If only rank 0 raised, the others would wait for it. A launcher reads in ``raised_on`` whose error it is.
+    Comm: the answer, pickled.
     """
     message: list[Any] = [None, None]
     if comm.rank == 0:

@@ -71,7 +71,7 @@ class Archive:
         ours: dict[torch.Tensor, torch.dtype] = {
             parameter: dtypes[name] for name, parameter in self.parameters.items()
         }
-        # Parameters themselves, where state_dict would detach them: those that are away let nobody do that.
+        # The parameters themselves: state_dict would detach them, and freed parameters cannot be detached.
         state_dict = optimizer.model.state_dict(keep_vars=True)
         pickled, self.records = _pickle_by_reference(state_dict, lambda t: ours.get(t, t.dtype))
         self.file = open(self.partial, "wb")  # noqa: SIM115 (closed by commit or discard)

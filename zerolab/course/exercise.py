@@ -58,7 +58,7 @@ def graded(
                 with quiet():
                     mistake = mistake_of(answer)
             except Exception as error:  # the reader is not to blame for what a check did not foresee
-                mistake = f"this check cannot judge your answer, because it failed itself: {error!r}"
+                mistake = f"this check has a bug and cannot judge your answer: {error!r}"
             right = mistake is None or isinstance(mistake, Reached)
             message = passed if mistake is None else f"{mistake[0].upper()}{mistake[1:]}."
             print(f"{'✓' if right else '✗'} {message}")
@@ -91,7 +91,7 @@ def cannot_call(answer: Any, call: str, check: str) -> str | None:
     name, _, arguments = call.rstrip(")").partition("(")
     if not callable(answer):
         return (
-            f"the check got a value of type {type(answer).__name__}, and no function: write "
+            f"the check needs a function, and got a value of type {type(answer).__name__}: write "
             f"{check}({name or 'my_function'}), with the function's name and no parentheses after it"
         )
     kind = "async def" if inspect.iscoroutinefunction(answer) else "a generator (it has a yield)"

@@ -1,4 +1,4 @@
-"""Runs a probe in a process of its own: one that hangs is ended, one that crashes takes nothing along."""
+"""Run each probe in a process of its own, so that a hang can be ended and a crash does not affect others."""
 
 import contextlib
 import multiprocessing

@@ -205,8 +205,8 @@ def gpus_of_node(place: Place, visible: int) -> int:
 def choose_interface(place: Place, environment: MutableMapping[str, str]) -> None:
     """Keep messages on this host where all ranks are; else check that gloo will listen where others reach it.
 
-    Raises: ValueError where gloo would listen on the loopback alone, because this host's name leads there:
-    the other hosts would try in vain for half a minute and then name nothing that helps.
+    Raises: ValueError where gloo would listen on the loopback alone, because this host's name
+    resolves to it: the other hosts would time out after 30 s with an error that does not name the cause.
     """
     if place.job or place.world_size == 1:
         use_loopback(environment)
@@ -216,8 +216,9 @@ def choose_interface(place: Place, environment: MutableMapping[str, str]) -> Non
         if is_loopback(address):
             others = ", ".join(each for _, each in socket.if_nameindex() if each not in LOOPBACKS)
             raise ValueError(
-                f"other hosts cannot reach this one: its name {name} leads to {address}; correct /etc/hosts, "
-                f"or set GLOO_SOCKET_IFNAME to the network interface that they see, of these: {others}"
+                f"other hosts cannot reach this one: its name {name} resolves to {address}; correct "
+                "/etc/hosts, or set GLOO_SOCKET_IFNAME to the network interface that they see, of these: "
+                f"{others}"
             )
 
 

@@ -110,7 +110,7 @@ class _Twins:
 
 
 def compute_deterministically() -> None:
-    """On a GPU, have equal inputs give equal bits: no TF32, no kernel that adds up in an order of chance."""
+    """On a GPU, have equal inputs give equal bits: no TF32, no nondeterministic kernel."""
     if device().type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
         torch.use_deterministic_algorithms(True)

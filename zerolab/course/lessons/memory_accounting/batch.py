@@ -131,7 +131,7 @@ def _by_parts(answers: Answers, first: Case) -> str | None:
     if abs(sample / SAMPLE - 1) > 0.01:
         share = round(SAMPLE / sample, 2)  # as exact as whole samples tell
         if all(value == batch(c[0] * share, *c[1:]) for c, value in found.items() if c[2] == stage):
-            return f"your formula uses {share:.0%} of the memory: here all of it can be used"
+            return f"your formula uses only {share:.0%} of the memory; use all of it here"
         return (
             f"your formula takes about {sample / 1e9:.3g} GB for a sample, and it keeps {SAMPLE / 1e9:.3g} GB"
         )

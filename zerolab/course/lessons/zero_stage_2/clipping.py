@@ -74,7 +74,7 @@ def _look(fn: Callable, case: Case) -> Finding:
 def _stopped(outcome: Attempt) -> str | None:
     """Why there are no norms to compare."""
     if outcome.failure and "every rank must make the same calls" in outcome.failure:
-        return f"{outcome.failure}. Does a rank with a small norm of its own leave the collective out?"
+        return f"{outcome.failure}. Does a rank with a small norm skip the collective?"
     if outcome.failure:
         return outcome.failure
     for rank, each in enumerate(outcome.values):

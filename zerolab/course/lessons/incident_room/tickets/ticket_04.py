@@ -75,7 +75,7 @@ def reduced_once(case, ended) -> str | None:
         return None
     return (
         f"the values are right, and a step moves only {ended[0].passes[-1]:.0f}Ψ: whole gradients are "
-        "accumulated and reduced once. That is stage 1, and here is no memory for a whole gradient: "
+        "accumulated and reduced once. That is stage 1, and there is no memory for a whole gradient: "
         "reduce each micro-batch"
     )
 
