@@ -1,8 +1,8 @@
-"""What a training step costs on the wire: elements, bytes, and seconds by the α–β model.
+"""Compute what a training step sends: elements, bytes, and seconds by the α–β model.
 
 Every ZeRO stage is built from two collectives, reduce-scatter and all-gather; an all-reduce is one after the
-other. So a step is described by how often each of the two passes over the whole model (`passes_per_step`),
-and volume, bytes and seconds are read off that.
+other. So a step is described by how often each of the two passes over the whole model (`passes_per_step`).
+Volume, bytes and seconds are computed from that.
 """
 
 from numbers import Integral, Real

@@ -1,11 +1,11 @@
-"""Real text that every machine has: the source of Python's own standard library.
+"""Load real text that every machine has: the source of Python's own standard library.
 
-A course must not begin with a download, and random tokens teach nothing, because no model can learn them.
-This text is real, a few megabytes, and lies on every disk that can run the course. It differs a little
+The course should not need a download, and a model cannot learn random tokens. This text is a few megabytes,
+and every machine that can run the course has it. It differs a little
 between Python versions, so losses do too; within one installation everything here is deterministic.
 
 Both data sets answer `batch(step, rank)` from their seed alone, with no state and no communication. A single
-process can therefore rebuild the micro-batch that any rank saw, which is what parity checks are made of.
+process can therefore rebuild the micro-batch that any rank saw, which the parity checks use.
 """
 
 import functools

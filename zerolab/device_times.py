@@ -3,7 +3,7 @@
 A call that computes or communicates on a GPU returns as soon as the work is queued, so the CPU's clock does
 not show how long it takes. Marks read the GPU's own clock: they are timing events in its queue, which record
 the time when the GPU reaches them. They are read only if the times are read, so no step waits for them.
-This module knows nothing of torch: `zerolab.devices.timing_mark` makes the marks.
+This module does not import torch: `zerolab.devices.timing_mark` makes the marks.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The byte census: what a rank really holds, counted from storages, by the categories of the paper's formula.
+"""Take a byte census: what a rank holds, counted from storages, by the categories of the paper's formula.
 
 Nothing here is computed from Ψ and N. A census walks the tensors, asks each distinct storage how large it is,
 and puts it under parameters, gradients or optimizer state. Padding (alignment, and the tail that makes shards

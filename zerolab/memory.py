@@ -1,10 +1,10 @@
-"""Where a GPU's memory goes: Ψ, K, N and the stage in, bytes per rank out.
+"""Compute the bytes per rank of the model states from Ψ, K, N and the stage.
 
 Training holds three *model states* for each of Ψ parameters: the parameter, its gradient, and K bytes of
 optimizer state. Plain data parallelism repeats all three on every rank; each ZeRO stage stops repeating one
 more of them. That is `model_states`; below it is what else fills a GPU: activations and temporary buffers.
 
-1 GB is 1e9 bytes and 1 GiB is 2**30, and neither is ever called by the other's name.
+1 GB is 1e9 bytes, and 1 GiB is 2**30 bytes.
 """
 
 import math

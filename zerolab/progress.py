@@ -1,6 +1,6 @@
-"""What a training run reports: a bar and a line per epoch as it goes; memory, traffic and loss at its end.
+"""Report a training run: a bar and a line per epoch; memory, traffic and loss at its end.
 
-Where it is asked to, it also logs each step: as a line of JSON, and for TensorBoard.
+With ``--log`` and ``--tensorboard`` it also logs each step: as a line of JSON, and for TensorBoard.
 """
 
 import json

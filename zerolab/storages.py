@@ -1,4 +1,4 @@
-"""How much memory tensors take: their storages, not their shapes."""
+"""Measure how much memory tensors take, from their storages, not their shapes."""
 
 import hashlib
 from collections.abc import Hashable, Iterable

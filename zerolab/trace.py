@@ -1,8 +1,7 @@
-"""Trace: what happened in a step, to which slice, when, how many bytes, and which line did it.
+"""Trace: the events of a step, each with its slice, time, bytes and line of code.
 
 Every collective that the engine issues, and every update, is recorded as one `Event`. Every total that the
-package prints is a sum over events. This module knows nothing of
-torch.
+package prints is a sum over events. This module does not import torch.
 """
 
 import sys

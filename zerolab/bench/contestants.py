@@ -1,4 +1,4 @@
-"""The contestants: the same model, data and update, and each engine's own way of training them on many ranks.
+"""Build the contestants: one model, data and update, trained on many ranks by each engine.
 
 Every engine is used as its documentation says to, with nothing tuned; all get the same optimizer class with
 the same flags.

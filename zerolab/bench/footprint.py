@@ -1,12 +1,11 @@
-"""The footprint: what each contestant holds at its peak, and what it sends, one contestant a launch.
+"""Measure what each contestant holds at its peak, and what it sends, one contestant a launch.
 
-All are measured in the same way, from outside, because what an engine says of itself cannot be compared with
-what another one says.
+All are measured in the same way, from outside, because engines count their own memory in different ways.
 
 Memory. On a CPU, the peak of resident memory (VmHWM, which Linux lets a process reset) above what was
 resident before the model was built: parameters, gradients, optimizer state, buffers and activations
 together. Before that the same engine trains a tiny model, so that libraries, threads and connections do not
-count. On a GPU, what torch's allocator says of the same span.
+count. On a GPU, the peak of torch's allocator over the same time.
 
 Wire. The bytes that a rank gave to the kernel's write call during a step (wchar of /proc/self/io), which is
 how gloo sends. On NCCL there is no such counter, and only zerolab's stages have a number: their own ledger's.

@@ -1,4 +1,4 @@
-"""The machine a benchmark ran on, without which its numbers mean nothing."""
+"""Describe the machine that a benchmark ran on."""
 
 import os
 import platform

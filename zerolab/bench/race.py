@@ -1,4 +1,4 @@
-"""The race: all contestants in one process group, each taking one step a round.
+"""Time the contestants: all of them in one process group, each taking one step a round.
 
 The speed of a machine changes: it warms up, and other programs start and end. If contestants ran one after
 another, the one that ran while the machine was idle would win. Here each round has all of them within

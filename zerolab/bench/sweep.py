@@ -1,10 +1,10 @@
-"""The sweep: more ranks, and more parameters. What a step costs above its own computation should grow with
-parameters alone.
+"""Measure how the cost of a step grows with ranks and with parameters.
 
-With more ranks than cores, ranks take turns, and wall time says more of the queue than of the engine. So the
-sweep reads processor time: what all threads of one rank used in a step, less what the floor used in the same
-round. It holds the engine's work, the summing, and the copies in and out of sockets. A rank's bytes grow as
-(N-1)/N, by 7/4 from 2 ranks to 8, so the cost should be flat by the byte, and by the parameter.
+What a step costs besides its own computation should grow with parameters alone. With more ranks than cores,
+ranks take turns, and wall time measures their waiting. So the sweep uses processor time: what all threads of
+one rank used in a step, minus what the floor used in the same round. It includes the engine's work, the sums,
+and the copies in and out of sockets. A rank's bytes grow as (N-1)/N, by 7/4 from 2 ranks to 8, so the cost
+should be constant for each byte, and for each parameter.
 """
 
 from collections.abc import Callable

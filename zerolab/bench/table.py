@@ -1,4 +1,4 @@
-"""The report in words: what ``python -m zerolab bench`` prints."""
+"""Format the report as text, which ``python -m zerolab bench`` prints."""
 
 from collections.abc import Callable, Iterator
 

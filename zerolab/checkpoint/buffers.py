@@ -1,4 +1,4 @@
-"""Buffers: every rank has its own, such as BatchNorm's running statistics, so every rank's are stored."""
+"""Save and load buffers. Each rank has its own, such as BatchNorm's running statistics."""
 
 import hashlib
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Extra state: what modules keep beside parameters and buffers, by ``get_extra_state``; each rank its own."""
+"""Save and load what modules return from ``get_extra_state``, for each rank."""
 
 from typing import Any
 

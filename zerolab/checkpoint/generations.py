@@ -1,4 +1,4 @@
-"""Generations: a folder of checkpoints in which writing the next can never harm the last.
+"""Manage a folder of checkpoints: writing the next one never damages the last one.
 
     path/LATEST               the name of the newest complete generation, and its CRC-32
     path/.lock                locked while a process saves

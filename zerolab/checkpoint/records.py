@@ -1,8 +1,8 @@
-"""Records: named slices of flattened tensors, and objects, in a checkpoint's files.
+"""Write and read slices of flattened tensors, and objects, by name in a checkpoint's files.
 
 What a checkpoint holds must not depend on how many ranks wrote it. So every tensor is stored flat, under its
-name, as the slices that the ranks happened to own. A reader asks for whatever slices it needs, and gets each
-put together from the stored ones that overlap it: no rank ever holds the whole.
+name, as the slices that the ranks happened to own. A reader requests the slices it needs, and each is
+assembled from the stored ones that overlap it. So no rank ever holds a whole tensor.
 
 The files are in torch.distributed.checkpoint's format: a record is what torch.save writes of one tensor or
 object, and `torch_metadata` says where it is. zerolab reads its own list of records instead, in the manifest.

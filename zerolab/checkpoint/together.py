@@ -1,4 +1,4 @@
-"""Steps that succeed on all ranks or on none."""
+"""Run steps that succeed on all ranks or on none."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar

@@ -1,9 +1,9 @@
-"""A model's state dict as a file that torch.load reads, written without ever having the model in memory.
+"""Write a model's state dict as a file that torch.load reads, without the whole model in memory.
 
 torch.save wants all tensors at once. But its file is a zip archive: a pickle in which each tensor only refers
 to a record, and the records. So the pickle can be written from shapes alone, and the records one by one as
-the parameters are gathered. What the pickle says of a tensor is taken from what torch itself pickles of an
-empty one; that it comes in this order is documented nowhere, and used here alone. Tried on torch 2.13.0.
+the parameters are gathered. The pickle of a tensor is made from torch's own pickle of an
+empty one. The order of its parts is not documented, and only this module uses it. Tried on torch 2.13.0.
 
 torch.save of fake tensors under torch.serialization.skip_data writes such a file too. But it leaves every
 checksum 0, loses the tensors in a module's extra state, and is a prototype.

@@ -1,4 +1,4 @@
-"""What is still in memory: the storages of the tensors that are alive, and the names that keep them."""
+"""Find what is still in memory: the storages of live tensors, and the names that keep them."""
 
 import gc
 import time

@@ -1,4 +1,4 @@
-"""Run a reader's function on real ranks, with a deadline, and return whatever came of it.
+"""Run a reader's function on real ranks, with a deadline, and return its results or its failure.
 
 A grader that looks at results alone passes a function that sends everything to every rank. With the messages
 a check can also grade bytes, and which ranks talk to each other.

@@ -1,7 +1,7 @@
-"""Which mistake explains the numbers: candidates are compared with what the ranks returned.
+"""Find the mistake that explains the numbers: compare what ranks returned with each candidate.
 
-A candidate is a sentence and the values that the mistake leads to. One that explains every rank in two cases
-is named; if several do, all of them are. Where none does, the value itself is read.
+A candidate is a sentence and the values that the mistake leads to. The check names each candidate that
+explains every rank in two cases. If there is none, it describes the value itself.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

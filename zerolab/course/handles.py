@@ -1,7 +1,7 @@
-"""Messages that were started and not waited for: a tensor was used before it was filled, or sent.
+"""Find tensors that were used before their message was received, or changed before it was sent.
 
 isend, irecv and batch_isend_irecv return handles, and so does a collective with async_op=True. Right values
-prove nothing here: without the wait they are a matter of luck.
+prove nothing here: without the wait they depend on timing.
 """
 
 from collections.abc import Sequence

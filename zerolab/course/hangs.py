@@ -1,4 +1,4 @@
-"""The report of a hang, cut down to the reader's own lines."""
+"""Shorten the report of a hang to the reader's own lines."""
 
 from zerolab import LaunchTimeout
 from zerolab.course.wire import Place, own_place

@@ -1,4 +1,4 @@
-"""How every figure looks, and how it reaches the page: matplotlib's settings, colours, alt text."""
+"""Style every figure and display it: matplotlib's settings, colours, alt text."""
 
 import base64
 import html

@@ -1,7 +1,7 @@
-"""Predictions: a reader guesses a number first, and learns which mistake a wrong number comes from.
+"""Predictions: compare a reader's guess with the answer, and name the mistake behind a wrong one.
 
-What is asked stands in a lesson's text. The known mistakes stand in the lesson's ``quiz.py``, so that nobody
-reads an answer together with its question.
+The question is in the lesson's text. The known mistakes are in the lesson's ``quiz.py``, so that nobody reads
+an answer together with its question.
 """
 
 import html

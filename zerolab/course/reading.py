@@ -1,4 +1,4 @@
-"""What a wrong value is, read from the value itself, where no known mistake explains it.
+"""Describe a wrong value that no known mistake explains.
 
 Its type, shape or precision is not right; or it is right for another place; or it is a sum of known
 parts, and the coefficients tell which of them is missing, doubled or scaled.

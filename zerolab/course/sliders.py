@@ -1,7 +1,7 @@
-"""Sliders above a figure: a plain image of the default state, redrawn in place when a slider moves.
+"""Show sliders above a figure: a plain image of the default state, redrawn when a slider moves.
 
-Beside a slider whose steps are not its values stands a field of the browser's own, which shows the value,
-takes one, and speaks it to a screen reader.
+A slider whose steps are not its values has a text field of the browser beside it. The field shows the value
+and accepts one, and screen readers read it.
 """
 
 import math

@@ -1,7 +1,7 @@
-"""Why a reader's function did not come to its end on all ranks: it raised, died, or waits for a message.
+"""Explain why a reader's function did not end on all ranks: it raised, died, or waits for a message.
 
-The evidence is what each rank had called by then. gloo's own words are not shown: they name sockets, and the
-reader wrote sends.
+The evidence is what each rank had called by then. gloo's own message is not shown, because it names sockets,
+and the reader's code has sends.
 """
 
 import inspect

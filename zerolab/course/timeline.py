@@ -1,4 +1,4 @@
-"""A step in time, drawn from `trace.timeline()`: for each rank a lane of its own work and one of messages."""
+"""Draw a step in time from `trace.timeline()`: for each rank a lane of work and one of messages."""
 
 from collections.abc import Sequence
 from itertools import pairwise

@@ -1,6 +1,6 @@
-"""Every call that a rank makes on torch.distributed, noted before it begins, with the reader's own line.
+"""Record each call on torch.distributed that a rank makes, before it begins, with the reader's line.
 
-Notes survive a rank that hangs or dies: each is written to a file at once.
+Each record is written to a file at once, so it remains if the rank hangs or dies.
 """
 
 import linecache

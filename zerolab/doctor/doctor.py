@@ -1,4 +1,4 @@
-"""The command: it runs one probe after the other, and prints a line for each as it answers."""
+"""Run the command: one probe after the other, with a line for each."""
 
 import argparse
 import math

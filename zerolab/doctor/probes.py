@@ -1,6 +1,6 @@
-"""The probes, and the table that says in which order they look and what helps where one fails.
+"""The probes, in the order in which they run, and how to fix what fails.
 
-What may be missing is imported by the probe that needs it, so that its absence fails that line alone.
+The probe that needs an optional module imports it, so a missing module fails that line alone.
 """
 
 import contextlib

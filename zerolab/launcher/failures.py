@@ -1,4 +1,4 @@
-"""What a launch raises, and how it decides which rank is to blame.
+"""The errors that a launch raises, and the choice of the rank that caused the failure.
 
 When one rank of a job dies the others fail too, each with a complaint about its peer. The useful error is the
 first cause, so deaths by signal come before everything else and complaints about a peer come last. SIGABRT

@@ -1,4 +1,4 @@
-"""The caller's end of the fork server: starts it, asks it for ranks, has it signal them."""
+"""Start the fork server, ask it for ranks, and have it signal them, from the caller's process."""
 
 import atexit
 import contextlib

@@ -1,4 +1,4 @@
-"""A process that has imported torch, and forks itself into ranks on request.
+"""Fork ranks on request from a process that has imported torch.
 
 Importing torch takes seconds; forking a process that has done so takes milliseconds. Forking the caller is no
 option: it may have threads, CUDA and a notebook inside it, none of which survives a fork. So one small server

@@ -1,4 +1,4 @@
-"""Whether the ranks of a host use its GPUs, and which rank gets which.
+"""Decide whether the ranks of a host use its GPUs, and which rank gets which.
 
 With fewer GPUs than ranks the ranks run on the CPU, unless NCCL is asked for by name: then they share GPUs,
 which is right for checking results and useless for timings.

@@ -1,4 +1,4 @@
-"""Turns a call and its result into bytes, by value, and says which part of a call cannot be."""
+"""Serialize a call and its result by value, and name the part of a call that cannot be serialized."""
 
 import functools
 import importlib

@@ -1,4 +1,4 @@
-"""Joins the process group of whichever launcher started this process: torchrun, mpirun, srun, or none.
+"""Join the process group of the launcher that started this process: torchrun, mpirun, srun, or none.
 
 Ranks that all run on this host meet through a file (local_store.py) and talk over the loopback, whatever
 started them; no other host can reach them. Ranks on several hosts meet at MASTER_ADDR and MASTER_PORT."""

@@ -1,4 +1,4 @@
-"""Reads the stacks that faulthandler writes, and says which ranks wait in a collective and which do not."""
+"""Parse the stacks that faulthandler writes, and find which ranks wait in a collective."""
 
 import linecache
 import re

@@ -1,4 +1,4 @@
-"""One launch as its caller sees it: start, listen, decide, stop, clean up."""
+"""Watch one launch from the caller's process: start, listen, decide, stop, clean up."""
 
 import contextlib
 import io

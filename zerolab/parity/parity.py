@@ -1,4 +1,4 @@
-"""Parity: the same training sharded and in one process, every bit, byte and message compared."""
+"""Compare sharded training with training in one process: every bit, byte and message."""
 
 import hashlib
 from argparse import ArgumentParser, Namespace

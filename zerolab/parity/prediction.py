@@ -1,4 +1,4 @@
-"""What the paper's formulas say a rank should hold and send, for one model as it was cut into units."""
+"""Predict by the paper's formulas what a rank holds and sends, for one model as it is cut into units."""
 
 from dataclasses import dataclass, fields
 

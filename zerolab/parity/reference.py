@@ -1,8 +1,8 @@
-"""The reference: what data parallelism promises to be, in one process.
+"""Train in one process, as the reference for data parallelism.
 
 One process runs every rank's micro-batch in rank order, adds up the gradients in that order, divides once by
-N and takes one step of the stock optimizer. It knows nothing of shards, units or stages, so it cannot share a
-mistake with them.
+N and takes one step of the stock optimizer. It has no shards, units or stages, so it cannot share a mistake
+with them.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""What a notebook asks its reader: calls of checks, of predict and of answer, read from its source.
+"""Read from a notebook's source which checks, predictions and answers it calls.
 
 Nothing runs here. The lessons' own notebooks are read in the same way as those that were handed in.
 """

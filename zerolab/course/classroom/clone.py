@@ -1,4 +1,4 @@
-"""Where the lessons are: their notebooks in the clone, and their rooms in the package."""
+"""Find the lessons: their notebooks in the clone, and their folders in the package."""
 
 import importlib
 from pathlib import Path

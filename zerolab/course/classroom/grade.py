@@ -1,4 +1,4 @@
-"""The command: ``python -m zerolab grade``."""
+"""Run the command ``python -m zerolab grade``."""
 
 import json
 import signal

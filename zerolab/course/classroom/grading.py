@@ -1,4 +1,4 @@
-"""What a notebook that was handed in is worth: it is run, and the package's own checks judge what it made.
+"""Grade a notebook: run it, and let the package's own checks judge its objects.
 
 Nothing that the notebook prints or displays is believed, and no function of its kernel is asked. Three things
 are taken out of the kernel: the objects that its cells pass to the checks, the letters, and the guesses.

@@ -1,4 +1,4 @@
-"""In the kernel of a notebook that is graded: write down what a reader handed over.
+"""Record, in the kernel of a graded notebook, what a reader handed over.
 
 The grader puts a call of this module below each cell that calls a check, predict or answer.
 """

@@ -1,4 +1,4 @@
-"""The command ``python -m zerolab handout FOLDER``: the lessons as a class gets them.
+"""Run the command ``python -m zerolab handout FOLDER``: write the lessons as a class gets them.
 
 A lesson's committed notebook holds the folded answers of its predictions and quiz in its outputs, and some in
 its prose. A handout has neither, and no badges, because they open the committed notebooks.

@@ -1,4 +1,4 @@
-"""A page of progress over the lessons, in a notebook and as the command ``python -m zerolab progress``."""
+"""Show progress over the lessons, in a notebook and as ``python -m zerolab progress``."""
 
 import html
 import pkgutil

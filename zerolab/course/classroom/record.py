@@ -1,7 +1,7 @@
-"""A reader's record: which exercises passed, which answers and guesses were right. It stays on this machine.
+"""Record which exercises passed, and which answers and guesses were right, on this machine.
 
-A lesson writes one line for each thing that is new. It goes on as if nothing had happened where the file
-cannot be written or read. Nothing is ever sent.
+A lesson writes one line for each new result. If the file cannot be written or read, the lesson continues
+without it. Nothing is ever sent.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""In a process of its own: run a notebook in a new kernel, and note where it is and which cells fail.
+"""Run a notebook in a new kernel, from a process of its own, and report the cells that fail.
 
     python -m zerolab.course.classroom.run_cells FOLDER CELL_SECONDS
 

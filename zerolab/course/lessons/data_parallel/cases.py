@@ -1,4 +1,4 @@
-"""Lesson 03's exercise: the gradients that the ranks bring, and what each mistake makes of them."""
+"""Lesson 03's exercise: the gradients of the ranks, and the results of common mistakes."""
 
 from collections.abc import Callable
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Six clusters and who judges a choice for them: the plan, a short rehearsal, and the α–β model.
+"""Six clusters, and the plan, the short rehearsal and the α–β model that judge a choice for them.
 
 A choice is a stage, a precision and whether activations are recomputed. It fits if model states, activations
 and what the engine holds for a moment fit. Of the choices that fit, the one whose step takes fewest seconds

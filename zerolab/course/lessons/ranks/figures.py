@@ -1,4 +1,4 @@
-"""Lesson 00's diagram: processes that share nothing."""
+"""Lesson 00's diagram: processes that share no memory."""
 
 from typing import Any
 

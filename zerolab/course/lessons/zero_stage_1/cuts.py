@@ -1,4 +1,4 @@
-"""Lesson 04's exercise on slices: models that are cut into shards, and what each mistake makes of them."""
+"""Lesson 04's exercise on slices: models that are cut into shards, and the results of common mistakes."""
 
 from collections.abc import Callable, Iterable
 from itertools import accumulate

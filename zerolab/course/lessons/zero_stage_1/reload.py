@@ -1,4 +1,4 @@
-"""Lesson 04's exercise on checkpoints: a rank's shard of what another number of ranks has saved."""
+"""Lesson 04's exercise on checkpoints: load a rank's shard from the files of other ranks."""
 
 from collections.abc import Callable
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Lesson 04's exercise: the training that it asks for, in one process, and what each mistake makes of it."""
+"""Lesson 04's exercise: its training in one process, and the results of common mistakes."""
 
 from collections.abc import Callable
 from itertools import accumulate

@@ -1,4 +1,4 @@
-"""Lesson 05's exercise on order: backward passes, and what each mistake makes of their gradients."""
+"""Lesson 05's exercise on order: backward passes, and the results of common mistakes."""
 
 from collections.abc import Callable
 from typing import NamedTuple

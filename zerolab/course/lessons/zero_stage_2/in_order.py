@@ -1,4 +1,4 @@
-"""Lesson 05's exercise on order: units get ready in any order, and all ranks reduce them in one."""
+"""Lesson 05's exercise on order: units are ready in any order, and all ranks reduce them in the same one."""
 
 from collections.abc import Callable
 from functools import partial
