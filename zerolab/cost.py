@@ -21,7 +21,7 @@ class Passes(NamedTuple):
 
 
 def passes_per_step(stage: int, micro_batches: int = 1, reduce_each: bool | None = None) -> Passes:
-    """The collectives of one optimizer step that accumulates gradients over `micro_batches`.
+    """Return the collectives of one optimizer step that accumulates gradients over `micro_batches`.
 
     Stages 0 and 1 hold whole gradients anyway. Under `no_sync()` they add micro-batches up locally, which
     costs no memory, and reduce once; that is counted here. Stages 2 and 3 keep a shard of the gradient, so

@@ -20,7 +20,7 @@ def device() -> torch.device:
 
 
 def backend_for(device_type: str, group: dist.ProcessGroup | None = None) -> str | None:
-    """The name of a group's backend for one kind of device; None where it has none.
+    """Return the name of a group's backend for one kind of device; None where it has none.
 
     Without ``group``: of the default group.
     """

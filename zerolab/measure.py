@@ -78,6 +78,6 @@ def census(
 
 
 def _padding_bytes(unit: FlatUnit, buffers: Iterable[torch.Tensor | None]) -> float:
-    """The share of the buffers' storages that holds no parameter: of a shard as of the whole."""
+    """Return the share of the buffers' storages that holds no parameter: of a shard as of the whole."""
     padding_numel = unit.padded_numel - unit.numel
     return storage_bytes(buffers) * padding_numel / unit.padded_numel if unit.padded_numel else 0.0

@@ -159,7 +159,7 @@ class SoftmaxRegression(nn.Linear):
         super().__init__(features, classes)
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
-        """The mean loss in nats when classes `y` are given, else the logits."""
+        """Return the mean loss in nats when classes `y` are given, else the logits."""
         logits = super().forward(x)
         return logits if y is None else F.cross_entropy(logits, y)
 

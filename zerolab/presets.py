@@ -88,12 +88,12 @@ MACHINES = {
 
 
 def model(name: str) -> Model:
-    """The model of that name, or an error that lists the names nearest to it."""
+    """Return the model of that name, or an error that lists the names nearest to it."""
     return _find("model", name, MODELS)
 
 
 def machine(name: str) -> Machine:
-    """The GPU of that name, or an error that lists the names nearest to it."""
+    """Return the GPU of that name, or an error that lists the names nearest to it."""
     return _find("GPU", name, MACHINES)
 
 

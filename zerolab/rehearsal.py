@@ -90,7 +90,7 @@ def _tokens() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _loss(model: nn.Module, arguments: object) -> torch.Tensor:
-    """One number to differentiate: forward's own loss, or the sum of what it returns."""
+    """Return one number to differentiate: forward's own loss, or the sum of what it returns."""
     if isinstance(arguments, Mapping):
         output = model(**arguments)
     else:

@@ -70,7 +70,7 @@ class Trace:
         return [event for _, events in self._steps for event in events]
 
     def step(self, number: int) -> list[Event]:
-        """The events of one step. Raises ValueError for a step that never was, or was forgotten."""
+        """Return the events of one step. Raises ValueError for a step that never was, or was forgotten."""
         self._settle()
         for remembered, events in self._steps:
             if remembered == number:
@@ -114,7 +114,7 @@ class Trace:
             cast(DeviceTimes, event.device).end()
 
     def traffic(self, step: int | None = None) -> Traffic:
-        """The bytes of one step, by default the last one that has events and is not the setup."""
+        """Return the bytes of one step, by default the last one that has events and is not the setup."""
         if step is None:
             filled = [number for number, events in self._steps if events and number >= 0]
             step = filled[-1] if filled else -1
@@ -124,7 +124,7 @@ class Trace:
         return total
 
     def timeline(self) -> list[dict]:
-        """The remembered steps as events of Chrome's trace format; timeline.py says what they show.
+        """Return the remembered steps as events of Chrome's trace format; timeline.py says what they show.
 
         On a GPU this waits for the device, so call it between steps.
         """
@@ -145,7 +145,7 @@ class Trace:
         save_timelines(path, [self.timeline()])
 
     def text(self) -> str:
-        """The trace to be read: a heading a step, a line an event, and below it the slices it touched.
+        """Return the trace to be read: a heading a step, a line an event, and below it the slices it touched.
 
         On a GPU this waits for the device, to have its times.
         """
@@ -176,6 +176,6 @@ def _caller() -> str:
 
 
 def _shorten(path: Path) -> str:
-    """A file of this package from the package on, any other by its name."""
+    """Return a file of this package from the package on, any other by its name."""
     ours = path.is_relative_to(_PACKAGE.parent)
     return path.relative_to(_PACKAGE.parent).as_posix() if ours else path.name

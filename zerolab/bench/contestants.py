@@ -66,7 +66,7 @@ def enter(name: str, build: Callable[[], nn.Module], update: str, seed: int = 0)
 
 
 def absent(name: str) -> str | None:
-    """Why a contestant cannot take part here; None where it can."""
+    """Return why a contestant cannot run here, or None if it can."""
     if name.startswith("deepspeed") and importlib.util.find_spec("deepspeed") is None:
         return "not installed"
     return None

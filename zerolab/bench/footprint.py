@@ -68,7 +68,7 @@ def weigh(settings: Settings, name: str) -> Footprint:
 
 
 def _weigh(settings: Settings, name: str) -> Footprint:
-    """One rank's part."""
+    """Measure on one rank."""
     torch.set_num_threads(settings.threads)
     _train(enter(name, _TINY, settings.update), Batches(_TINY, batch=1))
     batches = Batches(settings.build, settings.batch)
@@ -84,7 +84,7 @@ def _weigh(settings: Settings, name: str) -> Footprint:
 
 
 def _train(contestant: Contestant, batches: Batches) -> int | None:
-    """A few steps; the bytes sent in the last of them."""
+    """Train for a few steps; return the bytes sent in the last one."""
     for step in range(STEPS):
         batch = batches.of(step)
         dist.barrier()
@@ -125,7 +125,7 @@ def _settled_bytes() -> int | None:
 
 
 def peak_bytes() -> int | None:
-    """The most that was in use since then."""
+    """Return the peak of the memory since then."""
     if device().type == "cuda":
         return torch.cuda.max_memory_allocated()
     return _status_bytes("VmHWM")

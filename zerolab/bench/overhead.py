@@ -38,7 +38,7 @@ class Shares:
 
 
 def on_one_rank(settings: Settings, names: list[str]) -> dict[str, Spread]:
-    """Each contestant's step over the floor's, where there is nobody to talk to."""
+    """Return the ratio of each contestant's step to the floor's on one rank, which sends nothing."""
     names = [FLOOR, *names]
     title = f"{settings.title} on one rank"
     found = race(replace(settings, world_size=1, names=tuple(names), title=title))
@@ -51,7 +51,7 @@ def by_profile(settings: Settings, name: str) -> Shares:
 
 
 def _profile(settings: Settings, name: str) -> Shares:
-    """One rank's part; all profile, so that none waits for a slower one."""
+    """Run one rank's part; all ranks profile, so that none waits for a slower one."""
     torch.set_num_threads(settings.threads)
     contestant = enter(name, settings.build, settings.update)
     batches = Batches(settings.build, settings.batch)

@@ -92,7 +92,7 @@ def race(settings: Settings) -> Result:
 
 
 def _train_in_turn(settings: Settings) -> Result:
-    """One rank's part of the race."""
+    """Run one rank's part of the race."""
     torch.set_num_threads(settings.threads)
     contestants = {name: enter(name, settings.build, settings.update) for name in settings.names}
     start = next(iter(contestants.values())).read()
@@ -134,7 +134,7 @@ def _say(settings: Settings, done: int) -> None:
 
 
 def _differences(contestants: dict[str, Contestant], start: dict[str, Tensor]) -> dict[str, float]:
-    """How far apart the same steps have left the contestants, as `Result` has it."""
+    """Return how far apart the same steps have left the contestants, as `Result` has it."""
     against = next((name for name in contestants if name != FLOOR), FLOOR)
     reference = contestants[against].read()
     way = _distance(reference, start)

@@ -39,12 +39,12 @@ class Point:
 
 
 def gpt(width: int, depth: int, context: int = 256) -> GPT:
-    """A GPT with heads 64 wide."""
+    """Return a GPT with heads 64 wide."""
     return GPT(width=width, depth=depth, heads=width // 64, context=context)
 
 
 def by_ranks(settings: Settings) -> list[Point]:
-    """The same model on 1 to 8 ranks."""
+    """Measure the same model on 1 to 8 ranks."""
     return [_point(replace(settings, world_size=each)) for each in WORLD_SIZES]
 
 
@@ -83,6 +83,6 @@ def _point(settings: Settings) -> Point:
 
 
 def count(build: Callable[[], nn.Module]) -> int:
-    """The parameters of a model, without the memory for them."""
+    """Return the number of parameters of a model, without the memory for them."""
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in build().parameters())

@@ -25,7 +25,7 @@ _NAME = re.compile(r"generation-\d{6,}")
 
 
 def begin(path: Path) -> Path:
-    """An empty folder for the next generation; what interrupted saves have left behind is removed.
+    """Return an empty folder for the next generation; what interrupted saves have left behind is removed.
 
     Raises: FileExistsError where another process has saved into ``path`` since this one did.
     """
@@ -72,7 +72,7 @@ def discard(folder: Path) -> None:
 
 
 def find(path: Path) -> Path:
-    """The generation to load: the latest in ``path``, or ``path`` itself if it is one.
+    """Return the generation to load: the latest in ``path``, or ``path`` itself if it is one.
 
     Whoever loads goes on from there, so that other processes may have saved into ``path`` before.
     Raises: FileNotFoundError where there is none; OSError where LATEST is damaged; ValueError for one that an
@@ -113,7 +113,7 @@ def _latest(path: Path) -> str:
 
 
 def _checksummed(name: str) -> str:
-    """What LATEST holds."""
+    """Return what LATEST holds."""
     return f"{name} {zlib.crc32(name.encode()):08x}\n"
 
 
@@ -123,7 +123,7 @@ def _complete(path: Path) -> str:
 
 
 def others(folder: Path) -> list[Path]:
-    """The complete generations beside ``folder``, newest first."""
+    """Return the complete generations beside ``folder``, newest first."""
     found = _generations(folder.parent)
     return [each for each in reversed(found) if each != folder and (each / MANIFEST).exists()]
 

@@ -75,7 +75,7 @@ def write(folder: Path, manifest: dict) -> None:
 
 
 def read(folder: Path, trust: bool) -> dict:
-    """The manifest of a generation, its records by key.
+    """Return the manifest of a generation, its records by key.
 
     Raises: OSError where it is damaged, UnpicklingError where loading it needs ``trust``, ValueError where
         another version wrote it.
@@ -160,7 +160,7 @@ def _check_forms(kind: str, stored: dict[str, str], ours: dict[str, str]) -> Non
 
 
 def _forms(model: nn.Module) -> dict[str, str]:
-    """How each parameter lies in memory, by name: its elements are stored in the order of memory."""
+    """Return how each parameter lies in memory, by name: its elements are stored in the order of memory."""
     return {name: _form(parameter) for name, parameter in model.named_parameters()}
 
 
@@ -187,5 +187,5 @@ def _options(group: dict) -> dict:
 
 
 def _in_order(first: Iterable[str], second: Iterable[str]) -> list[str]:
-    """The names of both, each once: the order in which a first difference is looked for."""
+    """Return the names of both, each once: the order in which a first difference is looked for."""
     return list(dict.fromkeys([*first, *second]))

@@ -134,7 +134,7 @@ def read(folder: Path, record: Record, trust: bool = False) -> Any:
 
 
 def pickled(what: str, value: Any) -> bytes:
-    """What torch.save writes of an object. Warns where `unpickle` will refuse it."""
+    """Return what torch.save writes of an object. Warns where `unpickle` will refuse it."""
     content = serialized(value)
     if names := _needs_code(io.BytesIO(content)):
         warnings.warn(f"{what} holds {names}: only load(..., trust=True) will read it", stacklevel=2)
@@ -142,7 +142,7 @@ def pickled(what: str, value: Any) -> bytes:
 
 
 def serialized(value: Any) -> bytes:
-    """What torch.save writes of an object."""
+    """Return what torch.save writes of an object."""
     buffer = io.BytesIO()
     torch.save(value, buffer)
     return buffer.getvalue()
@@ -174,7 +174,7 @@ def _needs_code(buffer: io.BytesIO) -> str:
 
 
 def torch_metadata(records: list[Record]) -> bytes:
-    """The ``.metadata`` by which torch.distributed.checkpoint's own tools find the records.
+    """Return the ``.metadata`` by which torch.distributed.checkpoint's own tools find the records.
 
     `_StorageInfo` is no public name of torch's; it is used here alone. Tried on torch 2.13.0.
     """

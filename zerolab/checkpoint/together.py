@@ -31,7 +31,7 @@ def from_rank_0(comm: Comm, action: Callable[[], Answer]) -> Answer:
 
 
 def on_every_rank(comm: Comm, failed: str, action: Callable[[], Answer]) -> Answer:
-    """What ``action`` returns on this rank, after it has returned on all of them.
+    """Run ``action`` on every rank, and return its result after it has returned on all of them.
 
     Raises: OSError on every rank if it failed on any: the error of the lowest such rank, its ``raised_on``.
     """
@@ -51,7 +51,7 @@ def on_every_rank(comm: Comm, failed: str, action: Callable[[], Answer]) -> Answ
 
 
 def gather(comm: Comm, value: Answer) -> list[Answer]:
-    """Every rank's ``value``, in rank order, on every rank. Comm: the values, pickled."""
+    """Return every rank's ``value``, in rank order, on every rank. Comm: the values, pickled."""
     values = [value] * comm.world_size
     dist.all_gather_object(values, value, group=comm.control.group)
     return values

@@ -148,7 +148,7 @@ class _Record(tuple):
 
 
 def _rebuild(shape: torch.Size, dtype: torch.dtype, number: int) -> tuple[Callable, tuple]:
-    """How a loader rebuilds a tensor of that kind from a record: as torch says it of an empty one."""
+    """Return how a loader rebuilds a tensor of that kind from a record: as torch says it of an empty one."""
     function, (storage, offset, _, _, *rest) = torch.empty(0, dtype=dtype).__reduce_ex__(2)
     if isinstance(storage, torch.storage.TypedStorage):
         kind, length = getattr(torch, storage._pickle_storage_type()), shape.numel()

@@ -29,7 +29,7 @@ class Result:
         return self.passed
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain values, for JSON."""
+        """Return the same as plain values, for JSON."""
         return asdict(self)
 
     def _ipython_display_(self) -> None:
@@ -82,12 +82,12 @@ def graded(
 
 
 def solution_text(parts: Sequence[Callable]) -> str:
-    """The source of a solution, as it could stand in the exercise's cell."""
+    """Return the source of a solution, as it could stand in the exercise's cell."""
     return "\n\n\n".join(textwrap.dedent(inspect.getsource(part)).strip() for part in parts)
 
 
 def cannot_call(answer: Any, call: str, check: str) -> str | None:
-    """Why `answer` is nothing that can be called as `call`, if it is not."""
+    """Return why `answer` cannot be called as `call`, or None if it can."""
     name, _, arguments = call.rstrip(")").partition("(")
     if not callable(answer):
         return (

@@ -30,7 +30,7 @@ def into_one_buffer(calls: Sequence[Sequence[Message]]) -> str | None:
 
 
 def not_waited(calls: Sequence[Sequence[Message]], waits: Sequence[int]) -> str | None:
-    """A rank that started more messages than it waited for, and returned."""
+    """Find a rank that started more messages than it waited for, and returned."""
     for rank, (own, waited) in enumerate(zip(calls, waits, strict=False)):
         started = [call for call in own if call.started]
         if waited < len(started):
@@ -39,7 +39,7 @@ def not_waited(calls: Sequence[Sequence[Message]], waits: Sequence[int]) -> str 
 
 
 def left_behind(notes: Notes) -> str | None:
-    """A rank that waited for some of its messages only, and went on to the next or returned."""
+    """Find a rank that waited for some of its messages only, and continued or returned."""
     for rank, own in enumerate(notes):
         started: list[Message] = []
         for note in own:

@@ -29,7 +29,7 @@ class Bar(NamedTuple):
 
 
 def last_step(events: Sequence[dict]) -> list[Bar]:
-    """What a rank's timeline has of its last whole step on the CPU, in order of time for each lane.
+    """Return what a rank's timeline has of its last whole step on the CPU, in order of time for each lane.
 
     Raises: ValueError where the timeline has fewer than two steps.
     """

@@ -47,7 +47,7 @@ class Place(NamedTuple):
 
 
 def own_place(places: Iterable[tuple[str, int, str]]) -> Place | None:
-    """The first of the places, innermost first, that is neither torch's nor Python's nor zerolab's."""
+    """Return the first of the places, innermost first, that is neither torch's nor Python's nor zerolab's."""
     return next((Place(*place) for place in places if not place[0].startswith(_LIBRARIES)), None)
 
 
@@ -158,7 +158,7 @@ class Wire(TorchDispatchMode):
 
 
 def sent_bytes(messages: Iterable[Message], world_size: int) -> float:
-    """The bytes that a rank sends for its messages, if each collective runs on a ring."""
+    """Return the bytes that a rank sends for its messages, if each collective runs on a ring."""
     share = lambda op: _SHARE.get(op, lambda n: (n - 1) / n)(world_size)
     return sum(message.nbytes * share(message.op) for message in messages)
 

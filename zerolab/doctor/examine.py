@@ -67,5 +67,5 @@ def answer(probe: Probe, answers: Connection) -> None:
 
 
 def exit_text(code: int) -> str:
-    """How a process ended without an answer."""
+    """Return how a process ended without an answer."""
     return f"exit code {code}" if code >= 0 else f"signal {-code} ({signal.Signals(-code).name})"

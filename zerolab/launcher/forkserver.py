@@ -78,7 +78,7 @@ class Server:
             self.kill_everything()
 
     def serve_request(self) -> bool:
-        """One request; False once the caller is gone."""
+        """Serve one request; return False if the caller is gone."""
         message, fds, _, _ = socket.recv_fds(self.control, protocol.REQUEST.size, 4)
         if not message:
             return False

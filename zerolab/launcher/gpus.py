@@ -25,7 +25,7 @@ log = logging.getLogger("zerolab")
 
 
 def visible_gpus() -> int:
-    """How many GPUs this process could use with NCCL."""
+    """Return how many GPUs this process could use with NCCL."""
     import torch
 
     return torch.cuda.device_count() if torch.distributed.is_nccl_available() else 0

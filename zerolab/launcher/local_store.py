@@ -86,7 +86,7 @@ def look_up(note: str) -> str:
 
 
 def locked_text(note: str) -> str | None:
-    """What a process that still lives wrote into `note`, if there is one."""
+    """Return what a process that still lives wrote into `note`, if there is one."""
     with contextlib.suppress(FileNotFoundError), open(note, "rb") as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

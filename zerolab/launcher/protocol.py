@@ -69,5 +69,5 @@ def send_event(pipe: int, kind: int, rank: int, value: int = 0) -> None:
 
 
 def path(directory: str, name: str, rank: int | None = None) -> str:
-    """A file of a launch, or of one of its ranks."""
+    """Return a file of a launch, or of one of its ranks."""
     return os.path.join(directory, name if rank is None else f"{name}-{rank}")

@@ -115,7 +115,7 @@ def find_place(environment: Environment) -> Place | None:
 
 
 def place_in(launcher: Launcher, environment: Environment) -> Place:
-    """The place that one launcher's variables describe."""
+    """Return the place that one launcher's variables describe."""
     rank = number(environment, launcher.rank)
     world_size = number(environment, launcher.world_size)
     if not 0 <= rank < world_size:
@@ -153,7 +153,7 @@ def local_job(launcher: Launcher, environment: Environment, here: bool) -> str:
 
 
 def number(environment: Environment, name: str, default: int | None = None) -> int:
-    """A variable's value."""
+    """Return a variable's value."""
     text = environment.get(name)
     if text is None and default is not None:
         return default
@@ -198,7 +198,7 @@ def init_process_group(backend: str = "auto") -> None:
 
 
 def gpus_of_node(place: Place, visible: int) -> int:
-    """How many GPUs the ranks of this node have: SLURM may show each of them its own alone."""
+    """Return how many GPUs the ranks of this node have: SLURM may show each of them its own alone."""
     return max(visible, place.node_gpus) if visible else 0
 
 
@@ -223,7 +223,7 @@ def choose_interface(place: Place, environment: MutableMapping[str, str]) -> Non
 
 
 def address_of(name: str) -> str:
-    """The first address of a host's name; the loopback's where it has none, as gloo does."""
+    """Return the first address of a host's name; the loopback's where it has none, as gloo does."""
     try:
         return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
     except socket.gaierror:
@@ -231,7 +231,7 @@ def address_of(name: str) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address, a number or the name localhost, is one of this host's loopback."""
+    """Return whether an address, a number or the name localhost, is one of this host's loopback."""
     try:
         return address == "localhost" or ipaddress.ip_address(address).is_loopback
     except ValueError:  # a host's name

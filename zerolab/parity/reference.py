@@ -27,7 +27,7 @@ def reference(
     precision: str = "fp32",
     **defaults,
 ) -> tuple[dict[str, torch.Tensor], list[float]]:
-    """The single-process training: parameters by name after ``steps`` steps, and rank 0's losses.
+    """Train in one process; return parameters by name after ``steps`` steps, and rank 0's losses.
 
     ``threads``: as many as a rank of the sharded run has, because a matrix product split over more threads
     adds up in another order.

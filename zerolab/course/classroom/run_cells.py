@@ -49,7 +49,7 @@ def main(folder: Path, cell_seconds: int) -> int:
 
 
 def _client(folder: Path, cell_seconds: int, **hooks: Any) -> Silent:
-    """A client that interrupts a cell at its limit, and goes on after one that fails."""
+    """Return a client that interrupts a cell at its limit, and goes on after one that fails."""
     late = {
         "ename": "Stopped",
         "evalue": f"ran for {cell_seconds} s, the limit (--cell-timeout)",

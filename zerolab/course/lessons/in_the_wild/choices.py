@@ -37,7 +37,7 @@ def _all_choices(fn: Callable) -> dict[str, Any]:
 
 
 def judged(choices: dict[str, Any]) -> str | None:
-    """What is wrong with the first choice that is."""
+    """Return what is wrong with the first choice that is."""
     for name, cluster in clusters.CLUSTERS.items():
         choice = choices[name]
         if choice is None:

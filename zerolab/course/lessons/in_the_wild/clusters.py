@@ -90,7 +90,7 @@ CLUSTERS = {
 
 
 def question(cluster: Cluster, precision: str, checkpointing: bool) -> Question:
-    """What `python -m zerolab plan` would be asked."""
+    """Return what `python -m zerolab plan` would be asked."""
     convention = "fp32" if precision == "fp32" else "mixed"  # fp16 takes as many bytes as bf16
     return Question(
         model=presets.model(cluster.model),
@@ -107,7 +107,7 @@ def question(cluster: Cluster, precision: str, checkpointing: bool) -> Question:
 
 @cache
 def passing_bytes(model: str, world_size: int, stage: int, precision: str) -> float:
-    """What a step holds for a moment beyond its states: whole units, and gradients on their way.
+    """Return what a step holds for a moment beyond its states: whole units, and gradients on their way.
 
     A rehearsal with four layers tells, because it does not depend on how many more there are.
     """

@@ -35,7 +35,7 @@ class Files:
         self.files, self.elements = case.files(), 0
 
     def read(self, file: int, start: int, stop: int) -> torch.Tensor:
-        """The elements start to stop of the shard that rank `file` saved."""
+        """Return the elements start to stop of the shard that rank `file` saved."""
         if not 0 <= file < len(self.files):
             raise IndexError(f"read({file}, {start}, {stop}): the files are 0 to {len(self.files) - 1}")
         length = self.files[file].numel()
