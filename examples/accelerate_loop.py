@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 2 examples/accelerate_loop.py --stage 3 --save runs/accelerate
 
 Accelerate distributes the data, accumulates gradients and gathers metrics. ZeroOptimizer averages gradients
-and shards, so the model is not given to ``accelerator.prepare``, which would wrap it in DistributedDataParallel.
+and shards, so do not pass the model to ``accelerator.prepare``: it would wrap it in DistributedDataParallel.
 """
 
 import argparse
