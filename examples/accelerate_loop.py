@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 2 examples/accelerate_loop.py --stage 3 --save runs/accelerate
 
-Accelerate deals out the data, accumulates gradients and gathers metrics. ZeroOptimizer averages gradients and
-shards, so the model is not given to ``accelerator.prepare``, which would wrap it in DistributedDataParallel.
+Accelerate distributes the data, accumulates gradients and gathers metrics. ZeroOptimizer averages gradients
+and shards, so do not pass the model to ``accelerator.prepare``: it would wrap it in DistributedDataParallel.
 """
 
 import argparse
@@ -31,7 +31,7 @@ def make_data() -> TensorDataset:
 def train(stage: int, epochs: int = 2, save: str | None = None) -> dict[str, torch.Tensor]:
     """Train on this rank, and return the whole parameters."""
     zerolab.init_process_group()
-    on_cpu = not torch.cuda.is_available()  # Accelerate ignores the other ranks on CPUs, unless it is told
+    on_cpu = not torch.cuda.is_available()  # without cpu=True Accelerate ignores the other ranks on CPUs
     accelerator = Accelerator(cpu=on_cpu, gradient_accumulation_steps=MICRO_BATCHES)
     model = make_model().to(accelerator.device)
     zero = zerolab.ZeroOptimizer(model, torch.optim.AdamW, stage=stage, lr=0.01)

@@ -1,4 +1,4 @@
-"""The pictures of the README and the pages: a figure of lesson 01, and the diff of two stages.
+"""Make the pictures of the README and the pages: a figure of lesson 01, and the diff of two stages.
 
     python tools/pictures.py
 
@@ -6,6 +6,7 @@ Both come from what is committed, the outputs of a notebook and the source of th
 compare them. It needs nothing but Python.
 """
 
+import ast
 import difflib
 import json
 from html import escape
@@ -19,7 +20,7 @@ MARKS = {"+": "#d9f2dd", "-": "#fbdfdf", "@": "#e4eaf5"}
 
 
 def figure(lesson: str, call: str) -> str:
-    """The SVG that the cell with that call left in the committed notebook."""
+    """Return the SVG that the cell with that call left in the committed notebook."""
     book = json.loads((ROOT / f"notebooks/{lesson}.ipynb").read_text("utf-8"))
     outputs = [
         output["data"]["image/svg+xml"]
@@ -30,22 +31,34 @@ def figure(lesson: str, call: str) -> str:
     return "".join(outputs[0])
 
 
+def code_lines(path: str) -> list[str]:
+    """The lines of a file without its docstrings, so that a picture of them is small."""
+    text = (ROOT / path).read_text("utf-8")
+    defined = ast.Module | ast.ClassDef | ast.FunctionDef
+    first = [node.body[0] for node in ast.walk(ast.parse(text)) if isinstance(node, defined)]
+    docstrings = [
+        node for node in first if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    ]
+    spoken = {line for node in docstrings for line in range(node.lineno, node.end_lineno + 1)}
+    return [line for number, line in enumerate(text.splitlines(), 1) if number not in spoken]
+
+
 def diff_lines(before: str, after: str) -> list[str]:
-    """The unified diff of two files, with one line around each change and without line numbers."""
-    texts = [(ROOT / path).read_text("utf-8").splitlines() for path in (before, after)]
+    """Return the unified diff of the code of two files, with one line of context and no line numbers."""
+    texts = [code_lines(path) for path in (before, after)]
     lines = list(difflib.unified_diff(*texts, n=1, lineterm=""))[2:]
     return ["@@" if line.startswith("@@") else line for line in lines]
 
 
 def diff_picture(before: str, after: str) -> str:
-    """The diff of two files as an SVG with alt text."""
+    """Draw the diff of two files as an SVG with alt text."""
     lines = diff_lines(before, after)
     width = 2 * MARGIN + CHARACTER_WIDTH * max(map(len, lines))
     height = 2 * MARGIN + LINE_HEIGHT * (len(lines) + 1)
     rows = [_row(number, line, width) for number, line in enumerate([f"{before} → {after}", *lines])]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" width="{width:.0f}" '
-        f'role="img" aria-label="The diff of {before} and {after}" '
+        f'role="img" aria-label="The diff of the code of {before} and {after}" '
         'font-family="ui-monospace, Menlo, Consolas, monospace" font-size="13">\n'
         f'<rect width="100%" height="100%" fill="{PAPER}" stroke="{FRAME}"/>\n'
         + "\n".join(rows)

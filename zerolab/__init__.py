@@ -45,7 +45,7 @@ __all__ = ["__version__", *_MODULE_OF, *_MODULES]
 
 
 def _version() -> str:
-    """The version of this clone's pyproject.toml, or of the installed package."""
+    """Return the version of this clone's pyproject.toml, or of the installed package."""
     import tomllib
     from importlib.metadata import version
     from pathlib import Path

@@ -17,7 +17,7 @@ COMMANDS = {
     "plan": ("zerolab.plan", "what fits on your GPUs at each stage, and why not"),
     "verify": ("zerolab.parity.parity", "run the stages on real processes against single-process training"),
     "train": ("zerolab.train", "train a small model with a ZeRO stage, and watch it"),
-    "doctor": ("zerolab.doctor", "what of all this works on this machine, and what helps"),
+    "doctor": ("zerolab.doctor", "check what works on this machine, and how to fix the rest"),
     "grade": ("zerolab.course.classroom.grade", "run notebooks that were handed in, and check them"),
     "handout": ("zerolab.course.classroom.handout", "write the lessons without outputs and answers"),
     "progress": ("zerolab.course.classroom.progress_page", "what you have done of each lesson"),
@@ -26,26 +26,26 @@ COMMANDS = {
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line; all the flags are there for the asking."""
+    """An ArgumentParser that reports an error in one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog.removeprefix('python -m ')}: {message} (--help lists all flags)\n")
 
 
 def parse(argv: list[str], chosen: str | None) -> argparse.Namespace:
-    """The arguments; what is unknown is an error of the chosen command, with the flag that comes nearest."""
+    """Parse the arguments. An unknown one is an error of the chosen command that names the closest flag."""
     parser, commands = build_parser(chosen)
     args, unknown = parser.parse_known_args(argv)
     if unknown:
         command = commands[args.command]
         near = difflib.get_close_matches(unknown[0].partition("=")[0], command._option_string_actions, 1, 0.7)
-        hint = f"; is it {near[0]} that you mean?" if near else ""
+        hint = f"; did you mean {near[0]}?" if near else ""
         command.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     return args
 
 
 def build_parser(chosen: str | None) -> tuple[Parser, dict[str, Parser]]:
-    """The parser and its commands, with the arguments of the chosen command alone filled in."""
+    """Build the parser and its commands; only the chosen command gets its arguments."""
     parser = Parser(prog="python -m zerolab", description=__doc__.splitlines()[0])
     parser.add_argument("--version", action="version", version=f"zerolab {zerolab.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

@@ -1,4 +1,4 @@
-"""before_exit: what a process waits for before it ends, because other ranks need it until then."""
+"""before_exit: register what a process waits for before it ends, because other ranks need it until then."""
 
 import atexit
 import sys
@@ -9,12 +9,15 @@ _waits: list[weakref.WeakMethod] = []
 
 
 def before_exit(wait: Callable[[], None]) -> None:
-    """Call a method of an object that is still there when the process ends, or a rank's function returns."""
+    """Register a method, to be called before the process ends, or when a rank's function returns.
+
+    It is not called if its object has been freed by then.
+    """
     _waits.append(weakref.WeakMethod(wait, _waits.remove))
 
 
 def wait_for_all() -> None:
-    """Call them now. Raises: what they raise."""
+    """Call the registered methods now."""
     for reference in list(_waits):
         if (wait := reference()) is not None:
             wait()

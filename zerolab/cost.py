@@ -1,8 +1,8 @@
-"""What a training step costs on the wire: elements, bytes, and seconds by the α–β model.
+"""Compute what a training step sends: elements, bytes, and seconds by the α–β model.
 
 Every ZeRO stage is built from two collectives, reduce-scatter and all-gather; an all-reduce is one after the
-other. So a step is described by how often each of the two passes over the whole model (`passes_per_step`),
-and volume, bytes and seconds are read off that.
+other. So a step is described by how often each of the two passes over the whole model (`passes_per_step`).
+Volume, bytes and seconds are computed from that.
 """
 
 from numbers import Integral, Real
@@ -21,7 +21,7 @@ class Passes(NamedTuple):
 
 
 def passes_per_step(stage: int, micro_batches: int = 1, reduce_each: bool | None = None) -> Passes:
-    """The collectives of one optimizer step that accumulates gradients over `micro_batches`.
+    """Return the collectives of one optimizer step that accumulates gradients over `micro_batches`.
 
     Stages 0 and 1 hold whole gradients anyway. Under `no_sync()` they add micro-batches up locally, which
     costs no memory, and reduce once; that is counted here. Stages 2 and 3 keep a shard of the gradient, so
@@ -112,7 +112,7 @@ def collective_seconds(
     """Seconds by the α–β model: α (latency) for each message in a row, β (1/bandwidth) for each byte.
 
     A ring sends N-1 messages in a row, an all-reduce 2(N-1). Small payloads pay for α and large ones for β,
-    which is why gradients travel in buckets. A lower bound: no contention, no cost of the additions.
+    which is why gradients are sent in buckets. A lower bound: no contention, no cost of the additions.
 
     Raises: as `wire_bytes`; ValueError for a bandwidth of 0 too.
     """

@@ -1,11 +1,11 @@
-"""Real text that every machine has: the source of Python's own standard library.
+"""Load real text that every machine has: the source of Python's own standard library.
 
-A course must not begin with a download, and random tokens teach nothing, because no model can learn them.
-This text is real, a few megabytes, and lies on every disk that can run the course. It differs a little
+The course should not need a download, and a model cannot learn random tokens. This text is a few megabytes,
+and every machine that can run the course has it. It differs a little
 between Python versions, so losses do too; within one installation everything here is deterministic.
 
 Both data sets answer `batch(step, rank)` from their seed alone, with no state and no communication. A single
-process can therefore rebuild the micro-batch that any rank saw, which is what parity checks are made of.
+process can therefore rebuild the micro-batch that any rank saw, which the parity checks use.
 """
 
 import functools
@@ -35,7 +35,7 @@ HELD_OUT_FRACTION = 0.1
 
 @functools.cache
 def text(max_bytes: int = 1_000_000) -> bytes:
-    """The first `max_bytes` of the standard library's source, modules in a fixed alphabetical order.
+    """Return the first `max_bytes` of the standard library's source, modules in a fixed alphabetical order.
 
     Read as bytes: a byte-level model needs no tokenizer, and no encoding can fail.
 
@@ -48,8 +48,8 @@ def text(max_bytes: int = 1_000_000) -> bytes:
     source = b"\n".join(path.read_bytes() for path in paths if path.is_file())
     if not source:
         raise FileNotFoundError(
-            f"no source of the standard library in {library}: this Python was stripped of it; "
-            "one from python.org, conda or a distribution carries it"
+            f"no source of the standard library in {library}: this Python is installed without "
+            "it; use one from python.org, conda or a distribution"
         )
     return source[:max_bytes]
 
@@ -68,14 +68,14 @@ def split(source: bytes, held_out: float = HELD_OUT_FRACTION) -> tuple[bytes, by
 
 
 def entropy(symbols: Iterable[int]) -> float:
-    """The entropy in nats of how often each symbol occurs."""
+    """Return the entropy in nats of how often each symbol occurs."""
     counts = Counter(symbols).values()
     total = sum(counts)
     return -sum(count / total * math.log(count / total) for count in counts)
 
 
 def unigram_entropy(source: bytes) -> float:
-    """The loss in nats per byte of the best guess that ignores what came before.
+    """Return the loss in nats per byte of the best guess that ignores what came before.
 
     It is the bar a language model has to get under: a loss above it means nothing about order was learned.
     """
@@ -98,13 +98,13 @@ class NextByte:
         self.context, self.batch_size, self.seed = context, batch_size, seed
 
     def batch(self, step: int, rank: int) -> tuple[Tensor, Tensor]:
-        """The micro-batch of `rank` at `step`: the same tensors whoever asks, and however often."""
+        """Return the micro-batch of `rank` at `step`: the same tensors whoever asks, and however often."""
         starts = _draw(self.seed, step, rank, len(self.bytes) - self.context, self.batch_size)
         windows = self.bytes[starts[:, None] + torch.arange(self.context + 1)].long()
         return windows[:, :-1], windows[:, 1:]
 
     def entropy(self) -> float:
-        """The unigram entropy of the text: the loss of ignoring the context."""
+        """Return the unigram entropy of the text: the loss of ignoring the context."""
         return entropy(self.bytes.tolist())
 
 
@@ -126,7 +126,7 @@ HISTORY = 8
 
 
 def kind(byte: int) -> int:
-    """The index in `KINDS` of one byte."""
+    """Return the index in `KINDS` of one byte."""
     character = chr(byte)
     tests = (
         "a" <= character <= "z",
@@ -167,19 +167,19 @@ class NextKind:
         self.batch_size, self.seed = batch_size, seed
 
     def batch(self, step: int, rank: int) -> tuple[Tensor, Tensor]:
-        """The micro-batch of `rank` at `step`: the same tensors whoever asks, and however often."""
+        """Return the micro-batch of `rank` at `step`: the same tensors whoever asks, and however often."""
         starts = _draw(self.seed, step, rank, len(self.bytes) - HISTORY, self.batch_size)
         windows = self.bytes[starts[:, None] + torch.arange(HISTORY + 1)].long()
         symbols = SYMBOL_OF_BYTE[windows[:, :HISTORY]]
         return F.one_hot(symbols, SYMBOL_COUNT).flatten(1).float(), KIND_OF_BYTE[windows[:, HISTORY]]
 
     def entropy(self) -> float:
-        """The entropy of the kinds: the loss of ignoring the eight characters."""
+        """Return the entropy of the kinds: the loss of ignoring the eight characters."""
         return entropy(KIND_OF_BYTE[self.bytes.long()].tolist())
 
 
 def training_and_held_out(context: int | None, batch_size: int, seed: int) -> list[NextByte] | list[NextKind]:
-    """The data set over the training text and the one over the rest; bytes for a model with a context.
+    """Return the data set over the training text and the one over the rest; bytes for a model with a context.
 
     A model without one gets the eight characters of a softmax regression.
     """

@@ -1,9 +1,9 @@
-"""DeviceTimes: when a GPU did what an event says, and not when the CPU asked for it.
+"""DeviceTimes: measure when the GPU ran an event, not when the CPU queued it.
 
-A call that computes or communicates on a GPU returns as soon as the work is queued, so the CPU's clock tells
-nothing of how long it takes. The GPU's own clock is read by marks: timing events in its queue, which note the
-time when the GPU comes to them. They are read when somebody asks for the times, so no step waits for them.
-This module knows nothing of torch: `zerolab.devices.timing_mark` makes the marks.
+A call that computes or communicates on a GPU returns as soon as the work is queued, so the CPU's clock does
+not show how long it takes. Marks read the GPU's own clock: they are timing events in its queue, which record
+the time when the GPU reaches them. They are read only if the times are read, so no step waits for them.
+This module does not import torch: `zerolab.devices.timing_mark` makes the marks.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
-"""Devices: on which one a rank computes, and by which backend of its process group it can be reached.
+"""Choose the device on which a rank computes, and the backend of its process group for that device.
 
-A group can have a backend for each kind of device. Where ranks have GPUs ours has NCCL for them and gloo for
-CPUs, so a tensor's own device decides how it is sent.
+A group can have a backend for each kind of device. If ranks have GPUs, the group has NCCL for GPUs and gloo
+for CPUs, so a tensor's own device decides how it is sent.
 """
 
 import torch
@@ -20,7 +20,7 @@ def device() -> torch.device:
 
 
 def backend_for(device_type: str, group: dist.ProcessGroup | None = None) -> str | None:
-    """The name of a group's backend for one kind of device; None where it has none.
+    """Return the name of a group's backend for one kind of device; None where it has none.
 
     Without ``group``: of the default group.
     """

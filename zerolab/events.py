@@ -1,4 +1,4 @@
-"""Event and Traffic: what a trace consists of, and what it adds up to."""
+"""Event and Traffic: one entry of a trace, and the sums over them."""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,4 @@
-"""The types of the command line's flags: each turns a word into a value, or says what would be one.
+"""Types of the command line's flags: each converts an argument, or raises an error with what is accepted.
 
 A value is checked before a rank starts, and not at the end of a long training.
 """

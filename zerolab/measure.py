@@ -1,8 +1,8 @@
-"""The byte census: what a rank really holds, counted from storages, by the categories of the paper's formula.
+"""Take a byte census: what a rank holds, counted from storages, by the categories of the paper's formula.
 
 Nothing here is computed from Ψ and N. A census walks the tensors, asks each distinct storage how large it is,
 and puts it under parameters, gradients or optimizer state. Padding (alignment, and the tail that makes shards
-equal) and Adam's step counters are told apart, so that what remains can be held against the formula byte for
+equal) and Adam's step counters are counted separately, so the rest can be compared with the formula, byte for
 byte.
 """
 
@@ -78,6 +78,6 @@ def census(
 
 
 def _padding_bytes(unit: FlatUnit, buffers: Iterable[torch.Tensor | None]) -> float:
-    """The share of the buffers' storages that holds no parameter: of a shard as of the whole."""
+    """Return the share of the buffers' storages that holds no parameter: of a shard as of the whole."""
     padding_numel = unit.padded_numel - unit.numel
     return storage_bytes(buffers) * padding_numel / unit.padded_numel if unit.padded_numel else 0.0

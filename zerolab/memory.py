@@ -1,10 +1,10 @@
-"""Where a GPU's memory goes: Ψ, K, N and the stage in, bytes per rank out.
+"""Compute the bytes per rank of the model states from Ψ, K, N and the stage.
 
 Training holds three *model states* for each of Ψ parameters: the parameter, its gradient, and K bytes of
 optimizer state. Plain data parallelism repeats all three on every rank; each ZeRO stage stops repeating one
 more of them. That is `model_states`; below it is what else fills a GPU: activations and temporary buffers.
 
-1 GB is 1e9 bytes and 1 GiB is 2**30, and neither is ever called by the other's name.
+1 GB is 1e9 bytes, and 1 GiB is 2**30 bytes.
 """
 
 import math
@@ -109,7 +109,7 @@ def largest_model(
     k: float | None = None,
     model_parallel: int = 1,
 ) -> int:
-    """The most parameters whose model states alone fill the memory of each GPU.
+    """Return the most parameters whose model states alone fill the memory of each GPU.
 
     An upper bound, as activations and buffers need room too: where the paper computes 7.6B (stage 1, 64 GPUs
     of 32 GB) it trained 6.2B. `model_parallel` splits the model before ZeRO does, so the sizes multiply.
@@ -126,7 +126,7 @@ def largest_model(
 def smallest_world_size(
     psi: float, gpu_memory_bytes: float, stage: int, precision: str = "mixed", k: float | None = None
 ) -> int | None:
-    """How many ranks it takes until the model states fit, or None if no number of ranks is enough.
+    """Return how many ranks it takes until the model states fit, or None if no number of ranks is enough.
 
     None is why there are later stages: what a stage replicates, no number of GPUs can shrink.
     """
@@ -190,7 +190,7 @@ def parse_bytes(text: str | float) -> float:
 
 
 def parse_count(text: str | float) -> float:
-    """A number of parameters from "7.5B", "350M", "1T" or a plain number."""
+    """Return a number of parameters from "7.5B", "350M", "1T" or a plain number."""
     return _parse("count", text, _COUNTS, 'as in "7.5B" or "350M"')
 
 
@@ -200,7 +200,7 @@ def format_bytes(n: float, unit: str = "GB") -> str:
 
 
 def format_count(n: float) -> str:
-    """A number of parameters as the field writes it: "124M", "7.50B", "1.00T"."""
+    """Return a number of parameters as the field writes it: "124M", "7.50B", "1.00T"."""
     letter = next((letter for letter in ("T", "B", "M", "K") if _number("n", n) >= _COUNTS[letter]), "")
     return _digits(n / _COUNTS.get(letter, 1)) + letter
 

@@ -1,7 +1,7 @@
 """The models the course trains: a small GPT and a softmax regression, in plain PyTorch.
 
-Nothing in this file knows of ranks or shards: a ZeRO engine has to take a model as its author wrote it, so
-these are written the way an author who never heard of ZeRO would write them.
+Nothing in this file depends on ranks or shards: a ZeRO engine has to take a model as its author wrote it. So
+these are plain PyTorch, without changes for ZeRO.
 """
 
 from collections.abc import Callable
@@ -146,7 +146,7 @@ class GPT(nn.Module):
 
 
 class SoftmaxRegression(nn.Linear):
-    """Multinomial logistic regression: one weight matrix, one bias, nothing to hide behind.
+    """Multinomial logistic regression: one weight matrix and one bias.
 
     With two parameters, `weight` [classes, features] and `bias` [classes], every line of a trace can be
     followed by hand. It is nn.Linear with a loss on top, so the parameters keep those two short names.
@@ -159,7 +159,7 @@ class SoftmaxRegression(nn.Linear):
         super().__init__(features, classes)
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
-        """The mean loss in nats when classes `y` are given, else the logits."""
+        """Return the mean loss in nats when classes `y` are given, else the logits."""
         logits = super().forward(x)
         return logits if y is None else F.cross_entropy(logits, y)
 

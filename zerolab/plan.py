@@ -1,7 +1,7 @@
 """``python -m zerolab plan``: what fits on your GPUs at each ZeRO stage, by how much, and why not.
 
-The accounting is `zerolab.memory` and `zerolab.cost`; here it is put to one question, laid out as a table
-with a column for each stage, and summed up in the sentences a colleague would say.
+The accounting is `zerolab.memory` and `zerolab.cost`. This module prints a table with a column for each
+stage, and summarizes it in a few sentences.
 """
 
 import argparse
@@ -108,7 +108,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read_question(args: argparse.Namespace) -> Question:
-    """The question that a command line asks, its names looked up and its sizes read."""
+    """Return the question that a command line asks, its names looked up and its sizes read."""
     for option in ("gpus", "batch", "seq", "micro_batches"):
         if (value := getattr(args, option)) < 1:
             raise ValueError(f"--{option.replace('_', '-')} is {value}; it must be 1 or more")
@@ -140,7 +140,7 @@ def _read_model(args: argparse.Namespace) -> presets.Model:
 
 
 def heading(question: Question) -> list[str]:
-    """The question in words, so that no assumption of the table is silent."""
+    """Return the question in words, so that no assumption of the table is silent."""
     costs = memory.CONVENTIONS[question.precision]
     each = f"{costs.params_bytes} + {costs.grads_bytes} + {question.k:g} bytes per parameter"
     gpus = f"{question.gpus} x {format_bytes(question.gpu_memory_bytes)}"
@@ -224,7 +224,7 @@ def advice(question: Question) -> list[str]:
 
 
 def _ways_out(question: Question) -> list[str]:
-    """What would make a stage fit, the cheapest first."""
+    """Return what would make a stage fit, the cheapest first."""
     ways, recomputed = [], replace(question, checkpointing=question.has_shape)
     if (stage := recomputed.smallest_stage()) is not None:
         now, then = format_bytes(question.activation_bytes), format_bytes(recomputed.activation_bytes)

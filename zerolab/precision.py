@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_map
 
 @dataclass(frozen=True)
 class Precision:
-    """The dtypes of a run. What is not fp32 is trained from an fp32 master, which each owner keeps.
+    """The dtypes of a run. 16-bit parameters have fp32 masters; the owner of a slice keeps its master.
 
     Attributes: name: as ZeroOptimizer's keyword has it.
     """
@@ -39,14 +39,14 @@ class Precision:
         return tree_map(self._cast_leaf, inputs)
 
     def _cast_leaf(self, leaf):
-        """A tensor that was cast, or a copy of a dataclass whose fields were."""
+        """Return a tensor that was cast, or a copy of a dataclass whose fields were."""
         if is_dataclass(leaf) and not isinstance(leaf, type):
             cast = {each.name: self.cast(getattr(leaf, each.name)) for each in fields(leaf) if each.init}
             return replace(leaf, **cast)
         return leaf.to(self.parameters) if _is_float(leaf) else leaf
 
     def lowers(self, dtype: torch.dtype) -> bool:
-        """Whether tensors of ``dtype`` are to be kept in the parameters' dtype instead."""
+        """Return whether tensors of ``dtype`` are to be kept in the parameters' dtype instead."""
         return dtype == torch.float32 and self.has_masters
 
 
@@ -64,7 +64,7 @@ def _is_float(leaf) -> bool:
 
 
 def reduce_op(dtype: torch.dtype) -> ReduceOp.RedOpType:
-    """What gradients of ``dtype`` are reduced to over the ranks: the sum in fp32, the mean in 16 bits.
+    """Return what gradients of ``dtype`` are reduced to over the ranks: the sum in fp32, the mean in 16 bits.
 
     An fp32 sum is kept and divided once, after the last micro-batch. Sixteen bits are too few to hold a sum:
     such gradients are added up in fp32, divided, and rounded once, in each reduction on gloo.

@@ -1,7 +1,7 @@
-"""Models and machines by name, each with the place its numbers come from.
+"""Models and machines by name, each with the source of its numbers.
 
-A model's `psi` is an exact count where its source gives the architecture, and the round number of the source
-where that is all there is. A machine's memory is the maker's round figure times 1e9; the driver may report a
+A model's `psi` is an exact count if its source gives the architecture, and otherwise the round number of the
+source. A machine's memory is the maker's round figure times 1e9; the driver may report a
 few per cent more (makers write GB for GiB), so a plan made with these errs on the safe side.
 """
 
@@ -88,12 +88,12 @@ MACHINES = {
 
 
 def model(name: str) -> Model:
-    """The model of that name, or an error that lists the names nearest to it."""
+    """Return the model of that name, or an error that lists the names nearest to it."""
     return _find("model", name, MODELS)
 
 
 def machine(name: str) -> Machine:
-    """The GPU of that name, or an error that lists the names nearest to it."""
+    """Return the GPU of that name, or an error that lists the names nearest to it."""
     return _find("GPU", name, MACHINES)
 
 

@@ -1,6 +1,6 @@
-"""What a training run reports: a bar and a line per epoch as it goes; memory, traffic and loss at its end.
+"""Report a training run: a bar and a line per epoch; memory, traffic and loss at its end.
 
-Where it is asked to, it also logs each step: as a line of JSON, and for TensorBoard.
+With ``--log`` and ``--tensorboard`` it also logs each step: as a line of JSON, and for TensorBoard.
 """
 
 import json
@@ -22,7 +22,7 @@ LOGGED_STEPS = 10
 
 
 def mean_over_ranks(losses: list[Tensor]) -> list[float]:
-    """Each loss averaged over the ranks, in fp64, so that all ranks print the very same number."""
+    """Return each loss averaged over the ranks, in fp64, so that all ranks print the same number."""
     means = torch.stack(losses).double().cpu()
     dist.all_reduce(means)
     return (means / dist.get_world_size()).tolist()
@@ -148,7 +148,7 @@ class Progress:
             self.means()
 
     def means(self) -> list[float]:
-        """The mean loss over the ranks of every step so far. Collective."""
+        """Return the mean loss over the ranks of every step so far. Collective."""
         if self.pending:
             means = mean_over_ranks(self.pending)
             for record, loss in zip(self.records, means, strict=self.logging):

@@ -1,9 +1,8 @@
-"""Rehearsal: a step of the engine at any world size and model size, in one process without memory.
+"""Rehearse a step of the engine at any world size and model size, in one process without memory.
 
 Tensors on the meta device have shapes and no contents; a fake process group has ranks and no messages.
-Between the two, the very engine that trains on real ranks runs its hooks, its stages and a stock optimizer
-for rank 0 of a thousand. What a rank would hold and send is then counted, not calculated: no formula is
-consulted here.
+With both, the engine that trains on real ranks runs its hooks, its stages and a stock optimizer for rank 0
+of a thousand. What a rank would hold and send is then counted. No formula is used here.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -91,7 +90,7 @@ def _tokens() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _loss(model: nn.Module, arguments: object) -> torch.Tensor:
-    """One number to differentiate: forward's own loss, or the sum of what it returns."""
+    """Return one number to differentiate: forward's own loss, or the sum of what it returns."""
     if isinstance(arguments, Mapping):
         output = model(**arguments)
     else:

@@ -1,4 +1,4 @@
-"""How much memory tensors take: their storages, not their shapes."""
+"""Measure how much memory tensors take, from their storages, not their shapes."""
 
 import hashlib
 from collections.abc import Hashable, Iterable
@@ -7,7 +7,7 @@ import torch
 
 
 def storage_bytes(tensors: Iterable[torch.Tensor | None]) -> int:
-    """The bytes of the distinct storages behind the tensors; views of one storage count once."""
+    """Return the bytes of the distinct storages behind the tensors; views of one storage count once."""
     sizes = {}
     for tensor in tensors:
         if tensor is not None:

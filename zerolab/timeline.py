@@ -1,8 +1,8 @@
-"""Timeline: a trace as events of Chrome's trace format, which Perfetto (ui.perfetto.dev) draws.
+"""Convert a trace to events of Chrome's trace format, which Perfetto (ui.perfetto.dev) draws.
 
-A rank is a process. One lane has what it computes, the others its communication, as many as there were
-collectives under way at once. With a GPU there are two such groups of lanes: the CPU's, which shows when work
-was queued, and the GPU's, which shows when it was done.
+Each rank is a process. One lane has its computation. The others have its communication, with as many lanes as
+there were collectives in progress at once. With a GPU there are two such groups of lanes: the CPU's, which
+shows when work was queued, and the GPU's, which shows when it was done.
 """
 
 import json

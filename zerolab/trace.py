@@ -1,8 +1,7 @@
-"""Trace: what happened in a step, to which slice, when, how many bytes, and which line did it.
+"""Trace: the events of a step, each with its slice, time, bytes and line of code.
 
-A number that nobody can trace to an event is a claim. Every collective the engine issues, and every update,
-leaves one `Event` here, and every total the package prints is a sum over events. This module knows nothing of
-torch.
+Every collective that the engine issues, and every update, is recorded as one `Event`. Every total that the
+package prints is a sum over events. This module does not import torch.
 """
 
 import functools
@@ -72,7 +71,7 @@ class Trace:
         return [event for _, events in self._steps for event in events]
 
     def step(self, number: int) -> list[Event]:
-        """The events of one step. Raises ValueError for a step that never was, or was forgotten."""
+        """Return the events of one step. Raises ValueError for a step that never was, or was forgotten."""
         self._settle()
         for remembered, events in self._steps:
             if remembered == number:
@@ -115,7 +114,7 @@ class Trace:
             cast(DeviceTimes, event.device).end()
 
     def traffic(self, step: int | None = None) -> Traffic:
-        """The bytes of one step, by default the last one that has events and is not the setup."""
+        """Return the bytes of one step, by default the last one that has events and is not the setup."""
         if step is None:
             filled = [number for number, events in self._steps if events and number >= 0]
             step = filled[-1] if filled else -1
@@ -125,7 +124,7 @@ class Trace:
         return total
 
     def timeline(self) -> list[dict]:
-        """The remembered steps as events of Chrome's trace format; timeline.py says what they show.
+        """Return the remembered steps as events of Chrome's trace format; timeline.py says what they show.
 
         On a GPU this waits for the device, so call it between steps.
         """
@@ -146,7 +145,7 @@ class Trace:
         save_timelines(path, [self.timeline()])
 
     def text(self) -> str:
-        """The trace to be read: a heading a step, a line an event, and below it the slices it touched.
+        """Return the trace to be read: a heading a step, a line an event, and below it the slices it touched.
 
         On a GPU this waits for the device, to have its times.
         """
@@ -182,6 +181,6 @@ def _caller() -> str:
 
 
 def _shorten(path: Path) -> str:
-    """A file of this package from the package on, any other by its name."""
+    """Return a file of this package from the package on, any other by its name."""
     ours = path.is_relative_to(_PACKAGE.parent)
     return path.relative_to(_PACKAGE.parent).as_posix() if ours else path.name

@@ -96,7 +96,7 @@ def train(config: Config) -> list[float]:
 
 
 def shard(model: nn.Module, config: Config) -> ZeroOptimizer:
-    """The optimizer of the settings, sharded by their stage."""
+    """Return the optimizer of the settings, sharded by their stage."""
     kind = OPTIMIZERS[config.optimizer]
     settings: dict[str, Any] = {
         name: getattr(config, name) for name in ("stage", "prefetch", "precision", "lr")
@@ -134,14 +134,14 @@ def resume(path: Path, config: Config, optimizer: ZeroOptimizer) -> list[float]:
 
 @torch.no_grad()
 def evaluate(model: nn.Module, held_out, device: torch.device) -> float:
-    """The mean loss on text the model was not trained on."""
+    """Return the mean loss on text the model was not trained on."""
     batches = (held_out.batch(step, dist.get_rank()) for step in range(EVALUATION_BATCHES))
     losses = mean_over_ranks([model(*(part.to(device) for part in batch)) for batch in batches])
     return sum(losses) / len(losses)
 
 
 def sample(model: nn.Module, seed: int, device: torch.device) -> str:
-    """What a GPT writes after "def": the same on all ranks, for all draw from the same seed."""
+    """Return what a GPT writes after "def": the same on all ranks, because they have the same seed."""
     if not isinstance(model, models.GPT):
         return ""
     generator = torch.Generator(device).manual_seed(seed)

@@ -330,7 +330,7 @@ explore(buckets, height=3.8, bucket_MB=sizes, gpus=gpus)
 # after it. When a message is on its way while the rank computes, that is called *overlap*.
 # Lesson 05 watches it in a real step.
 #
-# ## Exercise, if you have ten minutes more: fill the buckets
+# ## Optional exercise (10 minutes): fill the buckets
 #
 # > **Difficulty 2 of 5 · useful to whoever reads an engine's settings · 10 minutes.** Write
 # > `average_in_buckets(gradients, bucket_bytes)`. The gradients are in the order in which backward computes

@@ -17,9 +17,10 @@
 #
 # At stage 1 a rank updates 1/N of the parameters. For that it needs the *summed* gradient of this 1/N, and
 # the reduce-scatter gives it exactly that. Yet when the step begins, the rank still holds a gradient for
-# every parameter of the model. What does it need the other (N−1)/N for?
+# every parameter of the model.
 #
-# For nothing. They were this rank's contribution to sums that are now on other ranks. Stage 2 frees them.
+# It does not need the other (N−1)/N. They were this rank's contribution to sums that are now on other
+# ranks. Stage 2 frees them.
 
 # %%
 import time
@@ -513,7 +514,7 @@ for hook in ("register_hook", "register_post_accumulate_grad_hook"):
 # zerolab uses the second hook. It is called when the gradient is complete, so the gradient can be moved into
 # the flat buffer at once.
 #
-# ## A mistake: the norm of a shard taken for the norm
+# ## A mistake: clipping by the norm of one shard
 #
 # *Gradient clipping* multiplies all gradients by `max_norm / norm` if the norm is too large. But now no rank
 # has the whole gradient. **Two ranks hold shards of norm 3 and 4. What is the norm of the whole gradient?**
@@ -553,7 +554,7 @@ print(f"the norm was above 0.1: {too_large}; the whole gradient's is now {after:
 # With the norm of one shard in its place, the whole gradient would still have a norm above 0.1. If each rank
 # used its own norm, the direction of the gradient would change, too.
 #
-# ## Third exercise: clip what no rank has whole
+# ## Third exercise: clip a sharded gradient
 #
 # > **Difficulty 2 of 5 · importance 4 of 5 · 6 minutes.** Write `clip_shard`. Every rank calls it with its
 # > own shard of the gradient, a tensor of one dimension.

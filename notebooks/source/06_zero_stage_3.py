@@ -555,7 +555,7 @@ same = "lie exactly on top of each other" if sharded == alone else "part"
 show(fig, f"Loss of each step at stage 3 and in one process with plain Adam: the two curves {same}.")
 
 # %% [markdown]
-# ## A trillion parameters, run
+# ## Run a trillion parameters
 #
 # The first prediction of this lesson was arithmetic. You do not have 1,024 GPUs or memory for a trillion
 # parameters. A *rehearsal* needs neither. `rehearse` builds the model on torch's meta device, where tensors

@@ -130,9 +130,9 @@ my_guess = ...
 predict(my_guess, quiz.AT_REST, quiz.KEPT_AFTER_FORWARD)
 
 # %% [markdown]
-# It moves what stage 2 moves, 2Ψ. And between forward and backward it holds whole parameters, as stage 2
-# does (and its shard of them besides). But zerolab's stage 2 gathers at the end of a step, and
-# `fully_shard` at the beginning of the next one. So between steps only shards are left.
+# It moves what stage 2 moves, 2Ψ. Between forward and backward it holds all parameters, as stage 2 does, and
+# also its own shard. But zerolab's stage 2 gathers at the end of a step, and `fully_shard` gathers at the
+# beginning of the next one. So between steps it holds only its shard.
 #
 # ## Run it
 #
@@ -205,8 +205,8 @@ show(fig, f"Bytes per parameter that a rank holds, and Ψ that it moves in a ste
 # Read the first two rows: ZeroRedundancyOptimizer saves memory and pays in messages. Read rows 2 and 6:
 # stage 1 need not cost that. Rows 4 and 8 are one algorithm written twice.
 #
-# ZeroRedundancyOptimizer gives away whole parameters, the largest first. So ranks differ a little. A model
-# with one huge embedding would be worse off:
+# ZeroRedundancyOptimizer assigns whole parameters to ranks, the largest first. So ranks hold different
+# amounts. With one huge embedding they would differ more:
 
 # %%
 shares = [rank["ddp+zero"][2] for rank in ranks]
@@ -312,7 +312,7 @@ else:
 #   2 should.
 #   ([documentation](https://www.deepspeed.ai/docs/config-json/))
 #
-# An engine's name for a stage is a claim. The ledger is the fact.
+# Do not rely on an engine's name for a stage. Measure what it sends.
 #
 # ## Rosetta
 #
@@ -401,10 +401,9 @@ check_json(deepspeed)
 #
 # ## Nodes
 #
-# Until now every link was as fast as every other. In a cluster it is not so. GPUs of one **node** (one
-# machine) are joined by NVLink or PCIe. Nodes are joined by Ethernet or InfiniBand, which all GPUs of a node
-# share. An H100 sends 450 GB/s over NVLink. A node with 100 Gbit/s Ethernet sends 12.5 GB/s, for eight GPUs
-# together.
+# So far all links had the same speed. In a cluster they do not. GPUs of one **node** (one machine) are
+# joined by NVLink or PCIe. Nodes are joined by Ethernet or InfiniBand, which all GPUs of a node share. An
+# H100 sends 450 GB/s over NVLink. A node with 100 Gbit/s Ethernet sends 12.5 GB/s, for eight GPUs together.
 #
 # A ring through all GPUs is as fast as its slowest link. `zerolab.cost` has the **α–β model** of it: α
 # seconds for each message in a row, and β seconds for each byte, where 1/β is the bandwidth of the slowest
@@ -522,7 +521,7 @@ explore(network_matters, height=3, micro_batches=slider(1, 16, 1), nodes=choice(
 #   operations per parameter and token (8 with checkpointing), at 40 % of the GPU's peak. Messages and
 #   computation do not overlap in this count.
 #
-# 10 µs and 40 % are examples. The seconds compare choices. They are no forecast.
+# 10 µs and 40 % are examples. Use the seconds to compare choices, not to predict a run.
 
 # %%
 for name, c in clusters.CLUSTERS.items():
@@ -577,15 +576,16 @@ explore(
     height=2.4,
     cluster=choice(list(clusters.CLUSTERS), "1,024 GPUs"),
     stage=slider(0, 3, 3),
-    precision=choice(clusters.PRECISIONS, "mixed"),
+    precision=choice(clusters.OFFERED_PRECISIONS, "mixed"),
     checkpointing=choice(["off", "on"], "off"),
 )
 
 # %% [markdown]
-# The figure begins with the largest. 175B parameters in 16Ψ/1,024 bytes are 2.7 GB, and the plan says that
-# 60.7 of 80 GB are needed. But a unit has 1.8 billion parameters. Two whole units and the gradients of two
-# are 4 × 3.6 GB. The root and its gradient are 2 × 2.5 GB. The gradient of one matrix, which autograd has
-# just stored, is 1.2 GB. Together these are 20.7 GB more, and it does not fit. Only the rehearsal knows.
+# The figure first shows the largest cluster. 175B parameters in 16Ψ/1,024 bytes are 2.7 GB, and the plan
+# says that 60.7 of 80 GB are needed. But a unit has 1.8 billion parameters. Two whole units and the
+# gradients of two are 4 × 3.6 GB. The root and its gradient are 2 × 2.5 GB. The gradient of one matrix,
+# which autograd has just stored, is 1.2 GB. Together these are 20.7 GB more, and it does not fit. Only the
+# rehearsal shows this.
 #
 # Which choice is the fastest that fits? You find out in the exercise.
 #
@@ -674,10 +674,10 @@ def super_linear(fig, Gbit):
 explore(super_linear, height=3, Gbit=choice([25, 50, 100, 200, 400, 800], 100))
 
 # %% [markdown]
-# The slower the network, the more a larger batch helps, because there is more to spread. It comes to an end:
-# 2Ψ = 26 GB stay on every GPU at stage 2, so b stops growing. And with more GPUs a ring has more messages in
-# a row. (The learning rate must suit a larger batch, too. That is not the engine's business, but it is
-# yours.)
+# The slower the network, the more a larger batch helps, because there is more to spread. It comes to an
+# end: 2Ψ = 26 GB stay on every GPU at stage 2, so b stops growing. And with more GPUs a ring has more
+# messages in a row. (The learning rate must suit a larger batch, too. The engine does not change it; you
+# have to.)
 #
 # ## What an hour costs
 #
@@ -732,8 +732,8 @@ for kind in ("one step less", "another path", "busy elsewhere"):
 # The first two end at once. The third waits for its deadline, 8 seconds here, and names the rank that was
 # *not* waiting. Below these lines each report has the stack of that rank (lesson 00).
 #
-# NCCL has a watchdog, too, but each rank only speaks for itself. A log of four ranks with FSDP2 looks like
-# this. The form of the lines is
+# NCCL has a watchdog, too, but each rank logs only its own timeout. A log of four ranks with FSDP2 looks
+# like this. The form of the lines is
 # [PyTorch's](https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp);
 # we made up the numbers, shortened the prefixes, and left out the stacks.
 #
@@ -764,15 +764,15 @@ my_guess = ...
 predict(my_guess, quiz.SILENT, quiz.MISSING_RANK)
 
 # %% [markdown]
-# The rank that says nothing. If all ranks speak, compare `SeqNum`, `OpType` and `NumelIn`: the one that
-# differs took another path. PyTorch's flight recorder (`TORCH_NCCL_TRACE_BUFFER_SIZE`, which the log itself
-# recommends) keeps the last collectives of every rank, with their stacks, for just this comparison.
+# The rank that logs nothing. If all ranks log a timeout, compare `SeqNum`, `OpType` and `NumelIn`: the one
+# that differs took another path. PyTorch's flight recorder (`TORCH_NCCL_TRACE_BUFFER_SIZE`, which the log
+# itself recommends) keeps the last collectives of every rank, with their stacks, for just this comparison.
 #
 # ## Payoff: it writes Python
 #
-# Enough of clusters. The rest of this lesson trains a GPT at stage 3 on two ranks, on a file of Python's own
-# standard library, and lets it write. First the text is cut into pieces: the pair of pieces that occurs most
-# often becomes a piece of its own, again and again, until there are 256. (That is byte-pair encoding.)
+# The rest of this lesson trains a GPT at stage 3 on two ranks, on a file of Python's own standard library,
+# and lets it write. First the text is cut into pieces: the pair of pieces that occurs most often becomes a
+# piece of its own, again and again, until there are 256. (That is byte-pair encoding.)
 
 
 # %%
@@ -840,7 +840,7 @@ print(text)
 # %% [markdown]
 # It is not a good programmer. But fewer than half a million parameters, none of which was whole on any rank
 # while the optimizer ran, learned in seconds how a method begins, that `self` comes first, and how deep to
-# indent. Much of it is known by heart: 60,000 bytes are few.
+# indent. It has memorized much of the text, because 60,000 bytes are little data.
 
 # %% tags=["nbval-ignore-output"]
 fig = figure(height=2.4)
@@ -863,13 +863,13 @@ answer(my_answers, quiz.QUESTIONS)
 # %% [markdown]
 # ## Summary
 #
-# - A stage's name is a claim. What a rank holds is in its storages, and what it sends is in its collectives.
-#   ZeroRedundancyOptimizer is stage 1 with 3Ψ; `fully_shard` is stage 3, or moves as stage 2 does with
-#   `reshard_after_forward=False`; DeepSpeed's defaults can make 3Ψ of stage 1.
+# - Do not rely on a stage's name. Measure what a rank holds, from its storages, and sends, from its
+#   collectives. ZeroRedundancyOptimizer is stage 1 with 3Ψ; `fully_shard` is stage 3, or moves as stage 2
+#   does with `reshard_after_forward=False`; DeepSpeed's defaults can make 3Ψ of stage 1.
 # - Between nodes the network decides. Stage 3 moves 3MΨ there, hybrid sharding 2Ψ, for 16Ψ divided by the
 #   GPUs of a node.
 # - Plan, rehearse, then compare seconds: the smallest stage that fits without checkpointing is a good first
 #   choice, and the Ethernet is the usual exception.
 # - More GPUs leave more memory for the batch, so speed can grow more than their number, and the bill can
 #   fall.
-# - In a hang the ranks that speak are waiting. Look at the one that does not.
+# - In a hang the ranks that log a timeout are waiting. Look at the one that logs nothing.

@@ -121,7 +121,7 @@ check_1(Repaired)
 
 # %% [markdown]
 # Stuck? `check_1.hint(1)` prints a hint, `hint(2)` and `hint(3)` say more, and `check_1.solution()` prints a
-# solution. It is so for every ticket.
+# solution. Every ticket has hints and a solution.
 #
 # ## Ticket 2: more micro-batches, and the loss falls more slowly
 #
@@ -500,7 +500,8 @@ check_12(Repaired)
 #
 # - **Does one step equal one step of a single process?** With numbers that differ for every element, rank and
 #   micro-batch, and with SGD: Adam hides a gradient that is too large or too small.
-# - **On which N?** 2 and 4 forgive more than 3. A size that N does not divide forgives least.
+# - **On which N?** Test with N = 3: N = 2 and 4 hide more faults. Sizes that N does not divide show the
+#   most.
 # - **Do the ranks agree?** Compare the parameters over the ranks after every step, and not the losses.
 # - **How many Ψ?** Count the bytes of one step with one micro-batch, and with four.
 # - **What is alive?** Look between micro-batches and after the step.
@@ -517,7 +518,7 @@ check_12(Repaired)
 # make all of these mistakes: in the values, in the bytes that are sent, in memory. Some show on two ranks,
 # some only on three. Some show in the first step, some only later.
 #
-# What must be so? A right engine leaves the *bits* of one process, in the bytes of the paper's formulas. Two
+# What must hold? A right engine leaves the *bits* of one process, in the bytes of the paper's formulas. Two
 # numbers that are close are not the same bits. Here the numbers of three ranks are added in two orders:
 
 # %%
@@ -538,7 +539,7 @@ for stage in range(4):
 
 # %% [markdown]
 # > **Write a test. Difficulty 3 of 5 · 15 minutes.** Write `my_test(train)`. It calls `train` as often as
-# > you like, and uses `assert` for everything that must be so.
+# > you like, and uses `assert` for every condition that must hold.
 # >
 # > `run = train(ranks=2, stage=2, steps=1, micro_batches=1, clip=None)` trains a small model on real ranks,
 # > with SGD and momentum, in fp32. You can ask for up to 4 ranks, 4 steps and 4 micro-batches. A number for
@@ -557,20 +558,19 @@ for stage in range(4):
 
 # %%
 # Exercise
-def my_test(train): ...  # run = train(ranks=2, stage=2), and then assert what must be so
+def my_test(train): ...  # run = train(ranks=2, stage=2), and then assert what must hold
 
 
 check_test(my_test)
 
 # %% [markdown]
-# The check names every mutant that passes your test, by what it does wrong. How to find it is for you to see.
+# The check names every mutant that passes your test, by what it does wrong. You decide how to detect it.
 # Stuck? `check_test.hint(1)` prints a hint, `hint(2)` and `hint(3)` say more, and `check_test.solution()`
 # prints a test.
 #
-# Compare your test with that one. It is a single loop: all stages, all ranks, all that must be so. It trains
+# Compare your test with that one. It is a single loop: all stages, all ranks, every condition. It trains
 # with three ranks, a second step, two micro-batches and clipping. Take out one of these, and some mutant
-# passes.
-# zerolab itself is tested in the same way, in `tests/promises/test_broken_stages.py`.
+# passes. zerolab itself is tested in the same way, in `tests/promises/test_broken_stages.py`.
 
 # %% [markdown]
 # ## ZeRO from an empty file

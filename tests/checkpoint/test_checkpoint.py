@@ -25,13 +25,19 @@ OPTIMIZERS = (
     ("AdamW", {"lr": 0.01, "amsgrad": True}),
     ("SGD", {"lr": 0.05}),  # keeps nothing
 )
-PRECISIONS = (("fp32", "fp32"), ("mixed", "mixed"), ("fp32", "fp32"), ("fp32", "mixed"), ("mixed", "fp32"))
+CHANGES = (
+    ("fp32", "fp32"),
+    ("mixed", "mixed"),
+    ("fp32", "fp32"),
+    ("fp32", "mixed"),
+    ("mixed", "fp32"),
+)
 # Every stage to every stage; sizes, optimizers, precisions and layouts go round at their own pace.
 CASES = [
     (
         *OPTIMIZERS[(place + place // 4) % 5],
-        Part(SIZES[place % 5][0], before, PRECISIONS[place // 3 % 5][0], place % 3 == 0),
-        Part(SIZES[place % 5][1], after, PRECISIONS[place // 3 % 5][1], place % 2 == 0),
+        Part(SIZES[place % 5][0], before, CHANGES[place // 3 % 5][0], place % 3 == 0),
+        Part(SIZES[place % 5][1], after, CHANGES[place // 3 % 5][1], place % 2 == 0),
     )
     for place, (before, after) in enumerate(itertools.product(range(4), repeat=2))
 ]

@@ -37,12 +37,12 @@ def watch(folder: Path, notice: Callable[[str], None]) -> None:
 
     os.fsync = audited_fsync
 
-    def heed(event: str, arguments: tuple) -> None:
+    def on_event(event: str, arguments: tuple) -> None:
         by_name_alone = event in ("os.remove", "os.rmdir")  # rmtree goes from inside the folder
         if event in WATCHED and (by_name_alone or str(arguments[0]).startswith(str(folder))):
             notice(event)
 
-    sys.addaudithook(heed)
+    sys.addaudithook(on_event)
 
 
 def save_and_die(folder: Path, moment: int | None) -> int:

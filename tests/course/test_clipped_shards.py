@@ -157,7 +157,7 @@ CLIP_WRONG = [
     (with_norm(lambda shard: (summed(shard.norm() ** 2) / dist.get_world_size()) ** 0.5), "root of the mean"),
     (with_norm(lambda shard: summed(shard.norm()) ** 0.5), "the root of the sum of the norms"),
     (whole_gradient, "For silver: rank 0 moves 768 bytes with dist.all_gather"),
-    (alone(only_if_large), "Does a rank with a small norm of its own leave the collective out?"),
+    (alone(only_if_large), "Does a rank with a small norm skip the collective?"),
     (not_in_place, "the shard is what it was: scale it in place"),
     (own_factor, "each shard is scaled by its own norm, which changes the direction"),
     (too_large_only, "only ranks whose own norm is too large scale"),

@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from support.lessons import code_cells, drawing, source, spoken
+from support.lessons import drawing, source, spoken
 from torch.distributed.fsdp import FSDPModule, ShardingStrategy
 
 import zerolab
@@ -138,17 +138,3 @@ def test_the_other_drawings():
         for price in (0.1, 20):
             alt = spoken(drawing("in_the_wild", "bill"), 2.8, price_per_GPU_hour=price, Gbit=Gbit)
             assert f"at {price:g} for an hour" in alt
-
-
-# ---- on GPUs
-
-
-def test_models_and_batches_are_on_the_ranks_device(monkeypatch):
-    monkeypatch.setattr(zerolab, "device", lambda: torch.device("meta"), raising=False)
-    batch = drawing("in_the_wild", "batch")
-    assert all(part.is_meta for part in batch(0, rank=0))
-    for cell in code_cells("in_the_wild"):
-        models = re.findall(r"^    .*(?:fresh_model\(\)|= GPT\().*$", cell, re.M)
-        assert [line for line in models if ".to(zerolab.device())" not in line and "sum(" not in line] == []
-        made = re.findall(r"\btorch\.(?:ones|zeros|empty|arange|tensor)\(.*$", cell, re.M)
-        assert [line for line in made if "device=" not in line] == []

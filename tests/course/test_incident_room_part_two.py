@@ -323,7 +323,7 @@ def prints_megabytes(train):
         (never_ends, "your test was still computing, not waiting: an endless loop? (line "),
         (prints_megabytes, "not written yet"),
         (lambda run, train: None, "called as my_test(train), and that does not fit yours"),
-        (good.__code__, "no function"),
+        (good.__code__, "needs a function"),
     ],
     ids=["exit", "loop", "print", "arguments", "value"],
 )

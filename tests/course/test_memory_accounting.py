@@ -68,7 +68,10 @@ def test_every_right_way_passes(solution):
             lambda psi, n, stage: psi * [16, 4 + 12 // n, 2 + 14 // n, 16 // n][stage],
             "are 16, 8, 5.5, 4.188: // rounds down",
         ),
-        (formula(shards=(2, 1, 3)), "stage 2 is the first to divide the optimizer state's 12, and stage 1"),
+        (
+            formula(shards=(2, 1, 3)),
+            "stage 1 divides the 12 bytes of optimizer state, and yours divides them at stage 2",
+        ),
         (
             formula(shards=(2, 2, 3)),
             "stage 1, 7B parameters on 8 GPUs: your formula keeps 16 bytes per parameter",

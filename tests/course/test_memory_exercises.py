@@ -160,8 +160,8 @@ def test_every_right_way_to_find_the_batch_passes(solution):
             beside_states(held=lambda psi, n, s: psi * (6 + 4 / (n if s else 1))),
             "those of 10 bytes of model states for a parameter",
         ),
-        (lambda gpu, n, s: beside_states()(0.9 * gpu, n, s), "your formula uses 90% of the memory"),
-        (lambda gpu, n, s: beside_states()(gpu / 2, n, s), "your formula uses 50% of the memory"),
+        (lambda gpu, n, s: beside_states()(0.9 * gpu, n, s), "your formula uses only 90% of the memory"),
+        (lambda gpu, n, s: beside_states()(gpu / 2, n, s), "your formula uses only 50% of the memory"),
         (
             lambda gpu, n, s: max(0, int((n * gpu - n * states(1.5e9, n, s)) // SAMPLE)),
             "or all GPUs' samples are counted",

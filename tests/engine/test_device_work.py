@@ -18,12 +18,12 @@ from torch import nn
 
 import zerolab
 from zerolab.engine import Engine
+from zerolab.precision import PRECISIONS
 
 for module in (sys.modules[__name__], hostile, stand_in):
     cloudpickle.register_pickle_by_value(module)  # spares the ranks the import of pytest
 
 STAGES = (0, 1, 2, 3)
-PRECISIONS = ("fp32", "mixed", "mixed_fp32_grads", "mixed_fp16")
 WARM_UP = 3
 
 

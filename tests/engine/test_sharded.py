@@ -162,9 +162,7 @@ def begun_with(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def refusals(uses: dict, subjects) -> list[str]:
-    """Of uses that must be refused, those that are not; printed first, so that a crash can be laid at its
-    door.
-    """
+    """Return the uses that must be refused and are not. Each is printed first, to show which one crashed."""
     wrong = []
     for what, use in uses.items():
         for subject in subjects():

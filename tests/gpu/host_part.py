@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 import zerolab
 from zerolab import models
 
-PRECISIONS = ("fp32", "mixed", "mixed_fp16")
+MEASURED_PRECISIONS = ("fp32", "mixed", "mixed_fp16")
 WARM_UP = 3
 ALLOWED = {"optimizer/gradients.py", "optimizer/loss_scale.py"}
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
@@ -90,7 +90,7 @@ def _waits(stage: int, precision: str) -> dict:
 
 
 def _all_waits() -> dict:
-    return {f"{stage} {each}": _waits(stage, each) for stage in STAGES for each in PRECISIONS}
+    return {f"{stage} {each}": _waits(stage, each) for stage in STAGES for each in MEASURED_PRECISIONS}
 
 
 def waits() -> dict:

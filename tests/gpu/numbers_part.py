@@ -21,7 +21,7 @@ from zerolab.collectives.names import all_gather_single, reduce_scatter_single
 from zerolab.parity import parity as verified
 from zerolab.parity.reference import compute_deterministically, reference
 
-PRECISIONS = ("fp32", "mixed", "mixed_fp16")
+MEASURED_PRECISIONS = ("fp32", "mixed", "mixed_fp16")
 STEPS = 3
 
 # Ranks that share a GPU.
@@ -50,7 +50,7 @@ def _all_cases() -> list[tuple]:
     """On a rank: the reference and every stage, in each precision. One launch, because a start takes long."""
     arguments = (verified.small_gpt, verified.random_tokens)
     found = []
-    for precision in PRECISIONS:
+    for precision in MEASURED_PRECISIONS:
         expected = reference(
             *arguments, dist.get_world_size(), torch.optim.Adam, STEPS, torch.get_num_threads(), precision
         )

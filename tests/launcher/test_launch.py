@@ -81,23 +81,23 @@ def test_an_edited_zerolab_is_seen_by_the_next_launch(monkeypatch, tmp_path: Pat
     assert zerolab.launch(look, 1) == ["yes"]
 
 
-def test_rank_0_is_heard_while_it_runs(monkeypatch, tmp_path: Path):
+def test_rank_0_is_printed_while_it_runs(monkeypatch, tmp_path: Path):
     class Ear:
         def write(self, text: str) -> None:
             if "ready" in text:
-                (tmp_path / "heard").touch()
+                (tmp_path / "printed").touch()
 
         def flush(self) -> None: ...
 
-    def speak(heard: Path) -> bool:
+    def speak(printed: Path) -> bool:
         print("ready")
         deadline = time.monotonic() + 10
-        while not heard.exists() and time.monotonic() < deadline:
+        while not printed.exists() and time.monotonic() < deadline:
             time.sleep(0.01)
-        return heard.exists()
+        return printed.exists()
 
     monkeypatch.setattr(sys, "stdout", Ear())
-    assert zerolab.launch(speak, 1, tmp_path / "heard") == [True]
+    assert zerolab.launch(speak, 1, tmp_path / "printed") == [True]
 
 
 def test_what_ranks_print_comes_in_rank_order(capsys):
@@ -207,22 +207,22 @@ KERNEL_PROGRAM = """
     from conftest import descendants, eventually, runs
 
     manager, client = start_new_kernel()
-    heard = []
+    printed = []
 
-    def hear(message):
+    def on_output(message):
         if message["msg_type"] == "stream":
-            heard.append(message["content"]["text"])
-            if "working" in heard[-1]:
+            printed.append(message["content"]["text"])
+            if "working" in printed[-1]:
                 manager.interrupt_kernel()
 
     def run(code):
-        content = client.execute_interactive(code, timeout=60, output_hook=hear)["content"]
+        content = client.execute_interactive(code, timeout=60, output_hook=on_output)["content"]
         return content.get("ename"), content.get("evalue", "")
 
     run("import zerolab, time; N = 2")
     run("def cell():\\n    print('in a cell')\\n    return N")
     run("print(zerolab.launch(cell, 2, backend='gloo'))")
-    print("".join(heard).split("\\n"))
+    print("".join(printed).split("\\n"))
 
     run("def bad():\\n    raise ValueError('told')")
     name, value = run("zerolab.launch(bad, 2, backend='gloo')")

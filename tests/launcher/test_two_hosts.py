@@ -84,6 +84,6 @@ def test_a_host_whose_name_leads_to_its_loopback_is_refused_at_once(hosts: list[
     ]
     for done in run_all(commands, tmp_path):
         assert done.returncode == 2
-        assert "leads to 127.0.1.1" in done.output and f"of these: {INTERFACE}\n" in done.output
+        assert "resolves to 127.0.1.1" in done.output and f"of these: {INTERFACE}\n" in done.output
     for done in run_all(commands, tmp_path, GLOO_SOCKET_IFNAME=INTERFACE):
         assert done.returncode == 0, done.output

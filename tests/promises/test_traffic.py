@@ -56,7 +56,7 @@ class Wire:
         def counted(group, tensors: list[torch.Tensor], peer: int, tag: int):
             self.calls[name] += 1
             nbytes = sum(tensor.nbytes for tensor in tensors)
-            control = tag % 2**20 >= 2**20 - 2**12 - 1  # no unit's: roll calls and exchanges
+            control = tag % 2**20 >= 2**20 - 2**12 - 1  # not a unit's: collective checks and exchanges
             self.control_bytes += nbytes * (name == "send" and control)
             self.sent_bytes += nbytes * (name == "send" and not control)
             self.received_bytes += nbytes * (name == "recv" and not control)
@@ -160,7 +160,7 @@ def test_a_broadcast_is_counted_by_the_rank_that_sends():
 
 
 def test_control_messages_are_small_and_counted_apart():
-    """A roll call for each collective and for the exchange: a byte a parameter and a digest."""
+    """A rank sends a check for each collective, and a byte a parameter and a digest in the exchange."""
     for traffic, _, _, control_bytes, _, units in counted(4)[CASES.index(("gpt", 2))]:
         announced_bytes = collective_check.MESSAGE_BYTES * (2 * len(units) + 1)
         assert announced_bytes < control_bytes < announced_bytes + 1000

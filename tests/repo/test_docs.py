@@ -83,5 +83,14 @@ def test_a_picture_is_the_one_that_its_source_gives(name: str):
     assert svg.get("aria-label") and name in guides.text("README.md")
 
 
-def test_the_readme_is_short():
-    assert len(guides.text("README.md").splitlines()) <= 122
+def test_the_readme_is_two_screens():
+    """Three sentences, two commands, a table whose rows are one line each, and ten lines of engine."""
+    text = guides.text("README.md")
+    assert len(text.splitlines()) <= 84
+    about = next(part for part in text.split("\n\n") if part.startswith("zerolab is"))
+    assert len(re.findall(r"[.!?](?=\s|$)", about)) == 3
+    assert [block.split()[0] for block in guides.blocks("README.md", "sh")] == ["git", "./zero"]
+    rows = re.findall(r"^\| \[.* \| (.*) \|$", text, re.M)
+    assert len(rows) >= 9 and max(map(len, rows)) <= 72
+    (engine,) = guides.blocks("README.md", "python")
+    assert len([line for line in engine.splitlines() if line]) <= 10

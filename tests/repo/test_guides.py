@@ -1,4 +1,4 @@
-"""Promise: what README, CONTRIBUTING and the pages of docs/ tell a reader to run, runs as it is written."""
+"""Promise: what the guides and the lessons tell a reader to run, runs as it is written."""
 
 import ast
 import json
@@ -14,9 +14,10 @@ from support import ROOT, guides
 from support.guides import Example
 
 from zerolab import memory, models
-from zerolab.__main__ import COMMANDS
+from zerolab.__main__ import COMMANDS, parse
 
-EXAMPLES = [example for guide in guides.GUIDES for example in guides.examples(guide, guides.text(guide))]
+WRITTEN = (*guides.GUIDES, *guides.LESSONS)
+EXAMPLES = [example for guide in WRITTEN for example in guides.examples(guide, guides.text(guide))]
 AS_WRITTEN = {example.text.strip(): example for example in EXAMPLES if not example.comment}
 SHORTER = {  # flags that win over those of the guide, because they come last
     "train": ["--steps", "3", "--batch", "4"],
@@ -88,13 +89,55 @@ def test_what_is_not_run_here_is_run_by_a_test_that_is_there():
     assert run_elsewhere and [wrong for example in run_elsewhere for wrong in unknown_tests(example)] == []
 
 
-def test_what_no_test_runs_needs_the_network_or_an_editor():
-    not_run = {example.text.split()[0] for example in EXAMPLES if example.comment.startswith("not run: ")}
-    assert not_run == {"git", "pip"}
+NOT_RUN = {
+    ("README.md", "git clone"): "it needs the network",
+    ("CONTRIBUTING.md", "pip install"): "it needs the network",
+    ("cloud/README.md", "git clone"): "it needs the network",
+    ("cloud/README.md", "cloud/gpu.sh"): "it needs a GPU",
+    ("cloud/README.md", "ssh -N"): "it needs a second machine",
+    ("cloud/README.md", ".venv/bin/python -m"): "it needs eight GPUs",
+    ("docs/gpus.md", "!git clone"): "it needs the network",
+    ("docs/gpus.md", "!python -m"): "it needs a GPU",
+}
+"""Everything in the guides that no test runs, by the page and the first two words, and the reason."""
+
+
+def test_what_no_test_runs_is_on_the_list_with_its_reason():
+    not_run = [each for each in EXAMPLES if each.comment.startswith("not run: ")]
+    found = {(each.guide, " ".join(each.text.split()[:2])): each.comment for each in not_run}
+    assert found == {place: f"not run: {reason}" for place, reason in NOT_RUN.items()}
+    assert len(not_run) == len(found)
+
+
+def test_the_flags_of_what_no_test_runs_are_there():
+    lines = [each.text for each in EXAMPLES if each.comment.startswith("not run: ")]
+    arguments = [line.split(" -m zerolab ")[1].split() for line in lines if " -m zerolab " in line]
+    assert [parse(each, each[0]).command for each in arguments] == ["train", "verify"]
+
+
+@pytest.mark.parametrize("guide", guides.GUIDES)
+def test_no_command_hides_in_a_fence(guide: str):
+    assert guides.hidden_fences(guides.text(guide)) == []
+
+
+@pytest.mark.parametrize(
+    ("written", "hidden"),
+    [
+        ("```\n./zero lab\n```\n", "no language"),
+        ("```bash\n./zero lab\n```\n", "bash"),
+        ("- a\n  ```sh\n  ./zero lab\n  ```\n", "  ```sh"),
+        ("~~~sh\n./zero lab\n~~~\n", "~~~sh"),
+        ("```text\n$ ./zero lab\n```\n", "$ ./zero lab"),
+        ("```sh title=1\n./zero lab\n```\n", "a fence that is not closed"),
+    ],
+)
+def test_a_fence_that_escapes_the_tests_is_found(written: str, hidden: str):
+    assert hidden in guides.hidden_fences(written)
+    assert guides.hidden_fences("```sh\n./zero lab\n```\n\n```text\nout\n```\n") == []
 
 
 def test_a_command_that_a_sentence_names_is_there():
-    for guide in guides.GUIDES:
+    for guide in WRITTEN:
         named = set(re.findall(r"`\./zero ([a-z]+)", guides.text(guide)))
         assert named <= {"lab", "test", "help", *COMMANDS}, guide
 
@@ -183,6 +226,14 @@ def test_the_example_of_the_readme_gives_the_bytes_of_both_ranks(tmp_path: Path)
     psi = sum(each.numel() for each in models.make("gpt-tiny").parameters())
     for held in json.loads(run([sys.executable, "example.py"], tmp_path)):
         assert isinstance(held, int) and is_all_of(held, memory.model_states(psi, 2, 3, "fp32"))
+
+
+def test_the_cell_for_kaggle_runs(tmp_path: Path):
+    _, cell, _ = guides.blocks("docs/gpus.md", "ipython")
+    lines = cell.splitlines()
+    assert re.match(r"2\.\d+", run([sys.executable, "-c", lines[0]], tmp_path))
+    (command,) = [line.removeprefix("!") for line in lines if line.startswith("!")]
+    assert "True" in run(words(command), tmp_path)
 
 
 def test_the_example_about_checkpoints_goes_on_where_it_stopped(tmp_path: Path):

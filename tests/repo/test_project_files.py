@@ -3,7 +3,11 @@
 import itertools
 import json
 import re
+import subprocess
+import sys
 import tomllib
+from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 import yaml
@@ -34,6 +38,48 @@ def test_there_is_a_workflow_for_style_tests_notebooks_and_docs():
     assert WORKFLOWS == ["docs.yml", "notebooks.yml", "style.yml", "tests.yml"]
 
 
+SCHEMAS = {
+    "github-workflows": "workflows/*.yml",
+    "github-issue-forms": "ISSUE_TEMPLATE/[!c]*.yml",
+    "github-issue-config": "ISSUE_TEMPLATE/config.yml",
+    "dependabot": "dependabot.yml",
+    "citation-file-format": "../CITATION.cff",
+}
+"""The schema of each kind of file, and the files, from `.github`."""
+
+
+def fit(schema: str, files: Iterable[Path]) -> subprocess.CompletedProcess:
+    """Whether files fit a schema that check-jsonschema brings along; it needs no network for that."""
+    pytest.importorskip("check_jsonschema")
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}", *files]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_a_file_fits_its_schema(schema: str):
+    files = sorted(GITHUB.glob(SCHEMAS[schema]))
+    assert files
+    checked = fit(schema, files)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "says"),
+    [
+        ("runs-on: ubuntu-24.04", "run-on: ubuntu-24.04", "run-on"),
+        ("timeout-minutes: 10", "timeout-minutes: soon", "soon"),
+        ("permissions: {contents: read}", "permissions: {contents: all}", "all"),
+        ("    steps:", "    step:", "step"),
+    ],
+)
+def test_a_workflow_with_a_mistake_does_not_fit(right: str, wrong: str, says: str, tmp_path: Path):
+    text = (GITHUB / "workflows/style.yml").read_text("utf-8")
+    assert right in text
+    (tmp_path / "style.yml").write_text(text.replace(right, wrong))
+    checked = fit("github-workflows", [tmp_path / "style.yml"])
+    assert checked.returncode == 1 and says in checked.stdout
+
+
 @pytest.mark.parametrize("name", WORKFLOWS)
 def test_a_workflow_may_only_read_and_ends(name: str):
     """Every job has a deadline, every action a version, and writing is granted where a job publishes."""
@@ -60,14 +106,6 @@ def test_every_python_meets_every_torch_that_pyproject_takes():
     pythons = SpecifierSet(PROJECT["requires-python"])
     assert all(python in pythons for python in matrix["python"]) and "3.10" not in pythons
     assert matrix["python"] == re.findall(r"\b(3\.1\d) *[|)]", (ROOT / "zero").read_text("utf-8"))[:3]
-
-
-def test_the_colab_job_has_colabs_versions_and_lessons():
-    text = (GITHUB / "workflows/notebooks.yml").read_text("utf-8")
-    assert "ipywidgets==7.7.1 ipython==7.34.0" in text
-    (built,) = re.findall(r"notebooks/build\.py (.+)", text)
-    sources = {path.stem for path in (ROOT / "notebooks/source").glob("*.py")}
-    assert {name[:2] for name in built.split()} == {"00", "01", "04", "06"} and set(built.split()) <= sources
 
 
 def test_files_that_a_workflow_names_are_there():

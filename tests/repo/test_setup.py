@@ -12,6 +12,7 @@ import pytest
 from support import ROOT
 from support.stub_machine import Machine
 
+import zerolab
 from zerolab.__main__ import COMMANDS
 
 
@@ -122,3 +123,8 @@ def test_every_command_of_the_package_is_a_command_here(machine: Machine):
 def test_without_a_command_it_says_what_there_is(machine: Machine):
     code, said, calls = machine.zero()
     assert code == 0 and "./zero lab" in said and calls == []
+
+
+def test_the_version_is_printed_and_sets_nothing_up(machine: Machine):
+    code, said, calls = machine.zero("--version")
+    assert (code, said, calls) == (0, f"zerolab {zerolab.__version__}\n", [])

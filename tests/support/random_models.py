@@ -176,7 +176,7 @@ def train_sharded(cases: list[Case], folders: list[Path | None]) -> list[list[Fo
     """On a rank: each case at each stage. Where it has a folder, it is saved there at one of them."""
     found = []
     for place, (case, folder) in enumerate(zip(cases, folders, strict=True)):
-        print(case, flush=True)  # so that a hang can be laid at its door
+        print(case, flush=True)  # to show which case hangs
         saved_at = STAGES[place % len(STAGES)]
         found.append([train_at(case, s, folder if s == saved_at else None) for s in STAGES])
     return found

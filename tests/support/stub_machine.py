@@ -7,8 +7,9 @@ from pathlib import Path
 from support import ROOT
 
 TOOLS = ["sh", "dirname", "cat", "id", "uname", "df", "awk", "sed", "grep", "cksum"]
-TOOLS += ["rm", "mkdir", "ls", "sleep", "cp"]
-FILES = ["zero", "requirements.txt", "binder/requirements.txt", "zerolab/__main__.py"]
+TOOLS += ["rm", "mkdir", "ls", "sleep", "cp", "cmp"]
+FILES = ["zero", "pyproject.toml", "requirements.txt", "binder/requirements.txt", "zerolab/__main__.py"]
+FILES += ["tools/colab.sh", "tools/colab.txt"]
 
 STUB_PYTHON = """#!/bin/sh
 echo "$*" >>"$STUB_LOG"
@@ -19,8 +20,9 @@ case "$1 $2" in
     "-m pip")
         [ -z "${STUB_SLOW_PIP:-}" ] || sleep 30
         case "$*" in *" --quiet "*) ;; *) echo "Requirement already satisfied" ;; esac
-        while [ "$1" != --log ]; do shift; done
-        echo "${STUB_PIP:-}" >"$2"
+        log=/dev/null
+        while [ $# -gt 0 ]; do [ "$1" != --log ] || log=$2; shift; done
+        echo "${STUB_PIP:-}" >"$log"
         [ -z "${STUB_PIP:-}" ]
         ;;
     "-m pytest") [ "${STUB_FAILS:-}" != "$3" ] ;;
@@ -51,8 +53,12 @@ class Machine:
 
     def zero(self, *words: str, **settings: str) -> tuple[int, str, list[str]]:
         """Run ./zero; its exit code, what it said, and the Python calls it made."""
+        return self.run("zero", *words, **settings)
+
+    def run(self, script: str, *words: str, **settings: str) -> tuple[int, str, list[str]]:
+        """Run a script of the clone."""
         self.log.write_text("")
-        command = ["sh", str(self.clone / "zero"), *words]
+        command = ["sh", str(self.clone / script), *words]
         done = subprocess.run(
             command,
             env=self.environment(**settings),

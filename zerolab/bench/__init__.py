@@ -1,8 +1,7 @@
-"""Side by side with DDP, ZeroRedundancyOptimizer, fully_shard and DeepSpeed: ``python -m zerolab bench``.
+"""Compare zerolab with DDP, ZeroRedundancyOptimizer, fully_shard and DeepSpeed: ``python -m zerolab bench``.
 
-contestants.py says who takes part and how each trains. race.py has all of them take steps in turn in one
-process group; footprint.py weighs each alone, in memory and on the wire; overhead.py tells the engine's own
-share from computation and wire; sweep.py lets ranks and parameters grow. ratios.py is the arithmetic,
-targets.py what we set out to reach, table.py and plot.py show it, machine.py says where it ran, and bench.py
-is the command.
+contestants.py builds the contestants. race.py times their steps, in turn, in one process group. footprint.py
+measures the memory and the bytes sent of each one alone. overhead.py measures the engine's own share of a
+step. sweep.py varies ranks and parameters. ratios.py is the arithmetic, targets.py has the targets, table.py
+and plot.py show the results, machine.py describes the machine, and bench.py is the command.
 """

@@ -1,4 +1,4 @@
-"""The command: ``python -m zerolab bench``."""
+"""Run the command ``python -m zerolab bench``."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""The contestants: the same model, data and update, and each engine's own way of training them on many ranks.
+"""Build the contestants: one model, data and update, trained on many ranks by each engine.
 
 Every engine is used as its documentation says to, with nothing tuned; all get the same optimizer class with
 the same flags.
@@ -66,14 +66,14 @@ def enter(name: str, build: Callable[[], nn.Module], update: str, seed: int = 0)
 
 
 def absent(name: str) -> str | None:
-    """Why a contestant cannot take part here; None where it can."""
+    """Return why a contestant cannot run here, or None if it can."""
     if name.startswith("deepspeed") and importlib.util.find_spec("deepspeed") is None:
         return "not installed"
     return None
 
 
 def alone(model: nn.Module, flags: dict) -> Contestant:
-    """Every rank trains for itself: the floor, which nothing that computes as much can be below."""
+    """Train on every rank without communication: the lower bound on the time of a step."""
     optimizer = Adam(model.parameters(), lr=LEARNING_RATE, **flags)
     return Contestant(model, optimizer.step, optimizer.zero_grad, partial(_copy, model), model, optimizer)
 
@@ -120,7 +120,7 @@ def fully_sharded(model: nn.Module, flags: dict, nodes: int = 1, **options) -> C
 
 
 def deepspeed(model: nn.Module, flags: dict, stage: int) -> Contestant:
-    """DeepSpeed's ZeRO in fp32 with the same torch optimizer, which it has to be told to accept."""
+    """DeepSpeed's ZeRO in fp32 with the same torch optimizer, by zero_allow_untested_optimizer."""
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")

@@ -1,12 +1,11 @@
-"""The footprint: what each contestant holds at its peak, and what it sends, one contestant a launch.
+"""Measure what each contestant holds at its peak, and what it sends, one contestant a launch.
 
-All are measured in the same way, from outside, because what an engine says of itself cannot be compared with
-what another one says.
+All are measured in the same way, from outside, because engines count their own memory in different ways.
 
 Memory. On a CPU, the peak of resident memory (VmHWM, which Linux lets a process reset) above what was
 resident before the model was built: parameters, gradients, optimizer state, buffers and activations
 together. Before that the same engine trains a tiny model, so that libraries, threads and connections do not
-count. On a GPU, what torch's allocator says of the same span.
+count. On a GPU, the peak of torch's allocator over the same time.
 
 Wire. The bytes that a rank gave to the kernel's write call during a step (wchar of /proc/self/io), which is
 how gloo sends. On NCCL there is no such counter, and only zerolab's stages have a number: their own ledger's.
@@ -69,7 +68,7 @@ def weigh(settings: Settings, name: str) -> Footprint:
 
 
 def _weigh(settings: Settings, name: str) -> Footprint:
-    """One rank's part."""
+    """Measure on one rank."""
     torch.set_num_threads(settings.threads)
     _train(enter(name, _TINY, settings.update), Batches(_TINY, batch=1))
     batches = Batches(settings.build, settings.batch)
@@ -85,7 +84,7 @@ def _weigh(settings: Settings, name: str) -> Footprint:
 
 
 def _train(contestant: Contestant, batches: Batches) -> int | None:
-    """A few steps; the bytes sent in the last of them."""
+    """Train for a few steps; return the bytes sent in the last one."""
     for step in range(STEPS):
         batch = batches.of(step)
         dist.barrier()
@@ -126,7 +125,7 @@ def _settled_bytes() -> int | None:
 
 
 def peak_bytes() -> int | None:
-    """The most that was in use since then."""
+    """Return the peak of the memory since then."""
     if device().type == "cuda":
         return torch.cuda.max_memory_allocated()
     return _status_bytes("VmHWM")
@@ -141,7 +140,7 @@ def _status_bytes(field: str) -> int | None:
 
 
 def written_bytes() -> int | None:
-    """What this process has handed to write() so far; None where that is not how ranks talk."""
+    """Return the bytes that this process passed to write(); None where ranks do not send through it."""
     if device().type == "cuda" or not os.path.exists("/proc/self/io"):
         return None
     fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())

@@ -1,4 +1,4 @@
-"""The machine a benchmark ran on, without which its numbers mean nothing."""
+"""Describe the machine that a benchmark ran on."""
 
 import os
 import platform
@@ -26,7 +26,7 @@ def describe() -> dict[str, str | int | float]:
 
 
 def processor() -> str:
-    """The processor's name, from Linux's own list where there is one."""
+    """Return the processor's name, from Linux's own list where there is one."""
     listed = Path("/proc/cpuinfo")
     if listed.exists():
         for line in listed.read_text().splitlines():
@@ -36,7 +36,7 @@ def processor() -> str:
 
 
 def in_words(machine: dict) -> str:
-    """One line for the head of a table."""
+    """Return one line for the head of a table."""
     gpus = f", {machine['gpus']}" if "gpus" in machine else ""
     return (
         f"{machine['processor']}, {machine['cores']} cores, {machine['memory_bytes'] / 1e9:.0f} GB{gpus}; "

@@ -1,8 +1,8 @@
-"""What an engine holds and sends, seen from outside, so that one count serves every engine.
+"""Measure what an engine holds and sends, from outside, so that one count serves every engine.
 
-`held_bytes` asks live storages for their sizes. `Ledger` counts what an engine hands to its process groups.
-Both look at the tensors themselves, and at nothing that an engine says of itself. zerolab's own optimizer is
-the exception: its collectives run on a thread of their own, so its census and its trace are read.
+`held_bytes` adds the sizes of live storages. `Ledger` counts the tensors that an engine passes to its process
+groups. Neither uses an engine's own count. zerolab's optimizer is the exception: its collectives run on a
+thread of their own, so its census and its trace are used.
 """
 
 from collections.abc import Iterable

@@ -1,10 +1,10 @@
-"""The engine's own share of a step: what is neither computation nor wire.
+"""Measure the engine's own share of a step: what is neither computation nor communication.
 
-Two measurements, each blind where the other sees. On one rank nothing is sent, and a step is the plain loop's
-computation and whatever the engine adds; so its time over the floor's, round by round, is all of the
-engine's share but for what only several ranks cause. On several ranks a profile says in whose code a rank's
-main thread spent its time, by file. Profiling makes Python calls slower and leaves kernels as they are, so
-the engine's share by profile is an upper bound.
+There are two measurements; each misses something that the other one finds. On one rank nothing is sent, and a
+step is the plain loop's computation and what the engine adds. So the ratio of its time to the floor's, in
+each round, has all of the engine's share except what only several ranks cause. On several ranks a profile
+gives the time that a rank's main thread spent in each file. Profiling makes Python calls slower and leaves
+kernels as they are, so the engine's share by profile is an upper bound.
 """
 
 import cProfile
@@ -38,7 +38,7 @@ class Shares:
 
 
 def on_one_rank(settings: Settings, names: list[str]) -> dict[str, Spread]:
-    """Each contestant's step over the floor's, where there is nobody to talk to."""
+    """Return the ratio of each contestant's step to the floor's on one rank, which sends nothing."""
     names = [FLOOR, *names]
     title = f"{settings.title} on one rank"
     found = race(replace(settings, world_size=1, names=tuple(names), title=title))
@@ -51,7 +51,7 @@ def by_profile(settings: Settings, name: str) -> Shares:
 
 
 def _profile(settings: Settings, name: str) -> Shares:
-    """One rank's part; all profile, so that none waits for a slower one."""
+    """Run one rank's part; all ranks profile, so that none waits for a slower one."""
     torch.set_num_threads(settings.threads)
     contestant = enter(name, settings.build, settings.update)
     batches = Batches(settings.build, settings.batch)

@@ -1,4 +1,4 @@
-"""The report as a picture: time, memory and bytes of every contestant, a row of panels for each table."""
+"""Plot time, memory and bytes of every contestant, a row of panels for each table."""
 
 from pathlib import Path
 

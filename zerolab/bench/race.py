@@ -1,8 +1,9 @@
-"""The race: all contestants in one process group, each taking one step a round.
+"""Time the contestants: all of them in one process group, each taking one step a round.
 
-A machine drifts: it warms up, and other programs come and go. Were contestants run one after another, whoever
-met the quiet minute would win. Here every round has all of them within seconds, in an order that is shuffled
-anew (the same on all ranks), so that nobody always follows the same neighbour.
+The speed of a machine changes: it warms up, and other programs start and end. If contestants ran one after
+another, the one that ran while the machine was idle would win. Here each round has all of them within
+seconds. Their order is shuffled in each round, equally on all ranks, so no contestant always follows the same
+one.
 """
 
 import gc
@@ -91,7 +92,7 @@ def race(settings: Settings) -> Result:
 
 
 def _train_in_turn(settings: Settings) -> Result:
-    """One rank's part of the race."""
+    """Run one rank's part of the race."""
     torch.set_num_threads(settings.threads)
     contestants = {name: enter(name, settings.build, settings.update) for name in settings.names}
     start = next(iter(contestants.values())).read()
@@ -133,7 +134,7 @@ def _say(settings: Settings, done: int) -> None:
 
 
 def _differences(contestants: dict[str, Contestant], start: dict[str, Tensor]) -> dict[str, float]:
-    """How far apart the same steps have left the contestants, as `Result` has it."""
+    """Return how far apart the same steps have left the contestants, as `Result` has it."""
     against = next((name for name in contestants if name != FLOOR), FLOOR)
     reference = contestants[against].read()
     way = _distance(reference, start)

@@ -1,8 +1,8 @@
-"""The arithmetic of a race: contestants are compared round by round, and a ratio is the median over rounds.
+"""Compare contestants round by round; a ratio is the median over the rounds.
 
 Steps a second apart run under the same other load on the machine; steps a minute apart may not. So the
-quotient is taken within a round, where what disturbed one side most likely disturbed the other, and only then
-the median: the quotient of two medians would compare steps that never were neighbours.
+quotient is taken within a round, where a disturbance most likely affects both sides. The median is taken
+after that. The quotient of two medians would compare steps that were far apart in time.
 """
 
 from collections.abc import Sequence

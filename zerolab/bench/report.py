@@ -1,4 +1,4 @@
-"""The report: one table's measurements together, and all of them as JSON."""
+"""Collect the measurements of one table, and write all of them as JSON."""
 
 from dataclasses import asdict, dataclass, field
 

@@ -1,10 +1,10 @@
-"""The sweep: more ranks, and more parameters. What a step costs above its own computation should grow with
-parameters alone.
+"""Measure how the cost of a step grows with ranks and with parameters.
 
-With more ranks than cores, ranks take turns, and wall time says more of the queue than of the engine. So the
-sweep reads processor time: what all threads of one rank used in a step, less what the floor used in the same
-round. It holds the engine's work, the summing, and the copies in and out of sockets. A rank's bytes grow as
-(N-1)/N, by 7/4 from 2 ranks to 8, so the cost should be flat by the byte, and by the parameter.
+What a step costs besides its own computation should grow with parameters alone. With more ranks than cores,
+ranks take turns, and wall time measures their waiting. So the sweep uses processor time: what all threads of
+one rank used in a step, minus what the floor used in the same round. It includes the engine's work, the sums,
+and the copies in and out of sockets. A rank's bytes grow as (N-1)/N, by 7/4 from 2 ranks to 8, so the cost
+should be constant for each byte, and for each parameter.
 """
 
 from collections.abc import Callable
@@ -39,17 +39,17 @@ class Point:
 
 
 def gpt(width: int, depth: int, context: int = 256) -> GPT:
-    """A GPT with heads 64 wide."""
+    """Return a GPT with heads 64 wide."""
     return GPT(width=width, depth=depth, heads=width // 64, context=context)
 
 
 def by_ranks(settings: Settings) -> list[Point]:
-    """The same model on 1 to 8 ranks."""
+    """Measure the same model on 1 to 8 ranks."""
     return [_point(replace(settings, world_size=each)) for each in WORLD_SIZES]
 
 
 def by_parameters(settings: Settings) -> list[Point]:
-    """Models of growing size on the same ranks; one that would not fit into memory is left out, aloud."""
+    """Measure models of growing size on the same ranks; skip with a message what does not fit into memory."""
     points = []
     for width, depth in SHAPES:
         larger = replace(settings, build=partial(gpt, width, depth))
@@ -83,6 +83,6 @@ def _point(settings: Settings) -> Point:
 
 
 def count(build: Callable[[], nn.Module]) -> int:
-    """The parameters of a model, without the memory for them."""
+    """Return the number of parameters of a model, without the memory for them."""
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in build().parameters())

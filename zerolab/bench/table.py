@@ -1,4 +1,4 @@
-"""The report in words: what ``python -m zerolab bench`` prints."""
+"""Format the report as text, which ``python -m zerolab bench`` prints."""
 
 from collections.abc import Callable, Iterator
 
@@ -13,7 +13,7 @@ _NAME = 12
 
 
 def text(report: Report) -> str:
-    """The whole report."""
+    """Return the whole report."""
     parts = [in_words(report.machine), *(one_table(table, report.settings) for table in report.tables)]
     if report.by_ranks:
         parts.append(_sweep(report.by_ranks, "ranks", "byte sent", _sent_bytes))
@@ -90,7 +90,7 @@ def _targets(table: Table) -> Iterator[str]:
 
 
 def _sweep(points: list[Point], what: str, per: str, count: Callable[[Point, str], float]) -> str:
-    """A line a point; in brackets what the cost comes to by what it should be proportional to."""
+    """Format a line for each point; the cost by the quantity it should be proportional to is in brackets."""
     names = list(points[0].extra_cpu_seconds)
     lines = [
         f"Sweep over {what}: processor time of a rank above the floor's, ms a step (ns a {per})",

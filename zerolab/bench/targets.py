@@ -1,7 +1,7 @@
-"""What we set out to reach, before any of it was measured: each target, with what was found.
+"""The project's targets, set before the measurements: each with what was measured.
 
-They were set for the 11M GPT on two ranks and two cores; on other machines and sizes the same lines say how
-it is there.
+They were set for the 11M GPT on two ranks and two cores. On other machines and sizes the same targets are
+printed.
 """
 
 from collections.abc import Iterator, Mapping

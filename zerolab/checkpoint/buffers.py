@@ -1,4 +1,4 @@
-"""Buffers: every rank has its own, such as BatchNorm's running statistics, so every rank's are stored."""
+"""Save and load buffers. Each rank has its own, such as BatchNorm's running statistics."""
 
 import hashlib
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from zerolab.optimizer import Shard
 
 
 def persistent(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The buffers that ``model.state_dict()`` has too, by name."""
+    """Return the buffers that ``model.state_dict()`` has too, by name."""
     return {
         f"{prefix}.{name}".removeprefix("."): buffer
         for prefix, module in model.named_modules()
@@ -23,7 +23,7 @@ def persistent(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def digests(model: nn.Module) -> dict[str, bytes]:
-    """A few bytes for each buffer, which differ where its values do."""
+    """Return a few bytes for each buffer, which differ where its values do."""
     return {name: _digest(buffer) for name, buffer in persistent(model).items()}
 
 
@@ -45,7 +45,7 @@ def restore(model: nn.Module, rank: int, folder: Path, stored: dict[str, list[Re
 
 
 def key_of(name: str, rank: int) -> str:
-    """The name under which a rank's buffer is stored."""
+    """Return the name under which a rank's buffer is stored."""
     return f"buffers.{rank}.{name}"
 
 

@@ -1,4 +1,4 @@
-"""Extra state: what modules keep beside parameters and buffers, by ``get_extra_state``; each rank its own."""
+"""Save and load what modules return from ``get_extra_state``, for each rank."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from torch import nn
 
 
 def keepers(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules that have extra state, by name.
+    """Return the modules that have extra state, by name.
 
     Raises: ValueError for one that could not take it back.
     """
@@ -21,7 +21,7 @@ def keepers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def collect(model: nn.Module) -> dict[str, Any]:
-    """What the modules keep, by their names."""
+    """Return what the modules keep, by their names."""
     return {name: module.get_extra_state() for name, module in keepers(model).items()}
 
 
@@ -32,7 +32,7 @@ def restore(model: nn.Module, states: dict[str, Any]) -> None:
 
 
 def key_of(rank: int) -> str:
-    """The name under which a rank's extra state is stored."""
+    """Return the name under which a rank's extra state is stored."""
     return f"extra_state.{rank}"
 
 

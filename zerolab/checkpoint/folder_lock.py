@@ -1,4 +1,4 @@
-"""FolderLock: one save at a time into a folder, whichever runs it is that save there."""
+"""FolderLock: only one process at a time saves into a folder."""
 
 import errno
 import fcntl

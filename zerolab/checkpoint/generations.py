@@ -1,4 +1,4 @@
-"""Generations: a folder of checkpoints in which writing the next can never harm the last.
+"""Manage a folder of checkpoints: writing the next one never damages the last one.
 
     path/LATEST               the name of the newest complete generation, and its CRC-32
     path/.lock                locked while a process saves
@@ -25,7 +25,7 @@ _NAME = re.compile(r"generation-\d{6,}")
 
 
 def begin(path: Path) -> Path:
-    """An empty folder for the next generation; what interrupted saves have left behind is removed.
+    """Return an empty folder for the next generation; what interrupted saves have left behind is removed.
 
     Raises: FileExistsError where another process has saved into ``path`` since this one did.
     """
@@ -41,9 +41,7 @@ def begin(path: Path) -> Path:
 
 
 def commit(folder: Path, keep: int) -> None:
-    """Make ``folder``, now complete, the generation to load; of the older ones keep so many that there are
-    ``keep``.
-    """
+    """Make the complete ``folder`` the generation to load, and keep the newest ``keep`` generations."""
     path = folder.parent
     _sync(folder)
     put(path / LATEST, _checksummed(folder.name).encode())
@@ -74,7 +72,7 @@ def discard(folder: Path) -> None:
 
 
 def find(path: Path) -> Path:
-    """The generation to load: the latest in ``path``, or ``path`` itself if it is one.
+    """Return the generation to load: the latest in ``path``, or ``path`` itself if it is one.
 
     Whoever loads goes on from there, so that other processes may have saved into ``path`` before.
     Raises: FileNotFoundError where there is none; OSError where LATEST is damaged; ValueError for one that an
@@ -115,7 +113,7 @@ def _latest(path: Path) -> str:
 
 
 def _checksummed(name: str) -> str:
-    """What LATEST holds."""
+    """Return what LATEST holds."""
     return f"{name} {zlib.crc32(name.encode()):08x}\n"
 
 
@@ -125,7 +123,7 @@ def _complete(path: Path) -> str:
 
 
 def others(folder: Path) -> list[Path]:
-    """The complete generations beside ``folder``, newest first."""
+    """Return the complete generations beside ``folder``, newest first."""
     found = _generations(folder.parent)
     return [each for each in reversed(found) if each != folder and (each / MANIFEST).exists()]
 
@@ -140,7 +138,7 @@ def _require_ours(path: Path) -> None:
 
 
 def _generations(path: Path) -> list[Path]:
-    """The folders of generations, complete or not, oldest first. Whatever else lies in ``path`` is let be."""
+    """Return the folders of generations, complete or not, oldest first; ignore other files in ``path``."""
     return sorted((each for each in path.iterdir() if _NAME.fullmatch(each.name)), key=_number)
 
 

@@ -1,4 +1,4 @@
-"""Manifest: what a checkpoint says of itself, so that it is read into the right model or not at all."""
+"""Describe a checkpoint's contents, so that it loads only into a matching model."""
 
 import pickle
 from collections.abc import Iterable, Iterator
@@ -18,13 +18,14 @@ from zerolab.optimizer import Shard, ZeroOptimizer
 
 
 def key_of(shard: Shard) -> str:
-    """The name under which a shard's tensor is stored."""
+    """Return the name under which a shard's tensor is stored."""
     return f"model.{shard.name}" if shard.key is None else f"optimizer.{shard.name}.{shard.key}"
 
 
 def describe(optimizer: ZeroOptimizer) -> dict:
-    """Names and forms, the optimizer's class, its parameter groups by name, and its state but for the values
-    that are sharded: of those the dtype. Only its records are still missing.
+    """Describe the parameters, the optimizer's class, its parameter groups by name, and its state.
+
+    Of values that are sharded it has the dtype only. The records are added later.
 
     Warns of values that `read` refuses without ``trust``. Raises: ValueError for one that does not pickle.
     """
@@ -74,7 +75,7 @@ def write(folder: Path, manifest: dict) -> None:
 
 
 def read(folder: Path, trust: bool) -> dict:
-    """The manifest of a generation, its records by key.
+    """Return the manifest of a generation, its records by key.
 
     Raises: OSError where it is damaged, UnpicklingError where loading it needs ``trust``, ValueError where
         another version wrote it.
@@ -159,7 +160,7 @@ def _check_forms(kind: str, stored: dict[str, str], ours: dict[str, str]) -> Non
 
 
 def _forms(model: nn.Module) -> dict[str, str]:
-    """How each parameter lies in memory, by name: its elements are stored in the order of memory."""
+    """Return how each parameter lies in memory, by name: its elements are stored in the order of memory."""
     return {name: _form(parameter) for name, parameter in model.named_parameters()}
 
 
@@ -186,5 +187,5 @@ def _options(group: dict) -> dict:
 
 
 def _in_order(first: Iterable[str], second: Iterable[str]) -> list[str]:
-    """The names of both, each once: the order in which a first difference is looked for."""
+    """Return the names of both, each once: the order in which a first difference is looked for."""
     return list(dict.fromkeys([*first, *second]))

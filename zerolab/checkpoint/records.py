@@ -1,8 +1,8 @@
-"""Records: named slices of flattened tensors, and objects, in a checkpoint's files.
+"""Write and read slices of flattened tensors, and objects, by name in a checkpoint's files.
 
 What a checkpoint holds must not depend on how many ranks wrote it. So every tensor is stored flat, under its
-name, as the slices that the ranks happened to own. A reader asks for whatever slices it needs, and gets each
-put together from the stored ones that overlap it: no rank ever holds the whole.
+name, as the slices that the ranks happened to own. A reader requests the slices it needs, and each is
+assembled from the stored ones that overlap it. So no rank ever holds a whole tensor.
 
 The files are in torch.distributed.checkpoint's format: a record is what torch.save writes of one tensor or
 object, and `torch_metadata` says where it is. zerolab reads its own list of records instead, in the manifest.
@@ -134,7 +134,7 @@ def read(folder: Path, record: Record, trust: bool = False) -> Any:
 
 
 def pickled(what: str, value: Any) -> bytes:
-    """What torch.save writes of an object. Warns where `unpickle` will refuse it."""
+    """Return what torch.save writes of an object. Warns where `unpickle` will refuse it."""
     content = serialized(value)
     if names := _needs_code(io.BytesIO(content)):
         warnings.warn(f"{what} holds {names}: only load(..., trust=True) will read it", stacklevel=2)
@@ -142,7 +142,7 @@ def pickled(what: str, value: Any) -> bytes:
 
 
 def serialized(value: Any) -> bytes:
-    """What torch.save writes of an object."""
+    """Return what torch.save writes of an object."""
     buffer = io.BytesIO()
     torch.save(value, buffer)
     return buffer.getvalue()
@@ -174,7 +174,7 @@ def _needs_code(buffer: io.BytesIO) -> str:
 
 
 def torch_metadata(records: list[Record]) -> bytes:
-    """The ``.metadata`` by which torch.distributed.checkpoint's own tools find the records.
+    """Return the ``.metadata`` by which torch.distributed.checkpoint's own tools find the records.
 
     `_StorageInfo` is no public name of torch's; it is used here alone. Tried on torch 2.13.0.
     """

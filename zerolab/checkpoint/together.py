@@ -1,4 +1,4 @@
-"""Steps that succeed on all ranks or on none."""
+"""Run steps that succeed on all ranks or on none."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -11,10 +11,10 @@ Answer = TypeVar("Answer")
 
 
 def from_rank_0(comm: Comm, action: Callable[[], Answer]) -> Answer:
-    """What ``action`` returns on rank 0, where alone it runs, on every rank; its error, if it fails, too.
+    """Run ``action`` on rank 0 only, and return its result, or raise its error, on every rank.
 
-    An error that stayed with rank 0 would leave the others waiting for it. Its ``raised_on`` tells a launcher
-    whose it is. Comm: the answer, pickled.
+    If only rank 0 raised, the others would wait for it. A launcher reads in ``raised_on`` whose error it is.
+    Comm: the answer, pickled.
     """
     message: list[Any] = [None, None]
     if comm.rank == 0:
@@ -31,7 +31,7 @@ def from_rank_0(comm: Comm, action: Callable[[], Answer]) -> Answer:
 
 
 def on_every_rank(comm: Comm, failed: str, action: Callable[[], Answer]) -> Answer:
-    """What ``action`` returns on this rank, after it has returned on all of them.
+    """Run ``action`` on every rank, and return its result after it has returned on all of them.
 
     Raises: OSError on every rank if it failed on any: the error of the lowest such rank, its ``raised_on``.
     """
@@ -51,7 +51,7 @@ def on_every_rank(comm: Comm, failed: str, action: Callable[[], Answer]) -> Answ
 
 
 def gather(comm: Comm, value: Answer) -> list[Answer]:
-    """Every rank's ``value``, in rank order, on every rank. Comm: the values, pickled."""
+    """Return every rank's ``value``, in rank order, on every rank. Comm: the values, pickled."""
     values = [value] * comm.world_size
     dist.all_gather_object(values, value, group=comm.control.group)
     return values

@@ -1,9 +1,9 @@
-"""A model's state dict as a file that torch.load reads, written without ever having the model in memory.
+"""Write a model's state dict as a file that torch.load reads, without the whole model in memory.
 
 torch.save wants all tensors at once. But its file is a zip archive: a pickle in which each tensor only refers
 to a record, and the records. So the pickle can be written from shapes alone, and the records one by one as
-the parameters are gathered. What the pickle says of a tensor is taken from what torch itself pickles of an
-empty one; that it comes in this order is documented nowhere, and used here alone. Tried on torch 2.13.0.
+the parameters are gathered. The pickle of a tensor is made from torch's own pickle of an
+empty one. The order of its parts is not documented, and only this module uses it. Tried on torch 2.13.0.
 
 torch.save of fake tensors under torch.serialization.skip_data writes such a file too. But it leaves every
 checksum 0, loses the tensors in a module's extra state, and is a prototype.
@@ -71,7 +71,7 @@ class Archive:
         ours: dict[torch.Tensor, torch.dtype] = {
             parameter: dtypes[name] for name, parameter in self.parameters.items()
         }
-        # Parameters themselves, where state_dict would detach them: those that are away let nobody do that.
+        # The parameters themselves: state_dict would detach them, and freed parameters cannot be detached.
         state_dict = optimizer.model.state_dict(keep_vars=True)
         pickled, self.records = _pickle_by_reference(state_dict, lambda t: ours.get(t, t.dtype))
         self.file = open(self.partial, "wb")  # noqa: SIM115 (closed by commit or discard)
@@ -148,7 +148,7 @@ class _Record(tuple):
 
 
 def _rebuild(shape: torch.Size, dtype: torch.dtype, number: int) -> tuple[Callable, tuple]:
-    """How a loader rebuilds a tensor of that kind from a record: as torch says it of an empty one."""
+    """Return how a loader rebuilds a tensor of that kind from a record: as torch says it of an empty one."""
     function, (storage, offset, _, _, *rest) = torch.empty(0, dtype=dtype).__reduce_ex__(2)
     if isinstance(storage, torch.storage.TypedStorage):
         kind, length = getattr(torch, storage._pickle_storage_type()), shape.numel()

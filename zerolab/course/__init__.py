@@ -1,4 +1,4 @@
-"""What only the notebooks need: figures, sliders, predictions, quizzes, live source, exercises, lessons.
+"""Tools of the notebooks: figures, sliders, predictions, quizzes, live source, exercises, lessons.
 
 Nothing in the engine imports this package. Names load on first use, because the checks run in worker
 processes that have no use for IPython and widgets.

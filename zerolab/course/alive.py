@@ -1,4 +1,4 @@
-"""What is still in memory: the storages of the tensors that are alive, and the names that keep them."""
+"""Find what is still in memory: the storages of live tensors, and the names that keep them."""
 
 import gc
 import time
@@ -45,12 +45,12 @@ class Alive:
 
 
 def nbytes(tensors: Mapping[int, torch.Tensor]) -> int:
-    """The bytes of the storages behind the tensors."""
+    """Return the bytes of the storages behind the tensors."""
     return sum(tensor.untyped_storage().nbytes() for tensor in tensors.values())
 
 
 def kept_by(tensor: torch.Tensor, **roots: Any) -> str | None:
-    """The name under which one of `roots` keeps the tensor's storage, such as ``self.history[0]``.
+    """Return the name under which one of `roots` keeps the tensor's storage, such as ``self.history[0]``.
 
     It looks into attributes, closures, defaults, globals that a function uses, dicts, lists and optimizers.
     """

@@ -1,4 +1,4 @@
-"""Run a reader's function on real ranks, with a deadline, and return whatever came of it.
+"""Run a reader's function on real ranks, with a deadline, and return its results or its failure.
 
 A grader that looks at results alone passes a function that sends everything to every rank. With the messages
 a check can also grade bytes, and which ranks talk to each other.
@@ -65,7 +65,7 @@ class Attempt:
         return sorted(used.intersection(names))
 
     def unusable(self, instead: str, ring: bool = False) -> str | None:
-        """Why there is nothing to grade: a failure, a stub, or a call that does the exercise's work.
+        """Return why there is nothing to grade: a failure, a stub, or a call that does the exercise's work.
 
         The reader is to use `instead`; `ring`: and may use zerolab.ring.
         """
@@ -131,7 +131,7 @@ def attempt(fn: Callable, inputs: Sequence[tuple], timeout: float | None = None)
 
 
 def _plain(value: Any) -> Any:
-    """The value, or something that can be compared with None without a tensor's elementwise ==."""
+    """Return the value, or something that can be compared with None without a tensor's elementwise ==."""
     return ... if isinstance(value, torch.Tensor) else value
 
 
@@ -180,7 +180,7 @@ def returned(value: Any) -> torch.Tensor | Odd:
 
 
 def _numbers_in(value: Any) -> tuple[float, ...]:
-    """The numbers of a list, an array or a tuple of tensors, one after the other."""
+    """Return the numbers of a list, an array or a tuple of tensors, one after the other."""
     parts = value if isinstance(value, list | tuple) else [value]
     try:
         return tuple(torch.cat([torch.as_tensor(each).double().flatten() for each in parts]).tolist())

@@ -1,7 +1,7 @@
-"""Which mistake explains the numbers: candidates are compared with what the ranks returned.
+"""Find the mistake that explains the numbers: compare what ranks returned with each candidate.
 
-A candidate is a sentence and the values that the mistake leads to. One that explains every rank in two cases
-is named; if several do, all of them are. Where none does, the value itself is read.
+A candidate is a sentence and the values that the mistake leads to. The check names each candidate that
+explains every rank in two cases. If there is none, it describes the value itself.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -84,7 +84,7 @@ class Finding:
         )
 
     def fitting(self, ranks: Iterable[int] | None = None) -> list[str]:
-        """The mistakes that explain the values of the ranks, of all of them by default."""
+        """Return the mistakes that explain the values of the ranks, of all of them by default."""
         if self.stopped:
             return []
         ranks = range(len(self.right)) if ranks is None else list(ranks)
@@ -123,18 +123,18 @@ def examine(cases: Iterable, look: Callable[..., Finding]) -> str | None:
 
 
 def _named(first: Finding, suspects: Sequence[str]) -> str:
-    """The mistakes that are left; if none is, what the first wrong value is made of."""
+    """Return the mistakes that are left; if none is, what the first wrong value is made of."""
     named = ", or else ".join(suspects) or _of_some_ranks(first)
     return f"{'; '.join(filter(None, [named, first.also]))} (seen with {first.where})"
 
 
 def first_wrong(findings: Iterable[Finding], whole: Finding) -> Finding:
-    """The first part that is wrong, or the whole where each part is right by itself."""
+    """Return the first part that is wrong, or the whole where each part is right by itself."""
     return next((each for each in findings if each.wrong), whole)
 
 
 def sum_of(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
-    """The sum of one tensor or more. Python's sum begins with 0, so it may return an int."""
+    """Return the sum of one tensor or more. Python's sum begins with 0, so it may return an int."""
     return reduce(torch.add, tensors)
 
 

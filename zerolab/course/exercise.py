@@ -29,7 +29,7 @@ class Result:
         return self.passed
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain values, for JSON."""
+        """Return the same as plain values, for JSON."""
         return asdict(self)
 
     def _ipython_display_(self) -> None:
@@ -58,7 +58,7 @@ def graded(
                 with quiet():
                     mistake = mistake_of(answer)
             except Exception as error:  # the reader is not to blame for what a check did not foresee
-                mistake = f"this check cannot judge your answer, because it failed itself: {error!r}"
+                mistake = f"this check has a bug and cannot judge your answer: {error!r}"
             right = mistake is None or isinstance(mistake, Reached)
             message = passed if mistake is None else f"{mistake[0].upper()}{mistake[1:]}."
             print(f"{'✓' if right else '✗'} {message}")
@@ -82,16 +82,16 @@ def graded(
 
 
 def solution_text(parts: Sequence[Callable]) -> str:
-    """The source of a solution, as it could stand in the exercise's cell."""
+    """Return the source of a solution, as it could stand in the exercise's cell."""
     return "\n\n\n".join(textwrap.dedent(inspect.getsource(part)).strip() for part in parts)
 
 
 def cannot_call(answer: Any, call: str, check: str) -> str | None:
-    """Why `answer` is nothing that can be called as `call`, if it is not."""
+    """Return why `answer` cannot be called as `call`, or None if it can."""
     name, _, arguments = call.rstrip(")").partition("(")
     if not callable(answer):
         return (
-            f"the check got a value of type {type(answer).__name__}, and no function: write "
+            f"the check needs a function, and got a value of type {type(answer).__name__}: write "
             f"{check}({name or 'my_function'}), with the function's name and no parentheses after it"
         )
     kind = "async def" if inspect.iscoroutinefunction(answer) else "a generator (it has a yield)"

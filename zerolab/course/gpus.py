@@ -1,4 +1,4 @@
-"""The last cell of the lessons on the stages: the same promise over NCCL, where there is a GPU."""
+"""Check a lesson's promise over NCCL, in the last cell of the lessons on the stages, if there is a GPU."""
 
 import torch
 

@@ -1,7 +1,7 @@
-"""Messages that were started and not waited for: a tensor was used before it was filled, or sent.
+"""Find tensors that were used before their message was received, or changed before it was sent.
 
 isend, irecv and batch_isend_irecv return handles, and so does a collective with async_op=True. Right values
-prove nothing here: without the wait they are a matter of luck.
+prove nothing here: without the wait they depend on timing.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ def into_one_buffer(calls: Sequence[Sequence[Message]]) -> str | None:
 
 
 def not_waited(calls: Sequence[Sequence[Message]], waits: Sequence[int]) -> str | None:
-    """A rank that started more messages than it waited for, and returned."""
+    """Find a rank that started more messages than it waited for, and returned."""
     for rank, (own, waited) in enumerate(zip(calls, waits, strict=False)):
         started = [call for call in own if call.started]
         if waited < len(started):
@@ -39,7 +39,7 @@ def not_waited(calls: Sequence[Sequence[Message]], waits: Sequence[int]) -> str 
 
 
 def left_behind(notes: Notes) -> str | None:
-    """A rank that waited for some of its messages only, and went on to the next or returned."""
+    """Find a rank that waited for some of its messages only, and continued or returned."""
     for rank, own in enumerate(notes):
         started: list[Message] = []
         for note in own:

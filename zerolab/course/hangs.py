@@ -1,11 +1,11 @@
-"""The report of a hang, cut down to the reader's own lines."""
+"""Shorten the report of a hang to the reader's own lines."""
 
 from zerolab import LaunchTimeout
 from zerolab.course.wire import Place, own_place
 
 
 def hang_report(error: LaunchTimeout) -> str:
-    """What `launch` found at its deadline, with stacks that leave out the lines of torch and zerolab.
+    """Return what `launch` found at its deadline, with stacks that leave out the lines of torch and zerolab.
 
     ``str(error)`` has all of them, with the paths of files.
     """

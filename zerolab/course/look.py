@@ -1,4 +1,4 @@
-"""How every figure looks, and how it reaches the page: matplotlib's settings, colours, alt text."""
+"""Style every figure and display it: matplotlib's settings, colours, alt text."""
 
 import base64
 import html
@@ -68,7 +68,7 @@ def ink_on(colour: str) -> str:
 
 
 def contrast(one: str, other: str) -> float:
-    """The ratio of two colours' luminance, from 1 to 21; words need 4.5 (WCAG 2.1)."""
+    """Return the ratio of two colours' luminance, from 1 to 21; words need 4.5 (WCAG 2.1)."""
     dark, bright = sorted(map(_luminance, (one, other)))
     return (bright + 0.05) / (dark + 0.05)
 
@@ -127,7 +127,7 @@ def _one_line(alt: str) -> str:
 
 
 def svg(canvas: Figure, alt: str) -> str:
-    """The figure as one line of SVG that says in words what it shows."""
+    """Return the figure as one line of SVG that says in words what it shows."""
     for axes in canvas.axes:
         axes.minorticks_off()  # a logarithmic axis has dozens, and they take most of the time
         _legend_above(axes)
@@ -161,7 +161,7 @@ def image_html(drawing: str, alt: str) -> str:
 
 
 def bundle(drawing: str, alt: str) -> dict[str, str]:
-    """The picture in the forms that front ends read, each with the alt text.
+    """Return the picture in the forms that front ends read, each with the alt text.
 
     In an ``<img>`` no style of the page changes the picture. A page without HTML shows the SVG itself, and a
     terminal prints the alt text.

@@ -1,4 +1,4 @@
-"""How many bytes of tensors a function holds at once, beside those that it was given."""
+"""Measure how many bytes of tensors a function holds at once, without its arguments."""
 
 from collections.abc import Iterable
 

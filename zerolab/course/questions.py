@@ -1,7 +1,7 @@
-"""Predictions: a reader guesses a number first, and learns which mistake a wrong number comes from.
+"""Predictions: compare a reader's guess with the answer, and name the mistake behind a wrong one.
 
-What is asked stands in a lesson's text. The known mistakes stand in the lesson's ``quiz.py``, so that nobody
-reads an answer together with its question.
+The question is in the lesson's text. The known mistakes are in the lesson's ``quiz.py``, so that nobody reads
+an answer together with its question.
 """
 
 import html
@@ -50,7 +50,7 @@ def predict(guess: float | EllipsisType, answer: float, prediction: Prediction, 
 
 
 def _name_of(prediction: Prediction, quiz: ModuleType | None) -> str:
-    """The prediction's name in the quiz; one that a function makes goes by its mistakes."""
+    """Return the prediction's name in the quiz; one that a function makes goes by its mistakes."""
     names = [name for name, value in vars(quiz).items() if value is prediction] if quiz else []
     return names[0] if names else " ".join(prediction.mistakes)[:100]
 
@@ -86,7 +86,7 @@ def _confused_units(answer: float, unit: str) -> dict[str, float]:
 
 
 def is_close(value: float, target: float, tolerance: float) -> bool:
-    """Whether a guess counts as right."""
+    """Return whether a guess counts as right."""
     return abs(value - target) <= tolerance * abs(target)
 
 
@@ -104,7 +104,7 @@ def display_folded(asked: str, summary: str, lines: Sequence[str], measured: Seq
 
 
 def in_html(words: str) -> str:
-    """The words as HTML; what stands between backticks is code."""
+    """Return the words as HTML; what stands between backticks is code."""
     plain, *rest = html.escape(words, quote=False).split("`")
     return plain + "".join(
         f"{'<code>' if place % 2 == 0 else '</code>'}{part}" for place, part in enumerate(rest)

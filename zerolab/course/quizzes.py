@@ -49,7 +49,7 @@ class Quiz(NamedTuple):
     choices: Mapping[str, Choice]
 
     def verdict(self, letter: str) -> str:
-        """Whether the answer with this letter is right, and why."""
+        """Return whether the answer with this letter is right, and why."""
         return f"{'Right' if letter == self.right else 'No'}. {self.choices[letter].why}"
 
 
@@ -72,7 +72,7 @@ def answer(letters: Letters | EllipsisType, questions: Sequence[Quiz]) -> None:
 
 
 def letters_of(letters: Letters, questions: Sequence[Quiz]) -> list[str | EllipsisType]:
-    """The letter for each question in order, small, or `...` for one that was left out.
+    """Return the letter for each question in order, small, or `...` for one that was left out.
 
     Raises: ValueError for a letter that is not offered, for none, and for more letters than questions.
     """
@@ -89,13 +89,13 @@ def letters_of(letters: Letters, questions: Sequence[Quiz]) -> list[str | Ellips
 
 
 def number_right(letters: Letters | EllipsisType, questions: Sequence[Quiz]) -> int:
-    """How many of the questions the letters answer rightly; for `...` it is 0."""
+    """Return how many of the questions the letters answer rightly; for `...` it is 0."""
     given = [] if letters is ... else letters_of(letters, questions)
     return sum(letter == quiz.right for letter, quiz in zip(given, questions, strict=False))
 
 
 def _letters(given: Letters) -> list[str | EllipsisType]:
-    """One item for each answer: a small letter, or `...` where the reader left the question out."""
+    """Return one item for each answer: a small letter, or `...` where the reader left the question out."""
     items = [given] if isinstance(given, str) else given
     if not isinstance(items, Sequence):
         raise ValueError(f"my_answers is {given!r}: write letters in quotes, as in 'b a'")

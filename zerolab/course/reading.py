@@ -1,4 +1,4 @@
-"""What a wrong value is, read from the value itself, where no known mistake explains it.
+"""Describe a wrong value that no known mistake explains.
 
 Its type, shape or precision is not right; or it is right for another place; or it is a sum of known
 parts, and the coefficients tell which of them is missing, doubled or scaled.
@@ -23,7 +23,7 @@ def silent(have: Factors, should: Factors) -> None:
 
 
 def not_a_tensor(got: Odd, want: torch.Tensor) -> str:
-    """What was returned instead of a tensor; its numbers may be the right ones."""
+    """Return what was returned instead of a tensor; its numbers may be the right ones."""
     numbers = torch.tensor(got.numbers, dtype=torch.float64)
     if numbers.numel() == want.numel() and torch.allclose(numbers, want.double().flatten(), 1e-4, 1e-5):
         way = ", without a comma after it" if got.kind == "tuple" else ""
@@ -34,7 +34,7 @@ def not_a_tensor(got: Odd, want: torch.Tensor) -> str:
 
 
 def unlike(got: torch.Tensor, want: torch.Tensor) -> str | None:
-    """How a tensor differs from the right one in kind: dtype, shape, finiteness, precision."""
+    """Return how a tensor differs from the right one in kind: dtype, shape, finiteness, precision."""
     if got.dtype != want.dtype:
         return f"it returned {_name(got.dtype)}, and its input is {_name(want.dtype)}: keep the type"
     if got.shape != want.shape:
@@ -48,7 +48,7 @@ def unlike(got: torch.Tensor, want: torch.Tensor) -> str | None:
 
 
 def rounded(got: torch.Tensor, want: torch.Tensor) -> str | None:
-    """Whether a value is right up to the rounding of a shorter type."""
+    """Return whether a value is right up to the rounding of a shorter type."""
     if got.equal(got.round()) and not want.equal(want.round()) and (got - want).abs().max() <= 1:
         return "its value is rounded to whole numbers: divide with / and keep the floating-point type"
     off = float((got - want).abs().max() / want.abs().max().clamp(min=1e-30))
@@ -72,7 +72,7 @@ def _in_part(got: torch.Tensor, want: torch.Tensor) -> str | None:
 
 
 def elsewhere(got: torch.Tensor, want: torch.Tensor, whole: torch.Tensor | None) -> str | None:
-    """Whether a value is right for another place, or holds the right numbers in another order."""
+    """Return whether a value is right for another place, or holds the right numbers in another order."""
     flat, wanted = got.flatten(), want.flatten()
     if whole is not None and 1 < flat.numel() < whole.numel():
         found = (whole.unfold(0, flat.numel(), 1) - flat).abs().amax(dim=1) < 1e-9
@@ -116,7 +116,7 @@ def factors(
 
 
 def coefficients(value: torch.Tensor, parts: Parts) -> dict[str, float] | None:
-    """The factors with which the parts add up to the value, if they do and it is no accident."""
+    """Return the factors with which the parts add up to the value, if they do and it is no accident."""
     length = min(value.numel(), *(part.numel() for part in parts.values()))  # chunks may differ by one
     if length <= len(parts):
         return None

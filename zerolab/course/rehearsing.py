@@ -1,4 +1,4 @@
-"""How far a rehearsal is, while it runs: a line below the cell that counts the blocks of the model."""
+"""Show how far a rehearsal is: a line below the cell that counts the blocks of the model."""
 
 from collections.abc import Callable
 

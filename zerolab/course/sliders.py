@@ -1,7 +1,7 @@
-"""Sliders above a figure: a plain image of the default state, redrawn in place when a slider moves.
+"""Show sliders above a figure: a plain image of the default state, redrawn when a slider moves.
 
-Beside a slider whose steps are not its values stands a field of the browser's own, which shows the value,
-takes one, and speaks it to a screen reader.
+A slider whose steps are not its values has a text field of the browser beside it. The field shows the value
+and accepts one, and screen readers read it.
 """
 
 import math
@@ -27,7 +27,7 @@ def slider(low: int, high: int, value: int, play: bool = False) -> ipywidgets.In
 
 
 def choice(options: Sequence, value) -> ipywidgets.SelectionSlider:
-    """A slider over a few values in order, such as 1, 2, 4, 8; each may be a (label, value) pair."""
+    """Return a slider over a few values in order, such as 1, 2, 4, 8; each may be a (label, value) pair."""
     control = ipywidgets.SelectionSlider(options=list(options), value=value, readout=False)
     control.field = ipywidgets.Dropdown(options=list(options), value=value)
     ipywidgets.link((control, "value"), (control.field, "value"))
@@ -35,7 +35,7 @@ def choice(options: Sequence, value) -> ipywidgets.SelectionSlider:
 
 
 def number(low: float, high: float, value: float) -> ipywidgets.FloatLogSlider:
-    """A logarithmic slider over the numbers from low to high, and a field to type one of them."""
+    """Return a logarithmic slider over the numbers from low to high, and a field to type one of them."""
     ends = {"min": math.log10(low), "max": math.log10(high)}
     control = ipywidgets.FloatLogSlider(value=value, step=0.05, readout=False, **ends)
     control.field = ipywidgets.BoundedFloatText(value=value, min=low, max=high)
@@ -82,7 +82,7 @@ def _words(name: str) -> str:
 
 
 def _row(name: str, control: ipywidgets.Widget) -> ipywidgets.Box:
-    """A control with its label; on a narrow page the slider moves below its field."""
+    """Return a control with its label; on a narrow page the slider moves below its field."""
     field = getattr(control, "field", None)
     named = control if field is None or isinstance(field, ipywidgets.Play) else field
     named.description, named.style.description_width = name, "11em"

@@ -1,4 +1,4 @@
-"""Show the package's own source: the file that runs, never a copy of it in the notebook."""
+"""Show the package's own source: the file that runs, not a copy of it."""
 
 import difflib
 import html

@@ -1,7 +1,7 @@
-"""Why a reader's function did not come to its end on all ranks: it raised, died, or waits for a message.
+"""Explain why a reader's function did not end on all ranks: it raised, died, or waits for a message.
 
-The evidence is what each rank had called by then. gloo's own words are not shown: they name sockets, and the
-reader wrote sends.
+The evidence is what each rank had called by then. gloo's own message is not shown, because it names sockets,
+and the reader's code has sends.
 """
 
 import inspect
@@ -38,7 +38,7 @@ class Stopped(RuntimeError):
 
 
 def ended_early(error: WorkerError, notes: Notes) -> str:
-    """A rank raised, exited, or was killed."""
+    """Explain a rank that raised, exited, or was killed."""
     if found := to_nobody(of_messages(notes)):
         return found
     if error.exitcode is not None and error.exitcode < 0 and error.exitcode != -signal.SIGABRT:
@@ -69,7 +69,7 @@ def _of_messages_that_failed(notes: Notes) -> str | None:
 
 
 def _killed(error: WorkerError, notes: Notes) -> str:
-    """A signal ended the process. Its stack, where there is one, has the reader's line."""
+    """Explain a process that a signal ended. Its stack, where there is one, has the reader's line."""
     name = signal.Signals(-error.exitcode).name if error.exitcode else ""
     stack = [(file, int(line), function) for file, line, function in _FRAME.findall(str(error))]
     place = own_place(reversed(stack)) or _last_place(notes, error.rank)
@@ -108,7 +108,7 @@ def of_messages(notes: Notes) -> list[list[Message]]:
 
 
 def to_nobody(calls: Sequence[Sequence[Message]]) -> str | None:
-    """The first message to or from a rank that does not exist."""
+    """Return the first message to or from a rank that does not exist."""
     for rank, own in enumerate(calls):
         for call in own:
             if call.peer is not None and call.peer not in range(len(calls)):
@@ -136,7 +136,7 @@ def message_that_does_not_fit(calls: Sequence[Sequence[Message]]) -> str | None:
 
 
 def _collectives_that_differ(calls: Sequence[Sequence[Message]]) -> str | None:
-    """The first collective that two ranks call differently."""
+    """Return the first collective that two ranks call differently."""
     own = [[call for call in sent if call.collective] for sent in calls]
     for number, together in enumerate(zip(*own, strict=False)):
         for rank, call in enumerate(together):
@@ -220,7 +220,7 @@ def _awaits_others(rank: int, sent: Counter, awaited: Counter) -> str:
 
 
 def _waits_in(own: Sequence[Message | int | str]) -> Message | None:
-    """A rank's last call, unless the rank came to its end or made none."""
+    """Return a rank's last call, unless the rank came to its end or made none."""
     return own[-1] if own and isinstance(own[-1], Message) else None
 
 

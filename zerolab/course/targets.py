@@ -1,4 +1,4 @@
-"""The three targets of an exercise: bronze for right values, silver for bytes as well, gold for the peak.
+"""An exercise's three targets: bronze for right values, silver for bytes as well, gold for the peak.
 
 A solution with right values passes. Its check says which target it has reached, and what the next one takes.
 """

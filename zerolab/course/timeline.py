@@ -1,4 +1,4 @@
-"""A step in time, drawn from `trace.timeline()`: for each rank a lane of its own work and one of messages."""
+"""Draw a step in time from `trace.timeline()`: for each rank a lane of work and one of messages."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -29,7 +29,7 @@ class Bar(NamedTuple):
 
 
 def last_step(events: Sequence[dict]) -> list[Bar]:
-    """What a rank's timeline has of its last whole step on the CPU, in order of time for each lane.
+    """Return what a rank's timeline has of its last whole step on the CPU, in order of time for each lane.
 
     Raises: ValueError where the timeline has fewer than two steps.
     """

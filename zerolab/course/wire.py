@@ -1,6 +1,6 @@
-"""Every call that a rank makes on torch.distributed, noted before it begins, with the reader's own line.
+"""Record each call on torch.distributed that a rank makes, before it begins, with the reader's line.
 
-Notes survive a rank that hangs or dies: each is written to a file at once.
+Each record is written to a file at once, so it remains if the rank hangs or dies.
 """
 
 import linecache
@@ -47,7 +47,7 @@ class Place(NamedTuple):
 
 
 def own_place(places: Iterable[tuple[str, int, str]]) -> Place | None:
-    """The first of the places, innermost first, that is neither torch's nor Python's nor zerolab's."""
+    """Return the first of the places, innermost first, that is neither torch's nor Python's nor zerolab's."""
     return next((Place(*place) for place in places if not place[0].startswith(_LIBRARIES)), None)
 
 
@@ -180,7 +180,7 @@ def given(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def sent_bytes(messages: Iterable[Message], world_size: int) -> float:
-    """The bytes that a rank sends for its messages, if each collective runs on a ring."""
+    """Return the bytes that a rank sends for its messages, if each collective runs on a ring."""
     share = lambda op: _SHARE.get(op, lambda n: (n - 1) / n)(world_size)
     return sum(message.nbytes * share(message.op) for message in messages)
 

@@ -1,7 +1,7 @@
-"""``python -m zerolab doctor``: does what the course needs work on this machine, and if not, what helps.
+"""``python -m zerolab doctor``: check what the course needs on this machine, and say how to fix it.
 
-Nothing is read off a list: every line is a probe that is run now. doctor.py is the command, probes.py the
-table of what is looked at, and examine.py runs each probe where it can do no harm.
+Every line is the result of a probe that runs now. doctor.py is the command, probes.py the table of probes,
+and examine.py runs each probe in a process of its own.
 """
 
 from zerolab.doctor.doctor import add_arguments, run

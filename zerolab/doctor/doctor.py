@@ -1,4 +1,4 @@
-"""The command: it runs one probe after the other, and prints a line for each as it answers."""
+"""Run the command: one probe after the other, with a line for each."""
 
 import argparse
 import math
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace, probes: Iterable[Probe] = PROBES) -> int:
 
 
 def report(probe: Probe, finding: Finding) -> str:
-    """A probe's line, and beneath one that failed the way out."""
+    """Format a probe's line; for a failed probe add how to fix it."""
     mark = "ok" if finding.works else "FAILED" if probe.needed else "no"
     line = f"{mark:<7} {probe.name:<14} {finding.text}"
     if finding.works:

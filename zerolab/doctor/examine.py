@@ -1,4 +1,4 @@
-"""Runs a probe in a process of its own: one that hangs is ended, one that crashes takes nothing along."""
+"""Run each probe in a process of its own, so that a hang can be ended and a crash does not affect others."""
 
 import contextlib
 import multiprocessing
@@ -67,5 +67,5 @@ def answer(probe: Probe, answers: Connection) -> None:
 
 
 def exit_text(code: int) -> str:
-    """How a process ended without an answer."""
+    """Return how a process ended without an answer."""
     return f"exit code {code}" if code >= 0 else f"signal {-code} ({signal.Signals(-code).name})"

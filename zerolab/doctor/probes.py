@@ -1,6 +1,6 @@
-"""The probes, and the table that says in which order they look and what helps where one fails.
+"""The probes, in the order in which they run, and how to fix what fails.
 
-What may be missing is imported by the probe that needs it, so that its absence fails that line alone.
+The probe that needs an optional module imports it, so a missing module fails that line alone.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ LAUNCH_SECONDS = 60.0  # below a probe's deadline, because a launch that is late
 
 
 def python() -> str:
-    """The Python that runs this."""
+    """Return the Python that runs this."""
     version = "{}.{}.{}".format(*sys.version_info[:3])
     if not PYTHONS[0] <= sys.version_info[:2] < PYTHONS[1]:
         raise RuntimeError(f"Python {version} is outside 3.11, 3.12 and 3.13, for which zerolab is made")
@@ -38,13 +38,13 @@ def python() -> str:
 
 
 def zerolab() -> str:
-    """The package itself, which this is part of."""
+    """Return the package itself, which this is part of."""
     face = sys.modules["zerolab"]
     return f"{face.__version__}, {Path(str(face.__file__)).parent}"
 
 
 def package(requirement: str) -> str:
-    """A package that can be imported, at a version within its bounds."""
+    """Import a package, and check that its version is within its bounds."""
     name = re.findall(r"[\w-]+", requirement)[0]
     importlib.import_module(IMPORTED_AS.get(name, name))
     version = metadata.version(name)
@@ -55,7 +55,7 @@ def package(requirement: str) -> str:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """A version to compare: "2.13.0+cpu" is (2, 13, 0)."""
+    """Return a version to compare: "2.13.0+cpu" is (2, 13, 0)."""
     return tuple(map(int, re.findall(r"\d+", version.partition("+")[0])))
 
 
@@ -71,7 +71,7 @@ def kernel() -> str:
 
 
 def cores() -> str:
-    """The cores that ranks share."""
+    """Return the cores that ranks share."""
     from zerolab.launcher.launcher import core_count, threads_per_rank
 
     each = threads_per_rank(2)
@@ -79,7 +79,7 @@ def cores() -> str:
 
 
 def memory() -> str:
-    """The memory that is free now, within a container's limit."""
+    """Return the memory that is free now, within a container's limit."""
     from zerolab.launcher.launcher import memory_bytes
 
     total = memory_bytes()
@@ -110,7 +110,7 @@ def shared_memory() -> str:
 
 
 def gpus() -> str:
-    """Each GPU that torch sees, after it has computed something."""
+    """Return each GPU that torch sees, after it has computed something."""
     import torch
 
     if torch.cuda.device_count() == 0:
@@ -134,12 +134,12 @@ def gpu(index: int) -> str:
 
 
 def gloo() -> str:
-    """Two ranks on the CPU."""
+    """Start two ranks on the CPU."""
     return two_ranks_add("gloo")
 
 
 def nccl() -> str:
-    """Two ranks on GPUs, on the one there is if need be."""
+    """Start two ranks on GPUs, on one GPU if there is only one."""
     import torch
 
     if torch.cuda.device_count() == 0:
@@ -166,7 +166,7 @@ def two_ranks_add(backend: str) -> str:
 
 
 def engine() -> str:
-    """A training step at stage 3, compared with the same step in one process."""
+    """Compare a training step at stage 3 with the same step in one process."""
     from zerolab.parity import verify
 
     report = verify(stage=3, world_size=2, steps=1, backend="gloo")
@@ -176,7 +176,7 @@ def engine() -> str:
 
 
 def install(requirement: str) -> str:
-    """How to get a package."""
+    """Return how to get a package."""
     cpu = "; ZEROLAB_TORCH=cpu takes the small CPU build" if requirement.startswith("torch") else ""
     return f"./zero lab sets everything up{cpu}; or: {sys.executable} -m pip install '{requirement}'"
 

@@ -1,4 +1,4 @@
-"""What a launch raises, and how it decides which rank is to blame.
+"""The errors that a launch raises, and the choice of the rank that caused the failure.
 
 When one rank of a job dies the others fail too, each with a complaint about its peer. The useful error is the
 first cause, so deaths by signal come before everything else and complaints about a peer come last. SIGABRT
@@ -69,7 +69,7 @@ class Failure(NamedTuple):
     raised_on: int | None = None  # the rank that told this one of its error
 
     def exception(self) -> BaseException | None:
-        """The rank's exception itself, where its class can be rebuilt in this process."""
+        """Return the rank's exception itself, where its class can be rebuilt in this process."""
         try:
             return pickle.loads(self.pickled) if self.pickled else None
         except Exception:
@@ -86,7 +86,7 @@ class Failure(NamedTuple):
         return KILLED if self.exitcode < 0 else RAISED
 
     def describe(self) -> str:
-        """One sentence: what became of the rank."""
+        """Return one sentence: what became of the rank."""
         if self.exitcode is None:
             return f"rank {self.rank} failed: {self.summary}"
         if self.exitcode < 0:
@@ -100,7 +100,7 @@ class Failure(NamedTuple):
 
 
 def first_cause(failures: list[Failure]) -> Failure:
-    """The failure to report: the earliest of the gravest kind."""
+    """Return the failure to report: the earliest of the gravest kind."""
     return min(failures, key=lambda failure: (failure.severity, failure.time))
 
 

@@ -1,4 +1,4 @@
-"""The caller's end of the fork server: starts it, asks it for ranks, has it signal them."""
+"""Start the fork server, ask it for ranks, and have it signal them, from the caller's process."""
 
 import atexit
 import contextlib
@@ -53,7 +53,7 @@ class ForkServer:
         return self._process.pid
 
     def usable(self) -> bool:
-        """Whether the server is there to serve."""
+        """Return whether the server is there to serve."""
         return self._process.poll() is None
 
     def abandon(self) -> None:
@@ -62,7 +62,7 @@ class ForkServer:
         self._process.returncode = 0  # no child of this process: nothing to wait for
 
     def next_number(self) -> int:
-        """A number that no other launch of this server has."""
+        """Return a number that no other launch of this server has."""
         return next(self._numbers)
 
     def launch(self, number: int, world_size: int, directory: str, fds: list[int]) -> None:
@@ -102,7 +102,7 @@ def current() -> ForkServer:
 
 
 def current_pid() -> int | None:
-    """The server's process id, where this process has started one."""
+    """Return the server's process id, where this process has started one."""
     return _current.pid if _current is not None else None
 
 

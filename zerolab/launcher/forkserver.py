@@ -1,9 +1,9 @@
-"""A process that has imported torch, and forks itself into ranks on request.
+"""Fork ranks on request from a process that has imported torch.
 
 Importing torch takes seconds; forking a process that has done so takes milliseconds. Forking the caller is no
 option: it may have threads, CUDA and a notebook inside it, none of which survives a fork. So one small server
-is started per caller. It imports torch and nothing of ours, hence the next launch sees an edited zerolab. It
-knows nothing of the caller's main module, hence a script needs no ``__main__`` guard.
+is started per caller. It imports torch but not zerolab, so the next launch uses the edited source. It
+does not import the caller's main module, so a script needs no ``__main__`` guard.
 
 It runs as a script, and loads protocol.py by its path. It talks with the caller's end (forkclient.py) over a
 socket pair that only they hold: when the caller dies, however it dies, the server reads the end of that
@@ -78,7 +78,7 @@ class Server:
             self.kill_everything()
 
     def serve_request(self) -> bool:
-        """One request; False once the caller is gone."""
+        """Serve one request; return False if the caller is gone."""
         message, fds, _, _ = socket.recv_fds(self.control, protocol.REQUEST.size, 4)
         if not message:
             return False

@@ -1,4 +1,4 @@
-"""Whether the ranks of a host use its GPUs, and which rank gets which.
+"""Decide whether the ranks of a host use its GPUs, and which rank gets which.
 
 With fewer GPUs than ranks the ranks run on the CPU, unless NCCL is asked for by name: then they share GPUs,
 which is right for checking results and useless for timings.
@@ -25,7 +25,7 @@ log = logging.getLogger("zerolab")
 
 
 def visible_gpus() -> int:
-    """How many GPUs this process could use with NCCL."""
+    """Return how many GPUs this process could use with NCCL."""
     import torch
 
     return torch.cuda.device_count() if torch.distributed.is_nccl_available() else 0

@@ -57,7 +57,7 @@ def launch(
 
 
 def make_job(world_size: int, backend: str, gpus: int, seed: int | None) -> Job:
-    """What every rank has to know besides the call: its world, and the caller's as it is now."""
+    """Return what every rank has to know besides the call: its world, and the caller's as it is now."""
     main = sys.modules["__main__"]
     file = getattr(main, "__file__", None)
     return {
@@ -130,14 +130,14 @@ def threads_per_rank(world_size: int) -> int:
 
 
 def core_count() -> int:
-    """The cores this process may use: its affinity, and a container's quota where there is one."""
+    """Return the cores this process may use: its affinity, and a container's quota where there is one."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota, _, period = _read("/sys/fs/cgroup/cpu.max").partition(" ")
     return min(cores, math.ceil(int(quota) / int(period))) if quota.isdigit() else cores
 
 
 def memory_bytes() -> int:
-    """The memory this process may use: the machine's, or its container's limit where that is less."""
+    """Return the memory this process may use: the machine's, or its container's limit where that is less."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = _read("/sys/fs/cgroup/memory.max")
     return min(physical, int(limit)) if limit.isdigit() else physical
@@ -149,12 +149,12 @@ def max_world_size() -> int:
 
 
 def cell_sources() -> dict[str, tuple]:
-    """The source of notebook cells, which lives in linecache alone, for the tracebacks of ranks."""
+    """Return the source of notebook cells, which lives in linecache alone, for the tracebacks of ranks."""
     return {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
 
 
 def _read(path: str) -> str:
-    """A one-line system file, or nothing where the system has none."""
+    """Return a one-line system file, or nothing where the system has none."""
     try:
         return Path(path).read_text().strip()
     except OSError:

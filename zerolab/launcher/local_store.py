@@ -1,4 +1,4 @@
-"""The store through which the ranks of a job find each other where all of them run on this host.
+"""Let the ranks of a job find each other through a file, if all of them run on this host.
 
 torch's TCPStore listens on every network interface and asks for no password: whoever guesses the port can
 send the ranks elsewhere. Here the store is a file that only this user can open, and nothing listens.
@@ -86,7 +86,7 @@ def look_up(note: str) -> str:
 
 
 def locked_text(note: str) -> str | None:
-    """What a process that still lives wrote into `note`, if there is one."""
+    """Return what a process that still lives wrote into `note`, if there is one."""
     with contextlib.suppress(FileNotFoundError), open(note, "rb") as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""How prints travel from a rank to its launcher: rank 0's through pipes, live, the others' through files."""
+"""Send prints from a rank to its launcher: rank 0's through pipes, live, the others' through files."""
 
 import codecs
 import io

@@ -1,4 +1,4 @@
-"""Turns a call and its result into bytes, by value, and says which part of a call cannot be."""
+"""Serialize a call and its result by value, and name the part of a call that cannot be serialized."""
 
 import functools
 import importlib
@@ -25,7 +25,7 @@ class Pickler(cloudpickle.Pickler):
         self.of_main: dict[str, Any] = {}  # its classes and functions, by qualified name
 
     def reducer_override(self, value: Any) -> Any:
-        """How to pickle a value whose own way fails, or is not wanted."""
+        """Return how to pickle a value whose own way fails, or is not wanted."""
         if is_unusual_module(value):
             return importlib.import_module, (value.__name__,)
         if self.to_cpu and is_on_a_device(value):
@@ -52,7 +52,7 @@ def is_unusual_module(value: Any) -> bool:
 
 
 def is_on_a_device(value: Any) -> bool:
-    """Whether a value is a tensor with memory that is not the CPU's."""
+    """Return whether a value is a tensor with memory that is not the CPU's."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(value, torch.Tensor) or isinstance(value, torch.nn.Parameter):
         return False  # a parameter is pickled by its data, which is asked about in its turn
@@ -65,7 +65,7 @@ def dump(value: Any, file: BinaryIO) -> None:
 
 
 def load_payload(file: BinaryIO) -> tuple[Callable, tuple, dict]:
-    """The call, in a rank. Its classes and functions take their places in the main module.
+    """Return the call, in a rank. Its classes and functions take their places in the main module.
 
     Pickle finds them there by name, as it does in a script that runs by itself: ranks can save and send them.
     """
@@ -79,7 +79,7 @@ def load_payload(file: BinaryIO) -> tuple[Callable, tuple, dict]:
 
 
 def pickle_payload(fn: Callable, args: tuple, kwargs: dict) -> bytes:
-    """The pickled call. Functions and classes of the caller's main module travel by value.
+    """Return the pickled call. Functions and classes of the caller's main module travel by value.
 
     Raises: TypeError that names the argument, or the variable that the function uses, which cannot be
     pickled.

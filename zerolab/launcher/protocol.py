@@ -1,10 +1,10 @@
-"""What the caller, the fork server and the ranks of a launch say to each other, and the files they leave.
+"""The messages between the caller, the fork server and the ranks of a launch, and their files.
 
 The caller sends requests to the fork server over a socket pair. The server and the ranks send events to the
-caller over a pipe. What is larger lies in files, in a folder that each launch makes for itself.
+caller over a pipe. Larger data is in files, in a folder that each launch makes for itself.
 
-The caller and the ranks import this module as any other. The fork server must not import zerolab, because the
-ranks would then get the source as it was when the server started; it loads this file by its path. So this
+The caller and the ranks import this module like any other. The fork server must not import zerolab, because
+the ranks would then get the source as it was when the server started; it loads this file by its path. So this
 module may import the standard library only.
 """
 
@@ -69,5 +69,5 @@ def send_event(pipe: int, kind: int, rank: int, value: int = 0) -> None:
 
 
 def path(directory: str, name: str, rank: int | None = None) -> str:
-    """A file of a launch, or of one of its ranks."""
+    """Return a file of a launch, or of one of its ranks."""
     return os.path.join(directory, name if rank is None else f"{name}-{rank}")

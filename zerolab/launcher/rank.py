@@ -1,4 +1,4 @@
-"""What one rank does from its fork to its end: enter the job's world, join the group, call, report.
+"""Run one rank from its fork to its end: set its environment, join the group, call, report.
 
 A rank reports by a file and an event, then holds its connections open until the launcher lets go. A rank that
 raised therefore never makes its peers fail too, and one that returned early never cuts off what it has just

@@ -1,4 +1,4 @@
-"""Joins the process group of whichever launcher started this process: torchrun, mpirun, srun, or none.
+"""Join the process group of the launcher that started this process: torchrun, mpirun, srun, or none.
 
 Ranks that all run on this host meet through a file (local_store.py) and talk over the loopback, whatever
 started them; no other host can reach them. Ranks on several hosts meet at MASTER_ADDR and MASTER_PORT."""
@@ -115,7 +115,7 @@ def find_place(environment: Environment) -> Place | None:
 
 
 def place_in(launcher: Launcher, environment: Environment) -> Place:
-    """The place that one launcher's variables describe."""
+    """Return the place that one launcher's variables describe."""
     rank = number(environment, launcher.rank)
     world_size = number(environment, launcher.world_size)
     if not 0 <= rank < world_size:
@@ -153,7 +153,7 @@ def local_job(launcher: Launcher, environment: Environment, here: bool) -> str:
 
 
 def number(environment: Environment, name: str, default: int | None = None) -> int:
-    """A variable's value."""
+    """Return a variable's value."""
     text = environment.get(name)
     if text is None and default is not None:
         return default
@@ -198,15 +198,15 @@ def init_process_group(backend: str = "auto") -> None:
 
 
 def gpus_of_node(place: Place, visible: int) -> int:
-    """How many GPUs the ranks of this node have: SLURM may show each of them its own alone."""
+    """Return how many GPUs the ranks of this node have: SLURM may show each of them its own alone."""
     return max(visible, place.node_gpus) if visible else 0
 
 
 def choose_interface(place: Place, environment: MutableMapping[str, str]) -> None:
     """Keep messages on this host where all ranks are; else check that gloo will listen where others reach it.
 
-    Raises: ValueError where gloo would listen on the loopback alone, because this host's name leads there:
-    the other hosts would try in vain for half a minute and then name nothing that helps.
+    Raises: ValueError where gloo would listen on the loopback alone, because this host's name
+    resolves to it: the other hosts would time out after 30 s with an error that does not name the cause.
     """
     if place.job or place.world_size == 1:
         use_loopback(environment)
@@ -216,13 +216,14 @@ def choose_interface(place: Place, environment: MutableMapping[str, str]) -> Non
         if is_loopback(address):
             others = ", ".join(each for _, each in socket.if_nameindex() if each not in LOOPBACKS)
             raise ValueError(
-                f"other hosts cannot reach this one: its name {name} leads to {address}; correct /etc/hosts, "
-                f"or set GLOO_SOCKET_IFNAME to the network interface that they see, of these: {others}"
+                f"other hosts cannot reach this one: its name {name} resolves to {address}; correct "
+                "/etc/hosts, or set GLOO_SOCKET_IFNAME to the network interface that they see, of these: "
+                f"{others}"
             )
 
 
 def address_of(name: str) -> str:
-    """The first address of a host's name; the loopback's where it has none, as gloo does."""
+    """Return the first address of a host's name; the loopback's where it has none, as gloo does."""
     try:
         return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
     except socket.gaierror:
@@ -230,7 +231,7 @@ def address_of(name: str) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address, a number or the name localhost, is one of this host's loopback."""
+    """Return whether an address, a number or the name localhost, is one of this host's loopback."""
     try:
         return address == "localhost" or ipaddress.ip_address(address).is_loopback
     except ValueError:  # a host's name

@@ -1,4 +1,4 @@
-"""Reads the stacks that faulthandler writes, and says which ranks wait in a collective and which do not."""
+"""Parse the stacks that faulthandler writes, and find which ranks wait in a collective."""
 
 import linecache
 import re
@@ -25,7 +25,7 @@ class Frame(NamedTuple):
 
 
 def parse(dump: str) -> list[list[Frame]]:
-    """The stacks of the last dump in a file, one list per thread, innermost frame first."""
+    """Return the stacks of the last dump in a file, one list per thread, innermost frame first."""
     threads: list[list[Frame]] = []
     for line in dump.splitlines():
         if match := _FRAME.match(line):
@@ -41,7 +41,7 @@ def complete(dump: str) -> bool:
 
 
 def main_thread(threads: list[list[Frame]]) -> list[Frame]:
-    """The stack that runs the user's function, without the frames of the launcher beneath it."""
+    """Return the stack that runs the user's function, without the frames of the launcher beneath it."""
     for frames in threads:
         for depth, frame in enumerate(frames):
             if frame.function == "call" and frame.file.endswith("zerolab/launcher/rank.py"):
@@ -73,7 +73,7 @@ def _waits(frames: list[Frame]) -> bool:
 
 
 def render(frames: list[Frame]) -> str:
-    """The stack as Python prints one: outermost first, with source."""
+    """Return the stack as Python prints one: outermost first, with source."""
     lines = []
     for frame in reversed(frames):
         lines.append(f'  File "{frame.file}", line {frame.line}, in {frame.function}')

@@ -1,4 +1,4 @@
-"""One launch as its caller sees it: start, listen, decide, stop, clean up."""
+"""Watch one launch from the caller's process: start, listen, decide, stop, clean up."""
 
 import contextlib
 import io
@@ -96,7 +96,7 @@ class Launch:
             end.close()
 
     def pipe(self) -> tuple[io.FileIO, io.FileIO]:
-        """A pipe whose ends are closed with this launch, if not before."""
+        """Return a pipe whose ends are closed with this launch, if not before."""
         read, write = os.pipe()
         enter = self.cleanup.enter_context
         return enter(open(read, "rb", buffering=0)), enter(open(write, "wb", buffering=0))
@@ -107,11 +107,11 @@ class Launch:
         self.selector.register(source, selectors.EVENT_READ, callback)
 
     def open_file(self, name: str, rank: int) -> io.BufferedReader:
-        """A file that a rank wrote."""
+        """Return a file that a rank wrote."""
         return open(protocol.path(self.directory, name, rank), "rb")
 
     def results(self) -> list[Any]:
-        """What the ranks returned, by rank, once all have; or the error that says why not."""
+        """Return what the ranks returned, by rank, once all have; or the error that says why not."""
         if not self.listen(lambda: self.trouble or self.failures or len(self.done) == self.world_size):
             raise self.timed_out()
         if self.failures:
@@ -190,13 +190,13 @@ class Launch:
         return stacks.timeout_error(self.timeout, found, self.done)
 
     def dump(self, rank: int) -> str:
-        """What faulthandler wrote in a rank, on request or in a crash."""
+        """Return what faulthandler wrote in a rank, on request or in a crash."""
         with contextlib.suppress(FileNotFoundError), self.open_file(protocol.STACKS, rank) as file:
             return file.read().decode(errors="replace")
         return ""
 
     def result(self, rank: int) -> Any:
-        """What a rank returned, rebuilt here."""
+        """Return what a rank returned, rebuilt here."""
         try:
             with self.open_file(protocol.RESULT, rank) as file:
                 return pickle.load(file)

@@ -1,5 +1,7 @@
-"""The same training sharded and in one process: reference.py is the one process, prediction.py the paper's
-formulas for this model, parity.py the comparison, and table.py prints it.
+"""Compare sharded training with training in one process.
+
+reference.py trains in one process, prediction.py computes the paper's formulas for the model, parity.py
+compares, and table.py prints the result.
 """
 
 from zerolab.parity.parity import Report, verify

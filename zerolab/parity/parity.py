@@ -1,4 +1,4 @@
-"""Parity: the same training sharded and in one process, every bit, byte and message compared."""
+"""Compare sharded training with training in one process: every bit, byte and message."""
 
 import hashlib
 from argparse import ArgumentParser, Namespace
@@ -58,7 +58,7 @@ class Report:
 
 @dataclass(frozen=True)
 class _Run:
-    """What one rank brings home; the parameters themselves only from rank 0."""
+    """What one rank returns; only rank 0 returns the parameters themselves."""
 
     losses: list[float]
     parameters: dict[str, torch.Tensor]
@@ -115,7 +115,7 @@ def verify(
 def _train_sharded(
     stage: int, model_fn: Callable, inputs: Callable, optimizer_class: type, steps: int, defaults: dict
 ) -> _Run:
-    """The same training, as one rank of many, from a seed of its own: parameters start as rank 0's."""
+    """Train as one rank of many, from a seed of its own: parameters start as rank 0's."""
     rank = torch.distributed.get_rank()
     compute_deterministically()
     torch.manual_seed(rank)
@@ -160,7 +160,7 @@ def _compare(stage: int, runs: list[_Run], expected: dict[str, torch.Tensor], lo
 
 
 def _max_abs_diff(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    """The largest difference; a NaN on either side is infinitely far from anything."""
+    """Return the largest difference; a NaN on either side is infinitely far from anything."""
     difference = (ours.double() - theirs.double()).abs().nan_to_num(nan=float("inf"))
     return difference.max().item() if difference.numel() else 0.0
 
@@ -177,7 +177,7 @@ def _without(names: tuple[str, ...], keywords: dict) -> dict:
 
 
 def small_gpt() -> nn.Module:
-    """The model `verify` trains when none is given: three blocks, 43 thousand parameters."""
+    """Return the model `verify` trains when none is given: three blocks, 43 thousand parameters."""
     return GPT(vocab=_VOCABULARY, width=32, depth=3, heads=2, context=_CONTEXT)
 
 

@@ -1,4 +1,4 @@
-"""What the paper's formulas say a rank should hold and send, for one model as it was cut into units."""
+"""Predict by the paper's formulas what a rank holds and sends, for one model as it is cut into units."""
 
 from dataclasses import dataclass, fields
 
@@ -18,7 +18,7 @@ class Prediction:
     traffic: Traffic
 
     def holds_memory(self, measured: MeasuredStates) -> bool:
-        """Whether each category is what was predicted, to the byte."""
+        """Return whether each category is what was predicted, to the byte."""
         pairs = (
             (measured.params_bytes, self.memory.params_bytes),
             (measured.grads_bytes, self.memory.grads_bytes),
@@ -27,7 +27,7 @@ class Prediction:
         return all(abs(ours - theirs) < 1 for ours, theirs in pairs)
 
     def holds_traffic(self, measured: Traffic) -> bool:
-        """Whether payload and wire bytes are what was predicted, to the byte."""
+        """Return whether payload and wire bytes are what was predicted, to the byte."""
         return (
             abs(measured.logical_bytes - self.traffic.logical_bytes) < 1
             and abs(measured.wire_bytes - self.traffic.wire_bytes) < 1
@@ -55,7 +55,7 @@ def predict(optimizer: ZeroOptimizer, stage: int) -> Prediction:
 
 
 def _states(optimizer: ZeroOptimizer, stage: int, precision: Precision) -> ModelStates:
-    """The bytes of all units of one precision."""
+    """Return the bytes of all units of one precision."""
     units = [unit for unit in optimizer.units if unit.precision is precision]
     trainable = sum(unit.numel for unit in units if unit.trainable)
     frozen = sum(unit.numel for unit in units if not unit.trainable)

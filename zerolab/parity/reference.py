@@ -1,8 +1,8 @@
-"""The reference: what data parallelism promises to be, in one process.
+"""Train in one process, as the reference for data parallelism.
 
 One process runs every rank's micro-batch in rank order, adds up the gradients in that order, divides once by
-N and takes one step of the stock optimizer. It knows nothing of shards, units or stages, so it cannot share a
-mistake with them.
+N and takes one step of the stock optimizer. It has no shards, units or stages, so it cannot share a mistake
+with them.
 """
 
 import os
@@ -27,7 +27,7 @@ def reference(
     precision: str = "fp32",
     **defaults,
 ) -> tuple[dict[str, torch.Tensor], list[float]]:
-    """The single-process training: parameters by name after ``steps`` steps, and rank 0's losses.
+    """Train in one process; return parameters by name after ``steps`` steps, and rank 0's losses.
 
     ``threads``: as many as a rank of the sharded run has, because a matrix product split over more threads
     adds up in another order.
@@ -110,7 +110,7 @@ class _Twins:
 
 
 def compute_deterministically() -> None:
-    """On a GPU, have equal inputs give equal bits: no TF32, no kernel that adds up in an order of chance."""
+    """On a GPU, have equal inputs give equal bits: no TF32, no nondeterministic kernel."""
     if device().type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
         torch.use_deterministic_algorithms(True)

@@ -1,4 +1,4 @@
-"""The table that ``python -m zerolab verify`` prints: what was measured, above what was predicted."""
+"""Format the table that ``python -m zerolab verify`` prints: measurements above predictions."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""What a notebook asks its reader: calls of checks, of predict and of answer, read from its source.
+"""Read from a notebook's source which checks, predictions and answers it calls.
 
 Nothing runs here. The lessons' own notebooks are read in the same way as those that were handed in.
 """
@@ -58,7 +58,7 @@ class Lesson(NamedTuple):
 
 
 def read(path: Path) -> NotebookNode:
-    """A notebook without its outputs, which do not count.
+    """Return a notebook without its outputs, which do not count.
 
     Raises: Unfit for what is not a sound notebook.
     """
@@ -97,7 +97,7 @@ def asked(book: NotebookNode, checks: Sequence[str]) -> Iterator[Asked]:
 
 
 def tree(source: str) -> ast.Module:
-    """The cell's syntax; a magic or a shell command becomes a call, as IPython does it.
+    """Return the cell's syntax; a magic or a shell command becomes a call, as IPython does it.
 
     Raises: SyntaxError for whatever Python cannot compile.
     """
@@ -119,7 +119,7 @@ def _kind_and_name(call: ast.Call, checks: Sequence[str]) -> tuple[str, str] | N
 
 
 def lesson_of(book: NotebookNode) -> str:
-    """The name of the lesson that a notebook is a copy of: the one whose check and quiz it imports.
+    """Return the name of the lesson that a notebook is a copy of: the one whose check and quiz it imports.
 
     Raises: Unfit where it imports none, or what this version of zerolab does not have.
     """
@@ -178,7 +178,7 @@ def lesson(name: str) -> Lesson:
 
 
 def _minutes(book: NotebookNode, place: int) -> int | None:
-    """What the box above an exercise says."""
+    """Return what the box above an exercise says."""
     boxes = [
         found for cell in book.cells[:place] for found in re.findall(r"· (\d+) minutes\.\*\*", cell.source)
     ]
@@ -186,7 +186,7 @@ def _minutes(book: NotebookNode, place: int) -> int | None:
 
 
 def _answer(cell: NotebookNode) -> float:
-    """The right number of a prediction, which the lesson's committed output holds folded."""
+    """Return the right number of a prediction, which the lesson's committed output holds folded."""
     pages = "".join(output.get("data", {}).get("text/html", "") for output in cell.outputs)
     found = re.search(r"<summary>The answer</summary><p>(-?[\d.,]*\d(?:e[+-]?\d+)?)", html.unescape(pages))
     return float(found[1].replace(",", "")) if found else float("nan")

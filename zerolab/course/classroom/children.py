@@ -1,4 +1,4 @@
-"""Processes for code of others: with a deadline, and none of them is left over."""
+"""Run untrusted code in processes with a deadline, and leave none of them running."""
 
 import contextlib
 import ctypes

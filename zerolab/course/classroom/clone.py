@@ -1,4 +1,4 @@
-"""Where the lessons are: their notebooks in the clone, and their rooms in the package."""
+"""Find the lessons: their notebooks in the clone, and their folders in the package."""
 
 import importlib
 from pathlib import Path
@@ -12,7 +12,7 @@ ROOMS = "zerolab.course.lessons."
 
 
 def lesson_paths() -> dict[str, Path]:
-    """The lessons' notebooks in this clone, by the lesson's name.
+    """Return the lessons' notebooks in this clone, by the lesson's name.
 
     Raises: ValueError where there are none.
     """
@@ -23,22 +23,22 @@ def lesson_paths() -> dict[str, Path]:
 
 
 def room(name: str) -> ModuleType:
-    """The package of a lesson, which has its checks."""
+    """Return the package of a lesson, which has its checks."""
     return importlib.import_module(f"{ROOMS}{name}")
 
 
 def quiz(name: str) -> ModuleType:
-    """The module of a lesson that has its questions and predictions."""
+    """Return the module of a lesson that has its questions and predictions."""
     return importlib.import_module(f"{ROOMS}{name}.quiz")
 
 
 def predictions(name: str) -> int:
-    """How many numbers a lesson lets the reader guess."""
+    """Return how many numbers a lesson lets the reader guess."""
     made = [getattr(each, "__annotations__", {}).get("return") for each in vars(quiz(name)).values()]
     found = [each for each in vars(quiz(name)).values() if isinstance(each, Prediction)]
     return len(found) + made.count(Prediction)
 
 
 def checks(name: str) -> list[str]:
-    """The names of a lesson's checks."""
+    """Return the names of a lesson's checks."""
     return [each for each in room(name).__all__ if each.startswith("check_")]

@@ -1,4 +1,4 @@
-"""The command: ``python -m zerolab grade``."""
+"""Run the command ``python -m zerolab grade``."""
 
 import json
 import signal
@@ -48,7 +48,7 @@ def run(args: Namespace) -> int:
 
 
 def as_text(report: dict[str, Any]) -> str:
-    """A report for people."""
+    """Return a report for people."""
     lines = [f"{report['file']}" + (f" ({report['lesson']})" if report["lesson"] else "")]
     if report["error"]:
         lines.append(_wrapped(f"  ! it {report['error']}."))

@@ -1,4 +1,4 @@
-"""What a notebook that was handed in is worth: it is run, and the package's own checks judge what it made.
+"""Grade a notebook: run it, and let the package's own checks judge its objects.
 
 Nothing that the notebook prints or displays is believed, and no function of its kernel is asked. Three things
 are taken out of the kernel: the objects that its cells pass to the checks, the letters, and the guesses.
@@ -101,7 +101,7 @@ def _cell_errors(folder: Path) -> list[dict]:
 
 
 def _handed_in(call: Asked, path: Path) -> str | None:
-    """Why the value of a call is not there, if it is not."""
+    """Return why the value of a call is not there, if it is not."""
     if not call.given:
         return f"cell [{call.cell}] is not Python: a syntax error stops it"
     if path.with_suffix(".error").is_file():
@@ -140,13 +140,13 @@ def _judged(lesson: str, check: str, path: Path, limits: Limits) -> tuple[bool, 
 
 
 def _holds_solution(source: str, lesson: str, check: str) -> bool:
-    """Whether the cell has the package's solution in it, apart from comments and blanks."""
+    """Return whether the cell has the package's solution in it, apart from comments and blanks."""
     ours = solution_text(getattr(clone.room(lesson), check).source)
     return set(map(ast.dump, ast.parse(ours).body)) <= set(map(ast.dump, books.tree(source).body))
 
 
 def _written(path: Path) -> Any:
-    """The JSON in a file, or None; a cell may have put anything in its place."""
+    """Return the JSON in a file, or None; a cell may have put anything in its place."""
     try:
         return json.loads(path.read_text("utf-8")) if path.is_file() else None
     except (OSError, ValueError, RecursionError):
@@ -154,7 +154,7 @@ def _written(path: Path) -> Any:
 
 
 def _value(key: tuple[str, str], calls: Calls, folder: Path) -> Any:
-    """The guess or the letters that a notebook handed over, or None."""
+    """Return the guess or the letters that a notebook handed over, or None."""
     return _written(folder / f"{calls[key][0]}.ok") if key in calls else None
 
 
@@ -183,5 +183,5 @@ def _prediction(name: str, lesson: Lesson, calls: Calls, folder: Path) -> dict:
 
 
 def envelope(reports: list[dict[str, Any]]) -> dict[str, Any]:
-    """The reports of a class, as ``--json`` prints them."""
+    """Return the reports of a class, as ``--json`` prints them."""
     return {"schema": SCHEMA, "zerolab": zerolab.__version__, "notebooks": reports}

@@ -1,4 +1,4 @@
-"""In the kernel of a notebook that is graded: write down what a reader handed over.
+"""Record, in the kernel of a graded notebook, what a reader handed over.
 
 The grader puts a call of this module below each cell that calls a check, predict or answer.
 """
@@ -25,13 +25,13 @@ def hand_in(folder: str, number: int, kind: str, value_of: Callable[[], Any]) ->
 
 
 def _with_source(value: Any) -> bytes:
-    """The object, with the lines of the cells, so that a check can quote them."""
+    """Return the object, with the lines of the cells, so that a check can quote them."""
     cells = {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
     return cloudpickle.dumps((cells, value))
 
 
 def _plain(value: Any) -> Any:
-    """A guess or letters as JSON has them: None for `...`, and text for what is neither."""
+    """Return a guess or letters as JSON has them: None for `...`, and text for what is neither."""
     if value is ... or value is None:
         return None
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""The command ``python -m zerolab handout FOLDER``: the lessons as a class gets them.
+"""Run the command ``python -m zerolab handout FOLDER``: write the lessons as a class gets them.
 
 A lesson's committed notebook holds the folded answers of its predictions and quiz in its outputs, and some in
 its prose. A handout has neither, and no badges, because they open the committed notebooks.
@@ -61,7 +61,7 @@ def run(args: Namespace) -> int:
 
 
 def handout(book: NotebookNode) -> NotebookNode:
-    """The notebook without outputs, answers, widgets and badges; its links lead to the repository."""
+    """Return the notebook without outputs, answers, widgets and badges; its links lead to the repository."""
     repository = next(iter(_ADDRESS.findall(nbformat.writes(book))), None)
     book.metadata.pop("widgets", None)
     book.cells = [cell for cell in book.cells if cell.id != "badges"]
@@ -77,7 +77,7 @@ def handout(book: NotebookNode) -> NotebookNode:
 
 
 def graded(book: NotebookNode, name: str) -> NotebookNode:
-    """The notebook with nbgrader's tests: an exercise is worth its minutes, a quiz its questions."""
+    """Return the notebook with nbgrader's tests: an exercise is worth its minutes, a quiz its questions."""
     ours = books.lesson(name)
     below: dict[int, NotebookNode] = {}
     for call in books.asked(book, list(ours.minutes)):
@@ -92,7 +92,7 @@ def graded(book: NotebookNode, name: str) -> NotebookNode:
 
 
 def _test(source: str, identity: str, points: int) -> NotebookNode:
-    """A cell that nbgrader runs for points, and restores where a student changed it."""
+    """Return a cell that nbgrader runs for points, and restores where a student changed it."""
     flags = {"grade": True, "solution": False, "locked": True, "task": False, "schema_version": 3}
     mark = flags | {"grade_id": identity, "points": points, "cell_type": "code"}
     cell = nbformat.v4.new_code_cell(source, id=identity.replace("_", "-"))

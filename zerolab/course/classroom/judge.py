@@ -1,4 +1,4 @@
-"""In a process of its own: call a lesson's check with an object that a notebook handed over.
+"""Call a lesson's check, in a process of its own, with an object from a notebook.
 
     python -m zerolab.course.classroom.judge LESSON CHECK OBJECT RESULT
 

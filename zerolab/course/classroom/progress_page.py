@@ -1,4 +1,4 @@
-"""A page of progress over the lessons, in a notebook and as the command ``python -m zerolab progress``."""
+"""Show progress over the lessons, in a notebook and as ``python -m zerolab progress``."""
 
 import html
 import pkgutil
@@ -25,7 +25,7 @@ class Page:
         return "\n".join([*lines, "", self.note])
 
     def _repr_html_(self) -> str:
-        """The same for a notebook; it has the page's own colours, so it suits a dark theme."""
+        """Return the same for a notebook; it has the page's own colours, so it suits a dark theme."""
         heads = "".join(f'<th scope="col">{head}</th>' for head in _HEADS)
         body = "".join(
             f'<tr><th scope="row">{first}</th>' + "".join(f"<td>{cell}</td>" for cell in rest) + "</tr>"
@@ -36,7 +36,7 @@ class Page:
 
 
 def my_progress() -> Page:
-    """What you have done of each lesson on this machine."""
+    """Return what you have done of each lesson on this machine."""
     path = record.place()
     if path is None:
         return Page(_rows({}), "Nothing is recorded, because ZEROLAB_PROGRESS is off.")

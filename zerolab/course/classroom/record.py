@@ -1,7 +1,7 @@
-"""A reader's record: which exercises passed, which answers and guesses were right. It stays on this machine.
+"""Record which exercises passed, and which answers and guesses were right, on this machine.
 
-A lesson writes one line for each thing that is new. It goes on as if nothing had happened where the file
-cannot be written or read. Nothing is ever sent.
+A lesson writes one line for each new result. If the file cannot be written or read, the lesson continues
+without it. Nothing is ever sent.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ def remember(quiz: ModuleType | str | None, kind: str, name: str, right: bool) -
 
 
 def read(path: Path) -> dict[Entry, bool]:
-    """Whether each thing that was tried was ever right; lines that nobody can read are left out.
+    """Return whether each thing that was tried was ever right; lines that nobody can read are left out.
 
     Raises: OSError for what is not a file that can be read.
     """
@@ -77,6 +77,6 @@ def read(path: Path) -> dict[Entry, bool]:
 
 
 def quiz_in_notebook() -> ModuleType | None:
-    """The module `quiz` that the notebook imported: it says which lesson this is."""
+    """Return the module `quiz` that the notebook imported: it says which lesson this is."""
     quiz = getattr(sys.modules.get("__main__"), "quiz", None)
     return quiz if isinstance(quiz, ModuleType) else None

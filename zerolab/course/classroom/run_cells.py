@@ -1,4 +1,4 @@
-"""In a process of its own: run a notebook in a new kernel, and note where it is and which cells fail.
+"""Run a notebook in a new kernel, from a process of its own, and report the cells that fail.
 
     python -m zerolab.course.classroom.run_cells FOLDER CELL_SECONDS
 
@@ -49,7 +49,7 @@ def main(folder: Path, cell_seconds: int) -> int:
 
 
 def _client(folder: Path, cell_seconds: int, **hooks: Any) -> Silent:
-    """A client that interrupts a cell at its limit, and goes on after one that fails."""
+    """Return a client that interrupts a cell at its limit, and goes on after one that fails."""
     late = {
         "ename": "Stopped",
         "evalue": f"ran for {cell_seconds} s, the limit (--cell-timeout)",

@@ -15,7 +15,7 @@ CELL = 0.86  # a chunk's width where the next one starts at 1
 
 
 def holdings(rounds: Rounds, upto: int) -> list[list[Sum]]:
-    """Which ranks' contributions each rank's chunks hold after `upto` rounds of an all-reduce.
+    """Return which ranks' contributions each rank's chunks hold after `upto` rounds of an all-reduce.
 
     `rounds[rank]` is what that rank's on_step reported: N-1 rounds that add, then N-1 rounds that replace.
     """

@@ -45,7 +45,7 @@ class Ring(NamedTuple):
     against: tuple[int, ...] = ()
 
     def ended(self, brought: Sequence[torch.Tensor], cuts: Sequence[slice]) -> list[torch.Tensor]:
-        """What every rank ends with; nothing where a chunk would land in one of another length."""
+        """Return what every rank ends with; nothing where a chunk would land in one of another length."""
         held = [tensor.clone() for tensor in brought]
         n, ranks = len(held), range(len(held))
         for half, more in ((0, self.more_first), (1, self.more_second)):
@@ -63,11 +63,11 @@ class Ring(NamedTuple):
         return held
 
     def rounds(self, world_size: int) -> int:
-        """How many rounds there are, and messages of each rank."""
+        """Return how many rounds there are, and messages of each rank."""
         return sum(max(0, world_size - 1 + more) for more in (self.more_first, self.more_second))
 
     def landed(self, chunk: torch.Tensor, arriving: torch.Tensor, half: int) -> torch.Tensor:
-        """What a chunk becomes when another one arrives."""
+        """Return what a chunk becomes when another one arrives."""
         if half == 0:
             return self.keeps * chunk + self.takes * arriving
         if self.lost:

@@ -33,7 +33,7 @@ Cuts = Sequence[slice]
 
 
 def by_chunk(cuts: Cuts, value: Callable[[int], torch.Tensor]) -> torch.Tensor:
-    """A tensor whose chunk c is that chunk of value(c)."""
+    """Return a tensor whose chunk c is that chunk of value(c)."""
     return torch.cat([value(chunk)[cut] for chunk, cut in enumerate(cuts)])
 
 
@@ -181,7 +181,7 @@ def _too_much_sent(outcome: Attempt, case: tuple[int, int]) -> str | None:
 
 
 def _why_more(outcome: Attempt, rank: int, case: tuple[int, int]) -> str:
-    """What a rank's messages tell: whole tensors, or chunks in too many rounds."""
+    """Return what a rank's messages tell: whole tensors, or chunks in too many rounds."""
     messages, rounds = outcome.messages[rank], 2 * (case[0] - 1)
     whole = sum(message.numel >= case[1] for message in messages)
     if whole:
@@ -208,6 +208,6 @@ def _too_much_held(outcome: Attempt, case: tuple[int, int]) -> str | None:
 
 
 def _longest(case: tuple[int, int]) -> int:
-    """The elements of the longest chunk."""
+    """Return the elements of the longest chunk."""
     world_size, numel = case
     return ring.chunks(numel, world_size)[0].stop

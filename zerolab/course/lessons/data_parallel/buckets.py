@@ -29,7 +29,7 @@ Brought = Sequence[torch.Tensor]  # by rank: all gradients, end to end
 
 
 def buckets(bucket_bytes: int) -> list[list[int]]:
-    """The numbers of the gradients in each bucket, where each takes what still fits into it."""
+    """Return the numbers of the gradients in each bucket, where each takes what still fits into it."""
     found: list[list[int]] = [[]]
     for index, size in enumerate(SIZES):
         if found[-1] and 8 * (sum(SIZES[each] for each in found[-1]) + size) > bucket_bytes:
@@ -39,7 +39,7 @@ def buckets(bucket_bytes: int) -> list[list[int]]:
 
 
 def only(sent: Sequence[int], g: Brought, r: int) -> torch.Tensor:
-    """The gradients with the numbers `sent` averaged, and the others as rank r brought them."""
+    """Return the gradients with the numbers `sent` averaged, and the others as rank r brought them."""
     pieces = zip((sum_of(g) / len(g)).split(SIZES), g[r].split(SIZES), strict=True)
     return torch.cat([mean if index in sent else own for index, (mean, own) in enumerate(pieces)])
 
@@ -118,7 +118,7 @@ def check_buckets(fn: Callable) -> str | None:
 
 
 def gradients_of(rank: int) -> list[torch.Tensor]:
-    """What a rank brings: different for every rank and element."""
+    """Return what a rank brings: different for every rank and element."""
     generator = torch.Generator().manual_seed(rank)
     return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in SHAPES]
 
@@ -222,7 +222,7 @@ def _wrong_messages(outcome: Attempt, bucket_bytes: int) -> str | None:
 
 
 def _wrong_bytes(sent: Sequence[int], bucket_bytes: int) -> str | None:
-    """What is wrong with the bytes of the messages of one rank, which are few enough."""
+    """Return what is wrong with the bytes of the messages of one rank, which are few enough."""
     enough, alone = 8 * sum(SIZES), {8 * size for size in SIZES}
     if sum(sent) > enough:
         return (

@@ -1,4 +1,4 @@
-"""Lesson 03's exercise: the gradients that the ranks bring, and what each mistake makes of them."""
+"""Lesson 03's exercise: the gradients of the ranks, and the results of common mistakes."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -77,11 +77,11 @@ MISTAKES: dict[str, Callable[[list[torch.Tensor], tuple[int, ...], int], torch.T
 
 
 def gradient(name: str, rank: int) -> torch.Tensor:
-    """The gradient that rank brings for a parameter: different for every rank and element."""
+    """Return the gradient that rank brings for a parameter: different for every rank and element."""
     generator = torch.Generator().manual_seed(100 * rank + len(name))
     return torch.randn(SHAPES[name], generator=generator, dtype=torch.float64)
 
 
 def weighted(gradients: list[torch.Tensor], counts: tuple[int, ...]) -> torch.Tensor:
-    """The sum of the ranks' gradients, each times its count of tokens."""
+    """Return the sum of the ranks' gradients, each times its count of tokens."""
     return sum_of(count * each for count, each in zip(counts, gradients, strict=True))

@@ -32,12 +32,12 @@ def send_buckets(bucket_mb: int, gpus: int) -> list[Span]:
 
 
 def exposed_seconds(bucket_mb: int, gpus: int) -> float:
-    """How long the step waits for the last bucket after the backward pass."""
+    """Return how long the step waits for the last bucket after the backward pass."""
     return send_buckets(bucket_mb, gpus)[-1][1] - BACKWARD_SECONDS
 
 
 def by_bucket(waits: Sequence[float]) -> str:
-    """The milliseconds of waiting with each of `BUCKET_MB`, in words."""
+    """Return the milliseconds of waiting with each of `BUCKET_MB`, in words."""
     return ", ".join(f"{size:,} MB {wait:,.0f} ms" for size, wait in zip(BUCKET_MB, waits, strict=True))
 
 

@@ -37,7 +37,7 @@ def _all_choices(fn: Callable) -> dict[str, Any]:
 
 
 def judged(choices: dict[str, Any]) -> str | None:
-    """What is wrong with the first choice that is."""
+    """Return what is wrong with the first choice that is."""
     for name, cluster in clusters.CLUSTERS.items():
         choice = choices[name]
         if choice is None:
@@ -53,8 +53,8 @@ def _unusable(choice: Any) -> str | None:
         return f"{choice!r} is no choice: return (stage, precision, checkpointing)"
     stage, precision, checkpointing = choice
     whole = type(stage) is int and 0 <= stage <= 3
-    if not whole or precision not in clusters.PRECISIONS or type(checkpointing) is not bool:
-        known = ", ".join(clusters.PRECISIONS)
+    if not whole or precision not in clusters.OFFERED_PRECISIONS or type(checkpointing) is not bool:
+        known = ", ".join(clusters.OFFERED_PRECISIONS)
         return f"{choice!r} is no choice: a stage from 0 to 3, one of {known}, and True or False"
     return None
 

@@ -1,4 +1,4 @@
-"""Six clusters and who judges a choice for them: the plan, a short rehearsal, and the α–β model.
+"""Six clusters, and the plan, the short rehearsal and the α–β model that judge a choice for them.
 
 A choice is a stage, a precision and whether activations are recomputed. It fits if model states, activations
 and what the engine holds for a moment fit. Of the choices that fit, the one whose step takes fewest seconds
@@ -23,7 +23,7 @@ PEAK_FLOPS = {"T4": 65e12, "V100-32GB": 125e12, "A10": 125e12, "A100-40GB": 312e
 PEAK_FLOPS |= {"H100-80GB": 989e12}  # 16-bit matrix products without sparsity, NVIDIA's data sheets
 WITHOUT_BF16 = ("T4", "V100-32GB")  # Turing and Volta; bf16 came with Ampere
 FP32_FACTOR = 8  # a T4 and a V100 compute fp32 8 times slower than 16-bit matrix products
-PRECISIONS = ("mixed", "mixed_fp16", "fp32")  # bf16, fp16 with a loss scale, fp32
+OFFERED_PRECISIONS = ("mixed", "mixed_fp16", "fp32")  # bf16, fp16 with a loss scale, fp32
 
 
 class Shape(NamedTuple):
@@ -90,7 +90,7 @@ CLUSTERS = {
 
 
 def question(cluster: Cluster, precision: str, checkpointing: bool) -> Question:
-    """What `python -m zerolab plan` would be asked."""
+    """Return what `python -m zerolab plan` would be asked."""
     convention = "fp32" if precision == "fp32" else "mixed"  # fp16 takes as many bytes as bf16
     return Question(
         model=presets.model(cluster.model),
@@ -107,7 +107,7 @@ def question(cluster: Cluster, precision: str, checkpointing: bool) -> Question:
 
 @cache
 def passing_bytes(model: str, world_size: int, stage: int, precision: str) -> float:
-    """What a step holds for a moment beyond its states: whole units, and gradients on their way.
+    """Return what a step holds for a moment beyond its states: whole units, and gradients on their way.
 
     A rehearsal with four layers tells, because it does not depend on how many more there are.
     """
@@ -132,7 +132,7 @@ def fits(cluster: Cluster, stage: int, precision: str, checkpointing: bool) -> b
 
 def choices(cluster: Cluster) -> Iterator[tuple[int, str, bool]]:
     """All that run: they fit, and the GPU has the precision."""
-    for stage, precision, checkpointing in product(range(4), PRECISIONS, (False, True)):
+    for stage, precision, checkpointing in product(range(4), OFFERED_PRECISIONS, (False, True)):
         known = precision != "mixed" or cluster.gpu not in WITHOUT_BF16
         if known and fits(cluster, stage, precision, checkpointing):
             yield stage, precision, checkpointing

@@ -66,7 +66,7 @@ MISSING_RANK = Prediction(
 
 
 def speed_up(linear: float) -> Prediction:
-    """The speed-up of 400 GPUs over 64 if each of them were as busy as before."""
+    """Return the speed-up of 400 GPUs over 64 if each of them were as busy as before."""
     return Prediction({"you took a linear speed-up, and each GPU has more memory than before": linear})
 
 

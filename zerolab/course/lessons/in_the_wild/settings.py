@@ -29,7 +29,7 @@ def check_json(fn: Callable) -> str | None:
 
 
 def meaning(config: Any) -> str | None:
-    """What is wrong with a configuration."""
+    """Return what is wrong with a configuration."""
     if not isinstance(config, dict):
         kind = config.kind if isinstance(config, Odd) else type(config).__name__
         return f"the configuration is a {kind}: return a dictionary"

@@ -47,7 +47,7 @@ class Ticket:
     cases: Sequence[Case] = CASES
     right: Callable[[Case], Tensors] = trained
     mistakes: Mapping[str, Callable[[Case], Tensors]] = field(default_factory=dict)
-    cost: Callable[[Case, Sequence[Seen]], str | None] = lambda case, ended: too_dear(case, ended)
+    cost: Callable[[Case, Sequence[Seen]], str | None] = lambda case, ended: costs_too_much(case, ended)
     gathers: bool = False
     memory: bool = False
     stopped: Callable[[Case, Attempt], str | None] = lambda case, outcome: None
@@ -166,7 +166,7 @@ def _differ(seen: torch.Tensor, right: torch.Tensor) -> bool:
     return seen.shape != right.shape or not torch.allclose(seen, right, rtol=1e-9, atol=1e-12)
 
 
-def too_dear(case: Case, ended: Sequence[Seen], passes: float = 2) -> str | None:
+def costs_too_much(case: Case, ended: Sequence[Seen], passes: float = 2) -> str | None:
     """What is wrong with right values of stage 1: too many bytes, or optimizer state that is not sharded."""
     passes += case.micro_batches - 1
     return unsharded(case, ended) or too_much_sent(ended, passes)

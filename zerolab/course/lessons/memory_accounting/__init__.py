@@ -1,4 +1,4 @@
-"""Lesson 01: sixteen bytes for each parameter, what each ZeRO stage divides, and what else fills a GPU."""
+"""Lesson 01: sixteen bytes for each parameter, what each stage divides, and what else fills a GPU."""
 
 from zerolab.course.lessons.memory_accounting.adapters import check_adapter_bytes
 from zerolab.course.lessons.memory_accounting.batch import check_largest_batch

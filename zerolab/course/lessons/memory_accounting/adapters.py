@@ -29,7 +29,7 @@ HINTS = (
 
 
 def together(f, t, n, stage, *, frozen=2, grads=0, optimizer=0, sharded_from=3):
-    """The formula, with a knob for each of the bytes that a frozen parameter takes."""
+    """Return the formula, with a knob for each of the bytes that a frozen parameter takes."""
     by = n if stage >= sharded_from else 1
     of_frozen = frozen * f / by + states(f, n, stage, params=0, grads=grads, optimizer=optimizer)
     return of_frozen + states(t, n, stage)

@@ -26,7 +26,7 @@ HINTS = (
 
 
 def batch(gpu, n, stage, *, sample=SAMPLE, held=None, round_by=math.floor, least=0):
-    """The formula, with a knob for each part of it; `held`: the bytes of the model states."""
+    """Return the formula, with a knob for each part of it; `held`: the bytes of the model states."""
     held = states(PSI, n, stage) if held is None else held
     return max(least, round_by((gpu - held) / sample))
 
@@ -131,7 +131,7 @@ def _by_parts(answers: Answers, first: Case) -> str | None:
     if abs(sample / SAMPLE - 1) > 0.01:
         share = round(SAMPLE / sample, 2)  # as exact as whole samples tell
         if all(value == batch(c[0] * share, *c[1:]) for c, value in found.items() if c[2] == stage):
-            return f"your formula uses {share:.0%} of the memory: here all of it can be used"
+            return f"your formula uses only {share:.0%} of the memory; use all of it here"
         return (
             f"your formula takes about {sample / 1e9:.3g} GB for a sample, and it keeps {SAMPLE / 1e9:.3g} GB"
         )
@@ -150,7 +150,7 @@ def _by_parts(answers: Answers, first: Case) -> str | None:
 
 
 def _bytes_each(found: Mapping[Case, float]) -> int | None:
-    """The bytes for each parameter that explain all batches of stage 0."""
+    """Return the bytes for each parameter that explain all batches of stage 0."""
     asked = [case for case in found if case[2] == 0]
     sizes = [size for size in range(0, 33, 2) if size != 16]
     fit = [s for s in sizes if all(found[case] == batch(*case, held=s * PSI) for case in asked)]

@@ -141,8 +141,8 @@ def _other_order(sizes: list[float]) -> str:
         return ""
     first = 1 + sizes.index(max(sizes))
     return (
-        f", or else the sizes are right and the stages' order is not: stage {first} is the first to divide "
-        "the optimizer state's 12, and stage 1 has to be"
+        ", or the sizes are right but divided at the wrong stage: stage 1 divides the 12 bytes of optimizer "
+        f"state, and yours divides them at stage {first}"
     )
 
 

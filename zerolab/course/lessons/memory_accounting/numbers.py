@@ -107,7 +107,7 @@ def close(got: float | Odd, want: float) -> bool:
 
 
 def _mistake(question: Question, answers: Answers, wrong: list[Case]) -> str:
-    """The formula behind all answers, or how the answers are made, or a formula for the wrong ones."""
+    """Return the formula behind all answers, or how the answers are made, or a formula for the wrong ones."""
     got, first = answers[wrong[0]], wrong[0]
     if isinstance(got, Odd):
         returned = "None" if got.kind == "NoneType" else " ".join(filter(None, got[:2]))
@@ -134,6 +134,6 @@ def fits(formula: Formula, answers: Answers, cases: Collection[Case]) -> bool:
 
 
 def numbers(answers: Answers) -> dict[Case, float] | None:
-    """The answers, if all of them are numbers."""
+    """Return the answers, if all of them are numbers."""
     found = {case: value for case, value in answers.items() if isinstance(value, float)}
     return found if len(found) == len(answers) else None

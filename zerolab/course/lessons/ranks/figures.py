@@ -1,4 +1,4 @@
-"""Lesson 00's diagram: processes that share nothing."""
+"""Lesson 00's diagram: processes that share no memory."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from zerolab.course.look import INK, QUIET, ink_on, rank_colour
 
 
 def separate_memories(fig: Figure, world_size: int = 4) -> str:
-    """One box for each process, each with its own x, and a line for the messages."""
+    """Return one box for each process, each with its own x, and a line for the messages."""
     ax = fig.subplots()
     centred: dict[str, Any] = {"ha": "center", "va": "center"}
     for rank in range(world_size):

@@ -1,4 +1,4 @@
-"""Lesson 04's exercise on slices: models that are cut into shards, and what each mistake makes of them."""
+"""Lesson 04's exercise on slices: models that are cut into shards, and the results of common mistakes."""
 
 from collections.abc import Callable, Iterable
 from itertools import accumulate
@@ -47,7 +47,7 @@ CASES = [Case(sizes, world_size, rank) for sizes, world_size in _WORLDS for rank
 
 
 def inside(case: Case, shard: slice | None = None) -> Slices:
-    """The slice of each parameter that lies in a range of the buffer, the rank's shard by default."""
+    """Return the slice of each parameter that lies in a range of the buffer, the rank's shard by default."""
     shard = shard or case.shard
     pairs = zip(case.offsets, case.sizes, strict=True)
     return plain((max(shard.start - at, 0), max(min(shard.stop - at, size), 0)) for at, size in pairs)
@@ -59,14 +59,14 @@ def plain(pairs: Iterable[tuple[int, int]]) -> Slices:
 
 
 def _floor(case: Case, rest: int = 0) -> slice:
-    """A shard of numel // N elements; the last rank's is longer by `rest`."""
+    """Return a shard of numel // N elements; the last rank's is longer by `rest`."""
     size = case.numel // case.world_size
     last = case.rank == case.world_size - 1
     return slice(size * case.rank, size * (case.rank + 1) + rest * last)
 
 
 def _rest_first(case: Case) -> slice:
-    """A shard of numel // N elements; rank 0's is longer by the rest."""
+    """Return a shard of numel // N elements; rank 0's is longer by the rest."""
     size, rest = divmod(case.numel, case.world_size)
     return slice(size * case.rank + (rest if case.rank else 0), size * (case.rank + 1) + rest)
 

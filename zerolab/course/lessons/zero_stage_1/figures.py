@@ -21,7 +21,7 @@ _CENTRED: dict[str, Any] = {"ha": "center", "va": "center"}
 
 
 def partition_map(fig: Figure, layer: nn.Module, ranks: int = 4) -> str:
-    """A real unit of `layer`, cut for so many ranks: parameters above, owners below, and in words."""
+    """Return a real unit of `layer`, cut for so many ranks: parameters above, owners below, and in words."""
     unit = FlatUnit("layer", 0, list(copy.deepcopy(layer).named_parameters()), ranks, PRECISIONS["fp32"])
     ax, key = fig.subplots(2, height_ratios=[1, 1.1])
     ax.barh(1, unit.padded_numel, hatch="////", facecolor="none", edgecolor=QUIET, linewidth=0.5)

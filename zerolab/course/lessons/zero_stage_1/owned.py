@@ -50,7 +50,7 @@ def _slices(value: Any) -> tuple | Odd:
 
 
 def _pair(value: Any) -> tuple[int, int] | Odd:
-    """A slice as (start, stop); a slice, a range, and whole numbers of any type are taken, too."""
+    """Return a slice as (start, stop); a slice, a range, and whole numbers of any type are taken, too."""
     if isinstance(value, slice | range) and value.step in (None, 1):
         value = (value.start or 0, value.stop)
     try:
@@ -64,7 +64,7 @@ def _pair(value: Any) -> tuple[int, int] | Odd:
 
 
 def _mistake(answers: Mapping[Case, Any], wrong: list[Case]) -> str:
-    """The mistake behind all answers, or all wrong ones; or an element without exactly one owner."""
+    """Return the mistake behind all answers, or all wrong ones; or an element without exactly one owner."""
     case, got = wrong[0], answers[wrong[0]]
     if isinstance(got, Odd):
         said = " ".join(filter(None, got[:2])).replace("NoneType", "None")
@@ -135,7 +135,7 @@ def _never_cut(answers: Mapping[Case, Any]) -> str | None:
 
 
 def _length(case: Case, got: Slices) -> str | None:
-    """Whether the rank owns too many elements or too few."""
+    """Return whether the rank owns too many elements or too few."""
     has, right = (sum(stop - start for start, stop in slices) for slices in (got, inside(case)))
     if has == right:
         return None
@@ -143,7 +143,7 @@ def _length(case: Case, got: Slices) -> str | None:
 
 
 def _owners(answers: Mapping[Case, Any], case: Case) -> str | None:
-    """The first element of a parameter that no rank owns, or more than one."""
+    """Return the first element of a parameter that no rank owns, or more than one."""
     ranks = [answers[case._replace(rank=rank)] for rank in range(case.world_size)]
     if any(isinstance(own, Odd) or len(own) != len(case.sizes) for own in ranks):
         return None

@@ -1,4 +1,4 @@
-"""Lesson 04's exercise on checkpoints: a rank's shard of what another number of ranks has saved."""
+"""Lesson 04's exercise on checkpoints: load a rank's shard from the files of other ranks."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -36,7 +36,7 @@ class Files:
         self.furthest = 0  # of all reads, the largest stop
 
     def read(self, file: int, start: int, stop: int) -> torch.Tensor:
-        """The elements start to stop of the shard that rank `file` saved."""
+        """Return the elements start to stop of the shard that rank `file` saved."""
         if not 0 <= file < len(self.files):
             raise IndexError(f"read({file}, {start}, {stop}): {no_such_file(self)}")
         length = self.files[file].numel()

@@ -63,7 +63,7 @@ def _other_options(optimizer: torch.optim.Optimizer) -> str:
 
 
 def wrong_update(world: World, by_rank: Sequence[Updated], unchanged: bool) -> str | None:
-    """What is wrong with the optimizers, if that explains wrong parameters, or `unchanged` ones."""
+    """Return what is wrong with the optimizers, if that explains wrong parameters, or `unchanged` ones."""
     seen = by_rank[0]
     if unchanged and not seen.steps:
         return (
@@ -84,7 +84,7 @@ def wrong_update(world: World, by_rank: Sequence[Updated], unchanged: bool) -> s
 
 
 def _of_another_rank(world: World, rank: int, place: slice | None) -> str | None:
-    """Whether a rank's optimizer updates the chunk of another rank."""
+    """Return whether a rank's optimizer updates the chunk of another rank."""
     if place is None or place == world.cut(rank):
         return None
     for other in range(world.world_size):

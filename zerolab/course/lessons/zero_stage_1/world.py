@@ -1,4 +1,4 @@
-"""Lesson 04's exercise: the training that it asks for, in one process, and what each mistake makes of it."""
+"""Lesson 04's exercise: its training in one process, and the results of common mistakes."""
 
 from collections.abc import Callable
 from itertools import accumulate
@@ -26,7 +26,7 @@ class World(NamedTuple):
         return torch.linspace(-1, 1, self.numel)
 
     def gradient(self, step: int, rank: int) -> torch.Tensor:
-        """A rank's gradient: different for every rank and step, and no mean is near zero."""
+        """Return a rank's gradient: different for every rank and step, and no mean is near zero."""
         generator = torch.Generator().manual_seed(10 * step + rank)
         return torch.rand(self.numel, generator=generator) + 0.5 * (rank + 1)
 
@@ -56,7 +56,7 @@ class World(NamedTuple):
         return flat.detach()
 
     def cut(self, rank: int) -> slice:
-        """The chunk of a rank, counted around the ring."""
+        """Return the chunk of a rank, counted around the ring."""
         return ring.chunks(self.numel, self.world_size)[rank % self.world_size]
 
     def patched(self, base: torch.Tensor, patch: torch.Tensor, rank: int) -> torch.Tensor:
@@ -71,12 +71,12 @@ def mean(gradients: Gradients) -> torch.Tensor:
 
 
 def of(rank: int) -> Callable[[Gradients], torch.Tensor]:
-    """One rank's gradient alone."""
+    """Return one rank's gradient alone."""
     return lambda gradients: gradients[rank]
 
 
 def whole(world: World, each: Callable[[int], torch.Tensor]) -> torch.Tensor:
-    """A flat buffer whose chunks come from the buffers that `each` makes for their owners."""
+    """Return a flat buffer whose chunks come from the buffers that `each` makes for their owners."""
     return torch.cat([each(rank)[world.cut(rank)] for rank in range(world.world_size)])
 
 

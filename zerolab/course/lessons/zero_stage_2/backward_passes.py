@@ -1,4 +1,4 @@
-"""Lesson 05's exercise on order: backward passes, and what each mistake makes of their gradients."""
+"""Lesson 05's exercise on order: backward passes, and the results of common mistakes."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -20,7 +20,7 @@ class Case(NamedTuple):
         return len(self.orders)
 
     def gradient(self, rank: int, name: str) -> torch.Tensor:
-        """A rank's gradient of a unit: zeros if it has none."""
+        """Return a rank's gradient of a unit: zeros if it has none."""
         if name not in self.orders[rank]:
             return torch.zeros(self.sizes[name])
         generator = torch.Generator().manual_seed(100 * rank + ord(name))
@@ -30,7 +30,7 @@ class Case(NamedTuple):
         return sum_of(self.gradient(rank, name) for rank in range(self.world_size))
 
     def cut(self, name: str, rank: int) -> slice:
-        """A rank's chunk of a unit, the rank counted around."""
+        """Return a rank's chunk of a unit, the rank counted around."""
         return ring.chunks(self.sizes[name], self.world_size)[rank % self.world_size]
 
     def waiting(self, rank: int) -> list[int]:

@@ -51,7 +51,7 @@ def _clip(fn: Callable, case: Case, rank: int) -> Clipped:
 
 
 def _number(value: Any) -> torch.Tensor | Odd:
-    """A number as a tensor of no dimension; a float and a tensor of one element are numbers, too."""
+    """Return a number as a tensor of no dimension; a float and a tensor of one element are numbers, too."""
     one = isinstance(value, torch.Tensor) and value.numel() == 1
     if one or (isinstance(value, int | float) and not isinstance(value, bool)):
         return torch.tensor(float(value))
@@ -72,9 +72,9 @@ def _look(fn: Callable, case: Case) -> Finding:
 
 
 def _stopped(outcome: Attempt) -> str | None:
-    """Why there are no norms to compare."""
+    """Return why there are no norms to compare."""
     if outcome.failure and "every rank must make the same calls" in outcome.failure:
-        return f"{outcome.failure}. Does a rank with a small norm of its own leave the collective out?"
+        return f"{outcome.failure}. Does a rank with a small norm skip the collective?"
     if outcome.failure:
         return outcome.failure
     for rank, each in enumerate(outcome.values):
@@ -87,7 +87,7 @@ def _stopped(outcome: Attempt) -> str | None:
 
 
 def _of_norms(case: Case, outcome: Attempt, norms: Norms) -> Finding:
-    """The norms that the ranks returned, beside those of the mistakes."""
+    """Return the norms that the ranks returned, beside those of the mistakes."""
     factor = min(1.0, case.max_norm / whole(norms))
     everything = torch.cat(case.shards())
     mistakes = NORMS | {
@@ -117,7 +117,7 @@ def _of_norms(case: Case, outcome: Attempt, norms: Norms) -> Finding:
 
 
 def _of_shards(case: Case, outcome: Attempt, shards: list[torch.Tensor], norms: Norms) -> Finding:
-    """The shards that are left, where the norms are right."""
+    """Return the shards that are left, where the norms are right."""
     right, limit = min(1.0, case.max_norm / whole(norms)), case.max_norm
     ranks = range(len(shards))
     mistakes = {

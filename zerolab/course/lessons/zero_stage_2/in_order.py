@@ -1,4 +1,4 @@
-"""Lesson 05's exercise on order: units get ready in any order, and all ranks reduce them in one."""
+"""Lesson 05's exercise on order: units are ready in any order, and all ranks reduce them in the same one."""
 
 from collections.abc import Callable
 from functools import partial
@@ -125,7 +125,7 @@ def _orders_that_differ(orders: list[list[str]]) -> str | None:
 
 
 def _of_unit(case: Case, outcome: Attempt, name: str) -> Finding:
-    """A unit's shards, beside what the mistakes would have made of them."""
+    """Return a unit's shards, beside what the mistakes would have made of them."""
     ranks, names = range(case.world_size), [n for n in case.sizes if case.sizes[n] == case.sizes[name]]
     own = [f"rank {peer}'s {name}" for peer in ranks]
     parts = {
@@ -178,7 +178,7 @@ def _stopped(outcome: Attempt, case: Case) -> str | None:
 
 
 def _reduced_again(outcome: Attempt, case: Case) -> str | None:
-    """Whether a rank began more reduce-scatters than there are units, told by the messages of each."""
+    """Return whether a rank began more reduce-scatters than there are units, told by the messages of each."""
     once = len(case.sizes) * (case.world_size - 1)
     for rank, messages in enumerate(outcome.messages):
         if sum(message.call == "ring.reduce_scatter" for message in messages) > once:

@@ -40,7 +40,7 @@ Norms = Sequence[float]  # of the shards, by rank
 
 
 def whole(norms: Norms) -> float:
-    """The norm of the whole gradient."""
+    """Return the norm of the whole gradient."""
     return math.hypot(*norms)
 
 

@@ -23,7 +23,7 @@ BEHIND_A_VIEW = Prediction(
 
 
 def gradient_peak(unit_bytes: Mapping[str, float]) -> Prediction:
-    """The most gradients that one of four ranks holds, for units of so many bytes each."""
+    """Return the most gradients that one of four ranks holds, for units of so many bytes each."""
     block, root, whole = unit_bytes["blocks.0"], unit_bytes["root"], sum(unit_bytes.values())
     return Prediction(
         {

@@ -115,7 +115,7 @@ def _stopped(outcome: Attempt) -> str | None:
 
 
 def _cost(case: Case, rank: int, moments: list[Moment]) -> str | None:
-    """What keeps right outputs from silver or from gold."""
+    """Return what keeps right outputs from silver or from gold."""
     return _gathered_twice(rank, moments) or _late(case, rank, moments) or _too_many(case, rank, moments)
 
 
@@ -128,7 +128,7 @@ def _gathered_twice(rank: int, moments: list[Moment]) -> str | None:
 
 
 def _late(case: Case, rank: int, moments: list[Moment]) -> str | None:
-    """Whether a gather began too late, or was waited for before an earlier layer computed."""
+    """Return whether a gather began too late, or was waited for before an earlier layer computed."""
     calls = [(moment.call, moment.layer) for moment in moments]
     for index in range(DEPTH):
         before = calls[: calls.index(("forward", index))]

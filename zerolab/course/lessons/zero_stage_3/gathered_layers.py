@@ -79,7 +79,7 @@ class GatheredLayer:
 
 
 def output_of(rank: int) -> torch.Tensor:
-    """The right output for a rank's input."""
+    """Return the right output for a rank's input."""
     x = input_of(rank)
     for index in range(DEPTH):
         x = x @ weight_of(index).view(WIDTH, WIDTH)

@@ -129,12 +129,12 @@ def resized_to_fit(layers: list[ShardedLayer]) -> Iterator[None]:
 
 
 def owned_by(rank: int, world_size: int) -> slice:
-    """The range of a weight that a rank owns."""
+    """Return the range of a weight that a rank owns."""
     return slice(rank * NUMEL // world_size, (rank + 1) * NUMEL // world_size)
 
 
 def weight_of(index: int) -> torch.Tensor:
-    """The whole weight of a layer, small integers in float64, so that every sum is exact."""
+    """Return the whole weight of a layer, small integers in float64, so that every sum is exact."""
     return torch.arange(NUMEL, dtype=torch.float64).mul(7 * index + 5).remainder(11).sub(5)
 
 
@@ -145,7 +145,7 @@ def input_of(rank: int) -> torch.Tensor:
 
 
 def true_gradients(rank: int) -> list[torch.Tensor]:
-    """One rank's gradients of every layer, by autograd."""
+    """Return one rank's gradients of every layer, by autograd."""
     weights = [weight_of(index).view(WIDTH, WIDTH).requires_grad_() for index in range(DEPTH)]
     x = input_of(rank)
     for weight in weights:
@@ -156,7 +156,7 @@ def true_gradients(rank: int) -> list[torch.Tensor]:
 def out_of_order(
     uses: list[Use], x: torch.Tensor, passes: Sequence[str] = ("forward", "backward")
 ) -> str | None:
-    """The first use of a layer that differs from a forward pass and a backward pass after it."""
+    """Return the first use of a layer that differs from a forward pass and a backward pass after it."""
     forward = [use for use in uses if use.phase == "forward"]
     backward = [use for use in uses if use.phase == "backward"]
     for name, made, order in (

@@ -23,11 +23,11 @@ class Case(NamedTuple):
     prefetch: int
 
     def windows(self, length: int) -> list[int]:
-        """The sums of so many neighbouring blocks, from each block on; near the end of fewer."""
+        """Return the sums of so many neighbouring blocks, from each block on; near the end of fewer."""
         return [sum(self.blocks[i : i + length]) for i in range(len(self.blocks))]
 
     def largest(self, count: int) -> int:
-        """The sum of the largest blocks."""
+        """Return the sum of the largest blocks."""
         return sum(sorted(self.blocks)[-count:]) if count else 0
 
     @property
@@ -128,7 +128,7 @@ def _answers(fn: Callable) -> list[float | Odd]:
 
 
 def _few_blocks(case: Case) -> str:
-    """What is special in a case in which functions stop."""
+    """Return what is special in a case in which functions stop."""
     count = len(case.blocks)
     if case.prefetch >= count:
         return (
@@ -152,7 +152,7 @@ def _fits(got: float | Odd, want: float) -> bool:
 
 
 def _mistake(answers: Sequence[float | Odd], wrong: Sequence[Case]) -> str:
-    """The mistake behind all answers, else behind all wrong ones; else the first that is wrong."""
+    """Return the mistake behind all answers, else behind all wrong ones; else the first that is wrong."""
     given = dict(zip(CASES, answers, strict=True))
     got, case = given[wrong[0]], wrong[0]
     if isinstance(got, Odd):
@@ -165,7 +165,7 @@ def _mistake(answers: Sequence[float | Odd], wrong: Sequence[Case]) -> str:
 
 
 def _edge(wrong: Sequence[Case]) -> str:
-    """What the wrong cases have in common."""
+    """Return what the wrong cases have in common."""
     if all(case.prefetch >= len(case.blocks) for case in wrong):
         return ". It is wrong only where prefetch is larger than the number of blocks: then all are whole"
     if all(case.prefetch == 0 for case in wrong):

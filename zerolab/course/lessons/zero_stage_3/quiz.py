@@ -18,7 +18,7 @@ TRILLION = Prediction(
 
 
 def traffic(numels: Mapping[str, int]) -> Prediction:
-    """The bytes that one fp32 step moves, for units of so many parameters each."""
+    """Return the bytes that one fp32 step moves, for units of so many parameters each."""
     psi, root, block = sum(numels.values()), numels["root"], numels["blocks.0"]
     return Prediction(
         {

@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 
 from zerolab import ring
-from zerolab.course.lessons.incident_room.check import Ticket, too_dear
+from zerolab.course.lessons.incident_room.check import Ticket, costs_too_much
 from zerolab.course.lessons.incident_room.engine import MOMENTUM
 from zerolab.course.lessons.incident_room.lockstep import Gradients, chunk, mean, own, summed, trained
 from zerolab.course.lessons.incident_room.room import Case
@@ -86,7 +86,7 @@ def _sum_clipped(gradients: Gradients, owner: int) -> torch.Tensor:
 
 
 def _cost(case, ended) -> str | None:
-    found = too_dear(case, ended)
+    found = costs_too_much(case, ended)
     if found and "moves" in found:
         return f"{found}. The norm needs one number of each rank, not its gradient"
     return found

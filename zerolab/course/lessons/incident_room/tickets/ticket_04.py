@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 
 from zerolab import ring
-from zerolab.course.lessons.incident_room.check import Ticket, too_dear
+from zerolab.course.lessons.incident_room.check import Ticket, costs_too_much
 from zerolab.course.lessons.incident_room.engine import MOMENTUM
 from zerolab.course.lessons.incident_room.held import ITEM
 from zerolab.course.lessons.incident_room.room import PSI, Case
@@ -51,7 +51,8 @@ def kept_too_much(case, ended) -> str | None:
     """What the engine keeps while it accumulates: one shard of a gradient, and the momentum."""
     shard = -(-PSI // len(ended)) * ITEM
     for rank, each in enumerate(ended):
-        for micro_batch, before in enumerate(each.kept[1:-1], start=1):
+        for micro_batch in range(len(each.kept) - 2, 0, -1):  # before the last one it is most
+            before = each.kept[micro_batch]
             whole = {name: size for name, size in before.items() if size >= PSI * ITEM}
             if whole:
                 count = "whole gradients" if len(whole) > 1 else "a whole gradient"
@@ -75,7 +76,7 @@ def reduced_once(case, ended) -> str | None:
         return None
     return (
         f"the values are right, and a step moves only {ended[0].passes[-1]:.0f}Ψ: whole gradients are "
-        "accumulated and reduced once. That is stage 1, and here is no memory for a whole gradient: "
+        "accumulated and reduced once. That is stage 1, and there is no memory for a whole gradient: "
         "reduce each micro-batch"
     )
 
@@ -92,6 +93,8 @@ TICKET = Ticket(
     ),
     cases=(Case(3, micro_batches=4), Case(2, micro_batches=4), Case(4, micro_batches=4)),
     memory=True,
-    cost=lambda case, ended: kept_too_much(case, ended) or reduced_once(case, ended) or too_dear(case, ended),
+    cost=lambda case, ended: (
+        kept_too_much(case, ended) or reduced_once(case, ended) or costs_too_much(case, ended)
+    ),
 )
 check_4 = TICKET.check(4, [Repaired])

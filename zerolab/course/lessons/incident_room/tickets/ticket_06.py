@@ -96,10 +96,10 @@ def orders_that_differ(case: Case, outcome: Attempt) -> str | None:
     barrier = ". A barrier makes the ranks wait for each other, and changes no order" if waited else ""
     place = f" ({sent[other][0].place})" if sent[other][0].place else ""
     return (
-        f"rank 0 reduces {first[0]} first, and rank {other} {first[other]}: the first reduce of one rank "
-        "meets the first of the other, whatever it is of. The gradients get ready, and come out of a dict, "
-        "in an order that differs from rank to rank: reduce in one that all ranks share, such as that of "
-        f"self.parameters{barrier}{place}"
+        f"rank 0 reduces {first[0]} first, and rank {other} {first[other]}: the ranks' first "
+        "reductions are added to each other, although they are of different parameters. The gradients get "
+        "ready, and come out of a dict, in an order that differs from rank to rank: reduce in one that all "
+        f"ranks share, such as that of self.parameters{barrier}{place}"
     )
 
 

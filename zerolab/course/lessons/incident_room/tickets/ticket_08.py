@@ -1,4 +1,4 @@
-"""Ticket 8: after a restart the loss jumps, on four ranks, and on two it does not."""
+"""Ticket 8: after a restart the loss falls more slowly on four ranks, and on two it does not."""
 
 import torch
 import torch.distributed as dist

@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 
 from zerolab import ring
-from zerolab.course.lessons.incident_room.check import Ticket, too_dear
+from zerolab.course.lessons.incident_room.check import Ticket, costs_too_much
 from zerolab.course.lessons.incident_room.engine import MOMENTUM
 from zerolab.course.lessons.incident_room.lockstep import Gradients, sum_of, trained, weighted_mean
 from zerolab.course.lessons.incident_room.room import Case, batches
@@ -89,7 +89,7 @@ def by_micro_batch(case: Case) -> list[torch.Tensor]:
 
 
 def _cost(case, ended) -> str | None:
-    found = too_dear(case, ended)
+    found = costs_too_much(case, ended)
     if found and "moves" in found:
         return f"{found}. The ranks need one number of each other, the count, not a gradient more"
     return found

@@ -5,7 +5,7 @@ import torch.distributed as dist
 
 from zerolab import ring
 from zerolab.course.attempts import Attempt
-from zerolab.course.lessons.incident_room.check import Ticket, too_dear
+from zerolab.course.lessons.incident_room.check import Ticket, costs_too_much
 from zerolab.course.lessons.incident_room.engine import MOMENTUM
 from zerolab.course.lessons.incident_room.lockstep import trained
 from zerolab.course.lessons.incident_room.room import Case
@@ -63,7 +63,7 @@ class Repaired(Engine11):
 
 
 def _cost(case, ended) -> str | None:
-    found = too_dear(case, ended)
+    found = costs_too_much(case, ended)
     if found:
         return f"{found}. The tied weight still stands in flat twice: keep it once, and add its two gradients"
     return None
