@@ -7,7 +7,7 @@
 # > *Afterwards you can* start several processes from a notebook, send a tensor from one to another, read the
 # > report of a hang, and say why averaging gradients needs communication.
 # >
-# > *Paper:* ZeRO, §1 and §2.1, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
+# > *Paper:* Rajbhandari et al., 2019, §1 and §2.1, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
 # >
 # > *Words:* each is explained where it first comes up, and again in the [glossary](../docs/glossary.md).
 

@@ -3,9 +3,9 @@
 #
 # > **50 minutes.** *You need:* PyTorch, Adam, and from lesson 00 the words "rank" and "data parallelism".
 # >
-# > *Afterwards you can* say from memory why a 1.5B-parameter model does not fit in 32 GB, compute the bytes
-# > per GPU at each ZeRO stage and the largest batch that fits beside them, say what fine-tuning with frozen
-# > weights saves, and find the two usual mistakes in such a number.
+# > *Afterwards you can* say from memory why a model of 1.5 billion parameters does not fit into a large GPU,
+# > compute the bytes per GPU at each ZeRO stage and the largest batch that fits beside them, say what
+# > fine-tuning saves where most weights are not trained, and find the two usual mistakes in such a number.
 # >
 # > *Paper:* ZeRO, §3 and §5, Figure 1 and Table 1, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
 # >

@@ -3,9 +3,9 @@
 #
 # > **60 minutes.** *You need:* lesson 00 (rank, send, receive), and some patience with indices.
 # >
-# > *Afterwards you can* say what broadcast, reduce-scatter, all-gather and all-reduce do, build a ring that
-# > carries them, and compute the bytes each rank sends. (15 of the minutes are the second exercise, which can
-# > wait: lesson 03 does not need it.)
+# > *Afterwards you can* say what four operations do in which all ranks take part, build a ring that carries
+# > them, and compute the bytes each rank sends. (15 of the minutes are the second exercise, which can wait:
+# > lesson 03 does not need it.)
 # >
 # > *Paper:* ZeRO, §7.1, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
 # >

@@ -5,8 +5,8 @@
 # > an all-reduce (lesson 02).
 # >
 # > *Afterwards you can* say what data parallelism averages and when that average is wrong, why gradients are
-# > sent in buckets and during the backward pass, and what all ranks hold N times. (The first exercise takes
-# > 10 minutes more, and can be left out.)
+# > sent several at a time and during the backward pass, and what all ranks hold N times. (The first exercise
+# > takes 10 minutes more, and can be left out.)
 # >
 # > *Paper:* ZeRO, §3.1 and §7.1, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
 # >

@@ -4,8 +4,7 @@
 # > **90 minutes.** *You need:* lessons 04 to 06, so that "stage 2" tells you what a rank holds and sends.
 # >
 # > *Afterwards you can* say which stage an engine's settings mean and check it, choose stage, precision and
-# > checkpointing for a cluster, say why 3Ψ between nodes hurts and what hybrid sharding does about it, and
-# > read the log of a hang.
+# > checkpointing for a cluster, say why 3Ψ between machines hurts and what helps, and read the log of a hang.
 # >
 # > *Paper:* ZeRO, §7 and §10, Figure 3, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
 # >
