@@ -16,7 +16,7 @@ from zerolab.course.lessons.incident_room import check_stages
 from zerolab.course.lessons.incident_room.part_two_solution import Stage0
 
 solutions_travel_by_value(__name__)
-SECONDS, STAGE_SECONDS = 3.0, 12.0  # deadlines of these tests; stages need longer until they are asked
+SECONDS, STAGE_SECONDS = 3.0, 8.0  # deadlines of these tests; the four stages begin to train later
 MOST_LINES = 60
 
 
@@ -155,8 +155,8 @@ HOSTILE_STAGES = {
     Exits: "ended its own process, as os._exit does",
     Floods: "values: ",
     Nan: "values: ",
-    Text: "'str' object has no attribute",
-    Pair: "'tuple' object has no attribute",
+    Text: "reduce_grads returned str, and the engine waits for the Work",
+    Pair: "reduce_grads returned tuple, and the engine waits for the Work",
 }
 
 

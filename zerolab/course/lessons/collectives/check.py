@@ -9,6 +9,7 @@ from zerolab import ring
 from zerolab.course.attempts import Attempt, attempt, returned
 from zerolab.course.evidence import Finding, examine, sum_of
 from zerolab.course.exercise import graded
+from zerolab.course.lessons.collectives.held import held_too_much
 from zerolab.course.lessons.collectives.solution import my_reduce_scatter
 
 # (world_size, numel). The long ones tell most; where N does not divide, torch.chunk is not ring.chunks.
@@ -69,7 +70,8 @@ MISTAKES: dict[str, Callable[[list[torch.Tensor], int, Callable[[int], slice]], 
 
 
 @graded(
-    "Your reduce-scatter is right on 1 to 4 ranks: values, owners, remainder, neighbours, and (N-1)/N bytes.",
+    "Gold: your reduce-scatter is right on 1 to 4 ranks: values, owners, remainder, neighbours, (N-1)/N "
+    "bytes, and no more than two chunks beside the tensor.",
     call="my_reduce_scatter(tensor)",
     hints=HINTS,
     solution=[my_reduce_scatter],
@@ -80,7 +82,7 @@ def check_reduce_scatter(fn: Callable) -> str | None:
     fn returns this rank's chunk (`zerolab.ring.chunks`) of the sum over the ranks, sends only to one
     neighbour, and sends (N-1)/N of the tensor.
     """
-    return examine(CASES, partial(_look, fn))
+    return examine(CASES, partial(_look, fn)) or held_too_much(fn)
 
 
 def contribution(rank: int, numel: int) -> torch.Tensor:
