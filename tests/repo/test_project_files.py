@@ -70,6 +70,12 @@ def test_the_colab_job_has_colabs_versions_and_lessons():
     assert {name[:2] for name in built.split()} == {"00", "01", "04", "06"} and set(built.split()) <= sources
 
 
+def test_a_workflow_uses_every_lesson_in_a_browser():
+    (step,) = [step for step in steps("notebooks.yml") if "test_browser.py" in step.get("run", "")]
+    assert step["env"] == {"ZEROLAB_ALL_LESSONS": 1}
+    assert "ZEROLAB_ALL_LESSONS" in (ROOT / "tests/course/test_browser.py").read_text("utf-8")
+
+
 def test_files_that_a_workflow_names_are_there():
     for workflow in WORKFLOWS:
         for step in steps(workflow):
