@@ -74,7 +74,7 @@ WORDS = """async figure => {
 }"""
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def browser() -> Iterator["playwright.Browser"]:
     with playwright.sync_playwright() as running:
         opened = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
@@ -108,20 +108,18 @@ def opened(browser: "playwright.Browser", page: Path, width: int) -> "playwright
     return shown
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_figures_fit_and_are_legible(browser, notebook, theme, tmp_path):
-    page = opened(browser, static_page(notebook, theme, tmp_path), PHONE)
-    try:
+def test_figures_fit_and_are_legible(browser, notebook, tmp_path):
+    for theme in ("light", "dark"):
+        page = opened(browser, static_page(notebook, theme, tmp_path), PHONE)
         figures = page.locator(FIGURES)
         for width in (PHONE, WIDE):
             page.set_viewport_size({"width": width, "height": 900})
             places = figures.evaluate_all(PLACES)
-            assert places and all(place["beyond"] <= 1 for place in places), width
-            assert all(place["width"] >= NARROWEST_PIXELS for place in places), width
+            assert places and all(place["beyond"] <= 1 for place in places), (theme, width)
+            assert all(place["width"] >= NARROWEST_PIXELS for place in places), (theme, width)
         words = [word for figure in figures.all() for word in figure.evaluate(WORDS)]
-        assert len(words) > len(places) and illegible(words) == []
-    finally:
+        assert len(words) > len(places) and illegible(words) == [], theme
         page.close()
 
 
