@@ -46,7 +46,7 @@ class ScalesTheWholeGradient(MyZero1):
 
 
 class KeepsItsShard(MyZero1):
-    """The optimizer has a copy of the shard: no whole tensor, and a few shards at once."""
+    """The optimizer has a copy of the shard: no whole tensor, and more than four shards at once."""
 
     def __init__(self, flat, optimizer_class, lr):
         self.flat, self.world_size = flat, dist.get_world_size()
@@ -55,9 +55,11 @@ class KeepsItsShard(MyZero1):
         self.optimizer = optimizer_class([self.shard], lr=lr)
 
     def step(self, gradient):
+        before = [self.shard.clone(), gradient[self.mine].clone()]
         self.shard.grad = ring.reduce_scatter(gradient) / self.world_size
         self.optimizer.step()
         self.flat[self.mine] = self.shard
+        before.clear()
         ring.all_gather(self.flat)
 
 
