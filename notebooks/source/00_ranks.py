@@ -7,7 +7,7 @@
 # > *Afterwards you can* start several processes from a notebook, send a tensor from one to another, read the
 # > report of a hang, and say why averaging gradients needs communication.
 # >
-# > *Paper:* ZeRO, §1 and §2.1, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
+# > *Paper:* Rajbhandari et al., 2019, §1 and §2.1, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
 # >
 # > *Words:* each is explained where it first comes up, and again in the [glossary](../docs/glossary.md).
 
@@ -230,9 +230,10 @@ print("same weights at the end:", torch.equal(on_their_own[0][-1], on_their_own[
 #
 # ## Exercise: the average
 #
-# > **Difficulty 2 of 5 · 10 minutes.** Write `average(own)`. It gets this rank's gradient and returns the
-# > mean over all ranks. It must do so on every rank, for two ranks and for more. Use `dist.send` and
-# > `dist.recv` only. One way: all ranks send to rank 0; rank 0 adds up, divides, and sends the result back.
+# > **Difficulty 2 of 5 · importance 5 of 5 · 10 minutes.** Write `average(own)`. It gets this rank's
+# > gradient and returns the mean over all ranks. It must do so on every rank, for two ranks and for
+# > more. Use `dist.send` and `dist.recv` only. One way: all ranks send to rank 0; rank 0 adds up, divides,
+# > and sends the result back. The check looks at the values only. Lesson 02 counts the bytes.
 
 
 # %%
@@ -290,10 +291,12 @@ print("close to one process with both batches:", torch.allclose(weights, in_step
 #
 # Above, all ranks sent first, and all of them hung. Here the same messages arrive.
 #
-# > **Difficulty 2 of 5 · important, every ring begins with it · 5 minutes.** Write `shift(own)`. Each rank
-# > sends its tensor to the next rank, the last one to rank 0, and returns the tensor of the rank before it.
-# > It must not hang, with two ranks and with more. Use `dist.send` and `dist.recv` only. Silver if each rank
-# > sends one message.
+# > **Difficulty 2 of 5 · importance 4 of 5 · 5 minutes.** Every ring begins with this. Write `shift(own)`.
+# > Each rank sends its tensor to the next rank, the last one to rank 0, and returns the tensor of the rank
+# > before it. It must not hang, with two ranks and with more. Use `dist.send` and `dist.recv` only.
+# >
+# > A check may have *targets* beyond a right answer, and says which one your function has reached. Here
+# > they are: *Bronze:* the values are right. *Silver:* each rank sends one message.
 
 
 # %%

@@ -3,9 +3,9 @@
 #
 # > **50 minutes.** *You need:* PyTorch, Adam, and from lesson 00 the words "rank" and "data parallelism".
 # >
-# > *Afterwards you can* say from memory why a 1.5B-parameter model does not fit in 32 GB, compute the bytes
-# > per GPU at each ZeRO stage and the largest batch that fits beside them, say what fine-tuning with frozen
-# > weights saves, and find the two usual mistakes in such a number.
+# > *Afterwards you can* say from memory why a model of 1.5 billion parameters does not fit into a large GPU,
+# > compute the bytes per GPU at each ZeRO stage and the largest batch that fits beside them, say what
+# > fine-tuning saves where most weights are not trained, and find the two usual mistakes in such a number.
 # >
 # > *Paper:* ZeRO, §3 and §5, Figure 1 and Table 1, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
 # >
@@ -194,8 +194,8 @@ predict(my_guess, held / 1e9, quiz.STAGE_1)
 # Many tutorials print 58.7. Two mistakes lead to it: 4 + 4 + 8/8 bytes per parameter instead of 4 + 12/8, and
 # GiB called GB.
 #
-# > **Difficulty 1 of 5 · 5 minutes.** Now for any stage: return the *bytes* of model states on each GPU under
-# > mixed precision. Write the formula yourself, without `memory.model_states`.
+# > **Difficulty 1 of 5 · importance 5 of 5 · 5 minutes.** Now for any stage: return the *bytes* of model
+# > states on each GPU under mixed precision. Write the formula yourself, without `memory.model_states`.
 
 
 # %%
@@ -224,8 +224,8 @@ show_source(memory.model_states, docstring=False)
 # beside a frozen matrix of 4096 × 4096 it trains two narrow ones, 4096 × 16 and 16 × 4096, and adds their
 # product to the frozen matrix. That is 0.13 million parameters beside 16.8 million.
 #
-# > **Difficulty 2 of 5 · important to whoever fine-tunes · 6 minutes.** A model has `frozen` parameters, in
-# > bf16, and `trained` ones come on top of them, trained with Adam in mixed precision. Return the bytes of
+# > **Difficulty 2 of 5 · importance 3 of 5 · 6 minutes.** A model has `frozen` parameters, in bf16, and
+# > `trained` ones come on top of them, trained with Adam in mixed precision. Return the bytes of
 # > model states on each GPU. A stage shards frozen weights where it shards trained ones. Write the formula
 # > yourself, without `memory.model_states`.
 
@@ -424,8 +424,8 @@ explore(
 # The question at work is seldom "how many bytes?" and often "which batch can I run?". What the model states
 # leave of a GPU, activations can take.
 #
-# > **Difficulty 2 of 5 · important before every run · 8 minutes.** Write `largest_batch`: how many samples of
-# > 1024 tokens can each GPU take at once, without checkpointing? The model is GPT-2 with 1.5 billion
+# > **Difficulty 2 of 5 · importance 4 of 5 · 8 minutes.** Write `largest_batch`: how many samples of 1024
+# > tokens can each GPU take at once, without checkpointing? The model is GPT-2 with 1.5 billion
 # > parameters, in mixed precision. For activations count 12 tensors of 16 bits for a layer, as above, and
 # > nothing else. Return a whole number, 0 if no sample fits.
 

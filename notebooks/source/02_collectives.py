@@ -3,9 +3,9 @@
 #
 # > **60 minutes.** *You need:* lesson 00 (rank, send, receive), and some patience with indices.
 # >
-# > *Afterwards you can* say what broadcast, reduce-scatter, all-gather and all-reduce do, build a ring that
-# > carries them, and compute the bytes each rank sends. (15 of the minutes are the second exercise, which can
-# > wait: lesson 03 does not need it.)
+# > *Afterwards you can* say what four operations do in which all ranks take part, build a ring that carries
+# > them, and compute the bytes each rank sends. (15 of the minutes are the second exercise, which can wait:
+# > lesson 03 does not need it.)
 # >
 # > *Paper:* ZeRO, §7.1, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
 # >
@@ -201,9 +201,13 @@ show_source(ring.chunks, docstring=False)
 #
 # ## Exercise: write the ring
 #
-# > **Difficulty 4 of 5 · 25 minutes · the most useful exercise in this course.** Write
-# > `my_reduce_scatter(tensor)` without looking at the source: it returns this rank's chunk of the sum. Use
-# > `ring.chunks` for the cuts.
+# > **Difficulty 4 of 5 · importance 5 of 5 · 25 minutes.** This is the most useful exercise in this course.
+# > Write `my_reduce_scatter(tensor)` without looking at the source: it returns this rank's chunk of the sum.
+# > Use `ring.chunks` for the cuts.
+# >
+# > - **Silver:** the chunks are right, and no rank sends more than (N−1)/N of the tensor. The check demands
+# >   both, so there is no bronze.
+# > - **Gold:** beside `tensor` no rank ever holds more than two chunks.
 #
 # All ranks must send and receive at the same time. If all of them call `dist.send` first, all of them wait,
 # as in lesson 00. PyTorch has an *asynchronous* pair for this: `dist.isend` and `dist.irecv` start a message
@@ -244,9 +248,9 @@ show_source(ring.reduce_scatter, docstring=False)
 # %% [markdown]
 # ## Second exercise: the other half
 #
-# > **Difficulty 3 of 5 · important: ZeRO opens this very call · 15 minutes.** Write `my_all_reduce(tensor)`
-# > with send and receive: every rank ends with the sum over all ranks. Return it, or overwrite `tensor` with
-# > it and return nothing. It may call your `my_reduce_scatter`.
+# > **Difficulty 3 of 5 · importance 4 of 5 · 15 minutes.** ZeRO replaces this call by its two halves. Write
+# > `my_all_reduce(tensor)` with send and receive: every rank ends with the sum over all ranks. Return it, or
+# > overwrite `tensor` with it and return nothing. It may call your `my_reduce_scatter`.
 # >
 # > - **Bronze:** the sum is right, for any number of ranks.
 # > - **Silver:** no rank sends more than 2(N−1)/N of the tensor.
@@ -265,8 +269,8 @@ check_all_reduce(my_all_reduce)
 
 # %% [markdown]
 # Stuck? `check_all_reduce.hint(1)` prints a hint, `hint(2)` and `hint(3)` say more, and
-# `check_all_reduce.solution()` prints a solution. The check says which medal your function has, and what is
-# missing for the next one.
+# `check_all_reduce.solution()` prints a solution. The check says which target your function has reached, and
+# what is missing for the next.
 
 # %% [markdown]
 # ## Quiz

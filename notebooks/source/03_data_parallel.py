@@ -5,8 +5,8 @@
 # > an all-reduce (lesson 02).
 # >
 # > *Afterwards you can* say what data parallelism averages and when that average is wrong, why gradients are
-# > sent in buckets and during the backward pass, and what all ranks hold N times. (The first exercise takes
-# > 10 minutes more, and can be left out.)
+# > sent several at a time and during the backward pass, and what all ranks hold N times. (The first exercise
+# > takes 10 minutes more, and can be left out.)
 # >
 # > *Paper:* ZeRO, §3.1 and §7.1, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
 # >
@@ -332,7 +332,7 @@ explore(buckets, height=3.8, bucket_MB=sizes, gpus=gpus)
 #
 # ## Optional exercise (10 minutes): fill the buckets
 #
-# > **Difficulty 2 of 5 · useful to whoever reads an engine's settings · 10 minutes.** Write
+# > **Difficulty 2 of 5 · importance 3 of 5 · 10 minutes.** Write
 # > `average_in_buckets(gradients, bucket_bytes)`. The gradients are in the order in which backward computes
 # > them. Put as many into a bucket as fit, and all-reduce each bucket when it is full. A gradient that is
 # > larger than a bucket is sent by itself. Afterwards every gradient holds, in place, the mean over all
@@ -483,9 +483,10 @@ show(fig, f"Measured on each of {RANKS} ranks: {said}. All rows are equal.")
 # %% [markdown]
 # ## Second exercise: average the gradients
 #
-# > **Difficulty 3 of 5 · 15 minutes.** Write `average_gradients(parameters, count)`. It is called after
-# > `backward()`, where this rank's loss was the mean over `count` tokens. When it returns, every
-# > `parameter.grad` must hold, on every rank, the gradient of the mean over the tokens of **all ranks**.
+# > **Difficulty 3 of 5 · importance 5 of 5 · 15 minutes.** Write `average_gradients(parameters, count)`. It
+# > is called after `backward()`, where this rank's loss was the mean over `count` tokens. When it returns,
+# > every `parameter.grad` must hold, on every rank, the gradient of the mean over the tokens of **all
+# > ranks**.
 # >
 # > - Ranks may have different counts.
 # > - A parameter that this rank did not use has `grad = None`. Other ranks may have used it. Count it as zero
@@ -493,6 +494,9 @@ show(fig, f"Measured on each of {RANKS} ranks: {said}. All rows are equal.")
 # > - A gradient may be stored like a transposed tensor. (`all_reduce` adds storages, not elements. Find out
 # >   what goes wrong if the gradient is transposed on one rank only.)
 # > - Send one message in all. The count can be sent with the gradients.
+# >
+# > This exercise has no targets: the check demands the fewest bytes, and one message needs one copy of all
+# > gradients.
 
 
 # %%

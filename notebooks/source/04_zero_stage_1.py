@@ -372,6 +372,9 @@ for rank, events in enumerate(zerolab.launch(one_step, 2)):
 # > of the sum, and `all_gather(tensor)`, which works in place. The check looks at values, at the state of
 # > your optimizer, and at every byte you send. Plain AdamW on the whole model with an all-reduce gets the
 # > values right and does not pass.
+# >
+# > *Silver:* values, state and bytes are right. The check demands all three, so there is no bronze. *Gold:*
+# > during a step no rank has a third tensor as large as `flat` and the gradient.
 
 
 # %%

@@ -422,6 +422,9 @@ explore(accumulation, height=2.1, micro_batches=slider(1, 8, 4))
 # > - Nothing of `flat` may stay in memory. For each micro-batch a rank may send (N−1)/N of `flat` and no
 # >   more.
 # > - `ring.reduce_scatter(flat)` returns a view of `flat`, as above.
+# >
+# > *Silver:* the sums, what stays in memory and the bytes are right. The check demands all three, so there is
+# > no bronze. *Gold:* during a call no rank has a second tensor as large as `flat`.
 
 
 # %%

@@ -468,7 +468,7 @@ show(fig, "One step on two ranks at stages 2 and 3: what they compute and send, 
 # >
 # > The check looks at the gradients, at how many weights and how many gradients are whole at once (one of
 # > each), at what is left at the end (nothing), and at the bytes that you send. A view of a gradient keeps
-# > the whole gradient in memory, as in lesson 05.
+# > the whole gradient in memory, as in lesson 05. All of this is demanded, so there are no targets.
 
 
 # %%

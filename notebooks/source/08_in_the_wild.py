@@ -4,8 +4,7 @@
 # > **90 minutes.** *You need:* lessons 04 to 06, so that "stage 2" tells you what a rank holds and sends.
 # >
 # > *Afterwards you can* say which stage an engine's settings mean and check it, choose stage, precision and
-# > checkpointing for a cluster, say why 3Ψ between nodes hurts and what hybrid sharding does about it, and
-# > read the log of a hang.
+# > checkpointing for a cluster, say why 3Ψ between machines hurts and what helps, and read the log of a hang.
 # >
 # > *Paper:* ZeRO, §7 and §10, Figure 3, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
 # >
@@ -362,11 +361,12 @@ else:
 #
 # ## Exercise: stage 2 with `fully_shard`
 #
-# > **Difficulty 2 of 5 · 8 minutes.** Shard `model` in place so that a step moves 2Ψ, that each block is
-# > gathered and reduced on its own, and that every parameter is sharded at rest. The model is a GPT; its
-# > blocks are in `model.blocks`. Pass `mesh=mesh` to every call.
+# > **Difficulty 2 of 5 · importance 4 of 5 · 8 minutes.** Shard `model` in place so that a step moves 2Ψ,
+# > that each block is gathered and reduced on its own, and that every parameter is sharded at rest. The model
+# > is a GPT; its blocks are in `model.blocks`. Pass `mesh=mesh` to every call.
 # >
-# > The check trains your model on two ranks and looks at its messages, its parameters and its gradients.
+# > The check trains your model on two ranks and looks at its messages, its parameters and its gradients. It
+# > demands the bytes and the units of stage 2, which give the peak too, so there are no targets.
 
 
 # %%
@@ -382,9 +382,9 @@ check_shard(shard)
 #
 # ## Second exercise: the same in DeepSpeed's JSON
 #
-# > **Difficulty 1 of 5 · 4 minutes.** Return the settings as a dictionary: ZeRO stage 2, bf16, and a batch of
-# > 64 over 4 GPUs, so that each GPU takes its 16 samples as 2 micro-batches of 8. DeepSpeed need not be
-# > installed: the check reads the settings as DeepSpeed does.
+# > **Difficulty 1 of 5 · importance 3 of 5 · 4 minutes.** Return the settings as a dictionary: ZeRO stage 2,
+# > bf16, and a batch of 64 over 4 GPUs, so that each GPU takes its 16 samples as 2 micro-batches of 8.
+# > DeepSpeed need not be installed: the check reads the settings as DeepSpeed does.
 
 
 # %%
@@ -591,9 +591,9 @@ explore(
 #
 # ## Third exercise: choose
 #
-# > **Difficulty 3 of 5 · 12 minutes.** Choose (stage, precision, checkpointing) for each cluster. A choice
-# > must fit, and no other that fits may be faster by more than 1 % in the model. Precision is `"mixed"`,
-# > `"mixed_fp16"` or `"fp32"`. T4 and V100 have no bf16.
+# > **Difficulty 3 of 5 · importance 5 of 5 · 12 minutes.** Choose (stage, precision, checkpointing) for each
+# > cluster. A choice must fit, and no other that fits may be faster by more than 1 % in the model. Precision
+# > is `"mixed"`, `"mixed_fp16"` or `"fp32"`. T4 and V100 have no bf16.
 
 
 # %%

@@ -89,7 +89,8 @@ draw(one_process=loss_alone, four_ranks=curve(ranks))
 #    `MOMENTUM` and `UNITS`, which some engines use, are imported.
 # 4. The check runs your engine on 3, 2 and 4 ranks. It compares the parameters with one process, the bytes
 #    with the ledger, and, where the ticket is about memory, what the engine keeps with what it should keep.
-#    If something is still wrong, it says what.
+#    If something is still wrong, it says what. A repair may neither move more bytes nor keep more optimizer
+#    state than the right engine, so tickets have no targets.
 #
 # ## Ticket 1: the loss stops falling
 #
@@ -108,8 +109,8 @@ print(f"{int(changed.sum())} of {len(changed)} parameters have changed since the
 show_source(Engine1)
 
 # %% [markdown]
-# > **Repair it. Difficulty 1 of 5 · 5 minutes.** All parameters learn, on any number of ranks. A step still
-# > moves 2Ψ, and the momentum stays sharded.
+# > **Repair it. Difficulty 1 of 5 · importance 4 of 5 · 5 minutes.** All parameters learn, on any number of
+# > ranks. A step still moves 2Ψ, and the momentum stays sharded.
 
 
 # %%
@@ -136,7 +137,8 @@ draw(one_process=alone(micro_batches=4)[0], with_one_micro_batch=curve(one), wit
 show_source(Engine2)
 
 # %% [markdown]
-# > **Repair it. Difficulty 1 of 5 · 4 minutes.** The gradient is the mean over ranks and micro-batches.
+# > **Repair it. Difficulty 1 of 5 · importance 5 of 5 · 4 minutes.** The gradient is the mean over ranks and
+# > micro-batches.
 
 
 # %%
@@ -173,8 +175,8 @@ predict(my_guess, norms.square().sum().sqrt().item(), quiz.NORM)
 show_source(Engine3)
 
 # %% [markdown]
-# > **Repair it. Difficulty 2 of 5 · 6 minutes.** All ranks clip by the norm of the whole mean gradient. That
-# > may cost a few bytes, and not a pass over the gradient.
+# > **Repair it. Difficulty 2 of 5 · importance 4 of 5 · 6 minutes.** All ranks clip by the norm of the whole
+# > mean gradient. That may cost a few bytes, and not a pass over the gradient.
 
 
 # %%
@@ -223,8 +225,8 @@ show_source(Engine4)
 # %% [markdown]
 # (The first 208 bytes are the gradient of the step before, a shard.)
 #
-# > **Repair it. Difficulty 2 of 5 · 6 minutes.** Every micro-batch is reduced. Between micro-batches the
-# > engine keeps one shard of gradients, for any number of micro-batches.
+# > **Repair it. Difficulty 2 of 5 · importance 4 of 5 · 6 minutes.** Every micro-batch is reduced. Between
+# > micro-batches the engine keeps one shard of gradients, for any number of micro-batches.
 
 
 # %%
@@ -254,8 +256,8 @@ for rank, seen in enumerate(ranks):
 show_source(Engine5)
 
 # %% [markdown]
-# > **Repair it. Difficulty 2 of 5 · 5 minutes.** After `step` every rank has all new parameters. A step still
-# > moves 2Ψ.
+# > **Repair it. Difficulty 2 of 5 · importance 3 of 5 · 5 minutes.** After `step` every rank has all new
+# > parameters. A step still moves 2Ψ.
 
 
 # %%
@@ -287,8 +289,8 @@ print(*report(Engine6), sep="\n")
 show_source(Engine6)
 
 # %% [markdown]
-# > **Repair it. Difficulty 3 of 5 · 8 minutes.** All ranks train, in whichever order their gradients get
-# > ready. A step moves 2Ψ.
+# > **Repair it. Difficulty 3 of 5 · importance 5 of 5 · 8 minutes.** All ranks train, in whichever order
+# > their gradients get ready. A step moves 2Ψ.
 
 
 # %%
@@ -320,8 +322,8 @@ print("rank 0's gradient norm:", *(f"{norm:.0f}" for norm in ranks[0].logs[:6]))
 show_source(Engine7)
 
 # %% [markdown]
-# > **Repair it. Difficulty 2 of 5 · 5 minutes.** Each step uses its own gradients, with any number of
-# > micro-batches.
+# > **Repair it. Difficulty 2 of 5 · importance 4 of 5 · 5 minutes.** Each step uses its own gradients, with
+# > any number of micro-batches.
 
 
 # %%
@@ -351,8 +353,8 @@ draw(5, without_restart=alone(steps=5, resumed_on=4)[0], ticket_8=curve(before) 
 show_source(Engine8)
 
 # %% [markdown]
-# > **Repair it. Difficulty 3 of 5 · 8 minutes.** After `load` every rank has the momentum that it saved, on
-# > any number of ranks.
+# > **Repair it. Difficulty 3 of 5 · importance 4 of 5 · 8 minutes.** After `load` every rank has the momentum
+# > that it saved, on any number of ranks.
 
 
 # %%
@@ -380,8 +382,8 @@ draw(5, one_process=alone(steps=5, resumed_on=2)[0], ticket_9=curve(before) + cu
 show_source(Engine9)
 
 # %% [markdown]
-# > **Repair it. Difficulty 2 of 5 · 6 minutes.** The momentum is right after a resume on any number of ranks.
-# > You may change `save` too.
+# > **Repair it. Difficulty 2 of 5 · importance 5 of 5 · 6 minutes.** The momentum is right after a resume on
+# > any number of ranks. You may change `save` too.
 
 
 # %%
@@ -410,8 +412,8 @@ print("samples of each rank:", *(seen.samples for seen in ranks))
 show_source(Engine10)
 
 # %% [markdown]
-# > **Repair it. Difficulty 3 of 5 · 8 minutes.** The gradient is that of the mean over *all* samples.
-# > `len(batch)` is the number of samples of a micro-batch.
+# > **Repair it. Difficulty 3 of 5 · importance 5 of 5 · 8 minutes.** The gradient is that of the mean over
+# > *all* samples. `len(batch)` is the number of samples of a micro-batch.
 
 
 # %%
@@ -442,9 +444,9 @@ print("a quarter of 103 parameters is 25 or 26")
 show_source(Engine11)
 
 # %% [markdown]
-# > **Repair it. Difficulty 4 of 5 · 10 minutes.** The tied weight is one parameter: it is updated once, with
-# > the gradients of both its uses. `batch.gradients(parameters)` yields a gradient for each name. A step
-# > moves 2Ψ.
+# > **Repair it. Difficulty 4 of 5 · importance 4 of 5 · 10 minutes.** The tied weight is one parameter: it is
+# > updated once, with the gradients of both its uses. `batch.gradients(parameters)` yields a gradient for
+# > each name. A step moves 2Ψ.
 
 
 # %%
@@ -480,7 +482,8 @@ predict(my_guess, moved[-1], quiz.MOVED, *rows)
 # The team has found out that there is room for whole parameters during a step. There is no room for a whole
 # gradient beside them. At rest only shards may stay.
 #
-# > **Repair it. Difficulty 3 of 5 · 8 minutes.** Move as little as that allows: (M+1)Ψ for M micro-batches.
+# > **Repair it. Difficulty 3 of 5 · importance 4 of 5 · 8 minutes.** Move as little as that allows: (M+1)Ψ
+# > for M micro-batches.
 
 
 # %%
@@ -538,8 +541,8 @@ for stage in range(4):
     print(f"stage {stage}: {sum(states):,.0f} bytes held, {sent:,} bytes sent")
 
 # %% [markdown]
-# > **Write a test. Difficulty 3 of 5 · 15 minutes.** Write `my_test(train)`. It calls `train` as often as
-# > you like, and uses `assert` for every condition that must hold.
+# > **Write a test. Difficulty 3 of 5 · importance 5 of 5 · 15 minutes.** Write `my_test(train)`. It calls
+# > `train` as often as you like, and uses `assert` for every condition that must hold.
 # >
 # > `run = train(ranks=2, stage=2, steps=1, micro_batches=1, clip=None)` trains a small model on real ranks,
 # > with SGD and momentum, in fp32. You can ask for up to 4 ranks, 4 steps and 4 micro-batches. A number for
@@ -623,13 +626,14 @@ print("not waited for")
 work.wait()
 
 # %% [markdown]
-# > **Write four stages. Difficulty 5 of 5 · 40 minutes.** Write the four classes. A class may derive from the
-# > one before it and say only what changes, as in `class Stage1(Stage0)`. Run the check after each class,
-# > with the empty ones still in the list.
+# > **Write four stages. Difficulty 5 of 5 · importance 5 of 5 · 40 minutes.** Write the four classes. A class
+# > may derive from the one before it and say only what changes, as in `class Stage1(Stage0)`. Run the check
+# > after each class, with the empty ones still in the list.
 # >
 # > The check trains with what is there. It says of each stage whether values, traffic and memory are right,
-# > and runs `zerolab.verify`. When all four are right, they take a step of 10¹² parameters as one of 1,024
-# > ranks. All of that takes from ten seconds to a minute, depending on the machine.
+# > the peak too. All are demanded, so there are no targets. It then runs `zerolab.verify`. When all four are
+# > right, they take a step of 10¹² parameters as one of 1,024 ranks. All of that takes from ten seconds to a
+# > minute, depending on the machine.
 
 
 # %%

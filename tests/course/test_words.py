@@ -26,12 +26,15 @@ def terms() -> list[str]:
 
 
 def prose(scripts: Sequence[tuple[str, str]]) -> list[Cell]:
-    """The markdown cells in order of reading, without first boxes, code, and the link to the next lesson."""
+    """The markdown cells in order of reading, without titles, code, and the link to the next lesson."""
     cells = []
     for lesson, script in scripts:
         parts = re.split(r"^# %%(.*)\n", script, flags=re.MULTILINE)[1:]
         marked = [text for marks, text in zip(parts[::2], parts[1::2], strict=True) if "[markdown]" in marks]
-        for text in marked[1:]:
+        for text in marked:
+            text = re.sub(
+                r"^# # .*\n", "", text, flags=re.MULTILINE
+            )  # a title names what the lesson explains
             text = re.sub(r"^# ?", "", text, flags=re.MULTILINE)
             cells.append(Cell(lesson, re.sub(r"```.*?```|\*\*Next:\*\*.*", "", text, flags=re.DOTALL)))
     return cells
@@ -62,10 +65,12 @@ def test_no_word_of_the_glossary_is_used_before_it_is_explained():
 
 def test_a_word_that_is_used_too_early_is_found():
     """The test above can fail: used plainly first, and explained in the next cell or in the next lesson."""
-    box, plain = "# %% [markdown]\n# # A shard\n", "# %% [markdown]\n# Each rank keeps a\n# shard.\n"
+    box, plain = "# %% [markdown]\n# # Parts\n", "# %% [markdown]\n# Each rank keeps a\n# shard.\n"
     explained = "# %% [markdown]\n# A *shard* is a part.\n"
     assert used_too_early(["shard"], prose([("00", box + plain), ("01", box + explained)])) == ["00: shard"]
     assert used_too_early(["shard"], prose([("00", box + explained + plain)])) == []
+    first_box = box + "# > *You need:* a shard.\n"
+    assert used_too_early(["shard"], prose([("00", first_box + explained)])) == ["00: shard"]
 
 
 @pytest.mark.parametrize("name", NAMES)

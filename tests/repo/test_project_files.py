@@ -108,6 +108,12 @@ def test_every_python_meets_every_torch_that_pyproject_takes():
     assert matrix["python"] == re.findall(r"\b(3\.1\d) *[|)]", (ROOT / "zero").read_text("utf-8"))[:3]
 
 
+def test_a_workflow_uses_every_lesson_in_a_browser():
+    (step,) = [step for step in steps("notebooks.yml") if "test_browser.py" in step.get("run", "")]
+    assert step["env"] == {"ZEROLAB_ALL_LESSONS": 1}
+    assert "ZEROLAB_ALL_LESSONS" in (ROOT / "tests/course/test_browser.py").read_text("utf-8")
+
+
 def test_files_that_a_workflow_names_are_there():
     for workflow in WORKFLOWS:
         for step in steps(workflow):

@@ -12,11 +12,13 @@ class Peak(TorchDispatchMode):
     """Look after every operation at the storages that are alive; those of the tensors `given` do not count.
 
     It sees what an operation takes and returns, so scratch inside one operation is not counted.
+
+    Attributes: nbytes, the most bytes at once; largest, the bytes of the largest storage.
     """
 
     def __init__(self, given: Iterable[torch.Tensor]):
         super().__init__()
-        self.nbytes = 0
+        self.nbytes = self.largest = 0
         self._given = {tensor.untyped_storage()._cdata for tensor in given}
         self._alive: dict[StorageWeakRef, int] = {}
 
@@ -29,4 +31,5 @@ class Peak(TorchDispatchMode):
                     self._alive[StorageWeakRef(storage)] = storage.nbytes()
         self._alive = {ref: size for ref, size in self._alive.items() if not ref.expired()}
         self.nbytes = max(self.nbytes, sum(self._alive.values()))
+        self.largest = max(self.largest, *self._alive.values(), 0)
         return result

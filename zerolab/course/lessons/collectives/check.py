@@ -10,6 +10,7 @@ from zerolab.course.attempts import Attempt, attempt, returned
 from zerolab.course.contributions import by_messages
 from zerolab.course.evidence import Finding, examine, sum_of
 from zerolab.course.exercise import graded
+from zerolab.course.lessons.collectives.held import held_too_much
 from zerolab.course.lessons.collectives.rounds import of_first_half
 from zerolab.course.lessons.collectives.solution import my_reduce_scatter
 
@@ -71,7 +72,8 @@ MISTAKES: dict[str, Callable[[list[torch.Tensor], int, Callable[[int], slice]], 
 
 
 @graded(
-    "Your reduce-scatter is right on 1 to 4 ranks: values, owners, remainder, neighbours, and (N-1)/N bytes.",
+    "Gold: your reduce-scatter is right on 1 to 4 ranks: values, owners, remainder, neighbours, (N-1)/N "
+    "bytes, and no more than two chunks beside the tensor.",
     call="my_reduce_scatter(tensor)",
     hints=HINTS,
     solution=[my_reduce_scatter],
@@ -82,7 +84,7 @@ def check_reduce_scatter(fn: Callable) -> str | None:
     fn returns this rank's chunk (`zerolab.ring.chunks`) of the sum over the ranks, sends only to one
     neighbour, and sends (N-1)/N of the tensor.
     """
-    return examine(CASES, partial(_look, fn))
+    return examine(CASES, partial(_look, fn)) or held_too_much(fn)
 
 
 def contribution(rank: int, numel: int) -> torch.Tensor:

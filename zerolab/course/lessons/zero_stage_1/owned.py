@@ -25,7 +25,7 @@ HINTS = (
     solution=[owned_slices],
 )
 def check_owned(fn: Callable) -> str | None:
-    """Ask fn(sizes, world_size, rank) for the slices of every rank of six models; name what is wrong."""
+    """Ask fn(sizes, world_size, rank) for the slices of every rank of nine models; name what is wrong."""
     outcome = attempt(_answers, [(fn,)])
     if outcome.failure:
         return outcome.failure.replace("rank 0", "your function").replace(", not waiting", "")

@@ -55,6 +55,9 @@ CASES = (
     Case({"a": 30, "b": 48, "c": 33}, ("cab", "abc")),
     Case(_equal("abc"), ("acb", "b", "ca")),
     Case(_equal("abcd"), ("ca", "dac", "ac", "adc")),
+    Case({"a": 9, "b": 10}, ("ab", "ba", "ab", "ba")),
+    Case({"a": 11, "b": 12}, ("ba", "ab", "ba")),
+    Case({"a": 1001, "b": 1001}, ("ab", "ba", "ba", "ab")),
 )
 Mistake = Callable[[Case, str, int], torch.Tensor]
 

@@ -13,6 +13,7 @@ from zerolab.course.alive import Alive, kept_by, nbytes
 from zerolab.course.attempts import Attempt, Odd, attempt, returned
 from zerolab.course.evidence import Finding, examine, sum_of
 from zerolab.course.exercise import graded
+from zerolab.course.lessons.zero_stage_2.held import held_too_much
 from zerolab.course.lessons.zero_stage_2.solution import reduce_and_keep
 
 MICRO_BATCHES = 4
@@ -113,8 +114,8 @@ class Kept(NamedTuple):
 
 
 @graded(
-    "You wrote the core of stage 2: on 2, 3 and 4 ranks the sums are right after every micro-batch, 1/N of "
-    "a gradient stays, and each micro-batch sends (N-1)/N of one.",
+    "Gold: on 2, 3 and 4 ranks the sums are right after every micro-batch, 1/N of a gradient stays, each "
+    "micro-batch sends (N-1)/N of one, and none is whole a second time. That is the core of stage 2.",
     call="reduce_and_keep(flat, kept)",
     hints=HINTS,
     solution=[reduce_and_keep],
@@ -125,7 +126,7 @@ def check_reduce_and_keep(fn: Callable) -> str | None:
     fn sums `flat` over the ranks, adds this rank's shard of the sum to `kept` (None at first), returns it,
     and keeps nothing else alive.
     """
-    return examine(CASES, partial(_look, fn))
+    return examine(CASES, partial(_look, fn)) or held_too_much(fn)
 
 
 def gradient(rank: int, micro: int, numel: int) -> torch.Tensor:
