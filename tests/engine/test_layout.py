@@ -7,8 +7,6 @@ import torch
 from torch import nn
 
 import zerolab
-from zerolab.precision import PRECISIONS
-from zerolab.unit.unit import ALIGNMENT_BYTES, FlatUnit
 
 
 class Turned(nn.Module):
@@ -75,17 +73,3 @@ def test_a_checkpoint_comes_back_and_one_laid_out_otherwise_is_refused(tmp_path:
 
     refused = r"parameter convolution.weight is of shape (4, 3, 2, 2) with strides (12, 1, 6, 3) in the check"
     assert [answer[: len(refused)] for answer in zerolab.launch(run, 2)] == [refused] * 2
-
-
-@pytest.mark.parametrize("device, aligned", [("cpu", 64), ("meta", 256)])
-def test_parameters_and_shards_begin_on_a_boundary_of_their_device(device: str, aligned: int, monkeypatch):
-    """The meta device stands for a GPU, where cuBLASLt looks at up to 256 bytes when it chooses a kernel."""
-    assert ALIGNMENT_BYTES == {"cuda": 256}
-    monkeypatch.setitem(ALIGNMENT_BYTES, "meta", ALIGNMENT_BYTES["cuda"])
-    model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 7)).to(device)
-    for precision in ("fp32", "mixed"):
-        unit = FlatUnit("all", 0, list(model.named_parameters()), 3, PRECISIONS[precision])
-        itemsize = 4 if precision == "fp32" else 2
-        starts = [span.offset for span in unit.spans] + [unit.shard_numel, unit.padded_numel]
-        assert all(start * itemsize % aligned == 0 for start in starts)
-        assert unit.spans[1].offset == aligned // itemsize  # no more padding than that

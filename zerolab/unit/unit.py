@@ -25,10 +25,9 @@ from zerolab.unit.span import Span, describe
 from zerolab.unit.states import ParamState, change
 from zerolab.unit.writes import Writes
 
-ALIGNMENT_BYTES = {"cuda": 256}
-"""Every parameter and every shard starts on such a boundary, as torch's own allocations do; on 64 bytes on
-other devices. With weights that start elsewhere matrix products may take another kernel, and the last bits
-differ from plain PyTorch's. cuBLASLt looks at up to 256 bytes when it chooses one.
+ALIGNMENT_BYTES = 64
+"""Every parameter and every shard starts on such a boundary, as torch's own allocations do: with weights that
+start elsewhere, small CPU matrix products take another kernel and the last bits differ from plain PyTorch's.
 """
 
 CONVERTED_TOGETHER = 2**20
@@ -88,7 +87,7 @@ class FlatUnit:
 
     def _lay_out(self, named_parameters: list[tuple[str, nn.Parameter]], shards: int) -> None:
         """Give each parameter its span. Padding at the end makes the shards equal and aligned."""
-        align = ALIGNMENT_BYTES.get(self.device.type, 64) // self._lowered_dtype.itemsize
+        align = ALIGNMENT_BYTES // self._lowered_dtype.itemsize
         self.spans: list[Span] = []
         stop = 0
         for name, parameter in named_parameters:
