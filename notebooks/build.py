@@ -95,7 +95,8 @@ def execute(book: NotebookNode, name: str) -> NotebookNode:
         record_timing=False,
         resources={"metadata": {"path": HERE}},
     )
-    client.execute(env=os.environ | {"PYTHONPATH": python_path, "ZEROLAB_PROGRESS": "off"})
+    off = dict.fromkeys(("ZEROLAB_PROGRESS", "ZEROLAB_BACKEND_LINE"), "off")
+    client.execute(env=os.environ | off | {"PYTHONPATH": python_path})
     book.metadata.language_info = NotebookNode({"name": "python"})
     for count, cell in enumerate((c for c in book.cells if c.cell_type == "code"), start=1):
         cell.execution_count = count

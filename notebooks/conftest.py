@@ -1,5 +1,5 @@
-"""For the notebooks that nbval runs: nobody's record of progress is written."""
+"""For the notebooks that nbval runs: no record of progress is written, and outputs name no backend."""
 
 import os
 
-os.environ["ZEROLAB_PROGRESS"] = "off"
+os.environ |= {"ZEROLAB_PROGRESS": "off", "ZEROLAB_BACKEND_LINE": "off"}

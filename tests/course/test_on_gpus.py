@@ -1,14 +1,20 @@
 """Promise: the cell "on GPUs" verifies over NCCL where there is a GPU, or says what it would do."""
 
+import pytest
 import torch
 
+from zerolab import course
 from zerolab.course import gpus
 from zerolab.launcher.gpus import choose_backend
 
 
-def test_a_lesson_prints_no_line_about_gpus_that_are_not_used(caplog):
-    """nbval would find an output that the committed notebook, made without a GPU, does not have."""
-    assert choose_backend("auto", 4, 1) == "gloo" and not caplog.records
+@pytest.mark.parametrize("setting, lines", [("", 1), ("off", 0)])
+def test_a_lesson_says_once_which_backend_ranks_use(caplog, monkeypatch, setting: str, lines: int):
+    """And never where nbval compares: a committed notebook, made without a GPU, does not have that line."""
+    monkeypatch.setattr(course._once, "__defaults__", (set(),))
+    monkeypatch.setenv("ZEROLAB_BACKEND_LINE", setting)
+    assert choose_backend("auto", 4, 1) == choose_backend("auto", 2, 1) == "gloo"
+    assert [record.args for record in caplog.records] == lines * [(4, 1)]
 
 
 def test_without_a_gpu_it_says_what_it_would_do(monkeypatch, capsys):

@@ -1,5 +1,6 @@
 """Promise: launch returns when its ranks are gone, however long a driver holds them after a kill."""
 
+import logging
 import signal
 import threading
 
@@ -55,6 +56,6 @@ def test_no_rank_is_left_where_a_kill_takes_seconds(slow_kills, caplog):
 
 def test_a_rank_that_does_not_end_is_named(slow_kills, monkeypatch, caplog):
     monkeypatch.setattr(watch, "KILLED_SECONDS", 0.2)
-    caplog.set_level("WARNING", logger="zerolab")
+    monkeypatch.setattr(logging.getLogger("zerolab"), "filters", [])  # the course lets it through once
     assert len(launch_and_fail()) == 1
     assert caplog.records[0].getMessage().startswith("rank 0 still there 0.2 seconds after SIGKILL")

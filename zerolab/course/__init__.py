@@ -61,9 +61,20 @@ What a lesson uses
 
 import importlib
 import logging
+import os
 
-# A lesson prints the same on every machine, so `launch` does not say there which GPUs it leaves unused.
-logging.getLogger("zerolab").setLevel(logging.ERROR)
+
+def _once(record: logging.LogRecord, said: set[str] = set()) -> bool:  # noqa: B006  of this process
+    """Let `launch` say once in a lesson which backend it has chosen and why.
+
+    With ``ZEROLAB_BACKEND_LINE=off`` it never does: where outputs are compared, they are the same everywhere.
+    """
+    new = record.msg not in said and os.environ.get("ZEROLAB_BACKEND_LINE") != "off"
+    said.add(record.msg)
+    return new
+
+
+logging.getLogger("zerolab").addFilter(_once)
 
 _NAMES_IN = {
     "questions": ("predict",),

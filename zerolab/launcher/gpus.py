@@ -18,8 +18,21 @@ NCCL_ON_A_SHARED_GPU = {
     "NCCL_IB_DISABLE": "1",
     "NCCL_MNNVL_ENABLE": "0",  # it would recognise the GPU by its fabric
     "NCCL_MAX_CTAS": "2",  # kernels of several ranks have to fit on the GPU at once
+    "NCCL_MULTI_RANK_GPU_ENABLE": "1",  # NCCL 2.30 and later let ranks share a GPU by this
 }
 """What NCCL needs for ranks that share a GPU. What the user has set stays."""
+
+REFUSALS = ("Duplicate GPU detected", "using the same GPU")
+"""What NCCL says where it does not let ranks share a GPU: up to version 2.29, and later."""
+
+UNUSED = (
+    '%d ranks run on the CPU, over gloo, because there are GPUs for %d: pass backend="nccl" to let ranks '
+    "share them"
+)
+SHARED = (
+    "%d ranks share GPUs, over NCCL, because there are GPUs for %d: the results are right, and the times "
+    "mean nothing"
+)
 
 log = logging.getLogger("zerolab")
 
@@ -31,11 +44,11 @@ def visible_gpus() -> int:
     return torch.cuda.device_count() if torch.distributed.is_nccl_available() else 0
 
 
-def choose_backend(backend: str, ranks: int, gpus: int) -> str:
+def choose_backend(backend: str, ranks: int, gpus: int, say: bool = True) -> str:
     """Whether ranks use NCCL: by default where each rank of a host can have one of its GPUs, else gloo.
 
-    An explicit choice is kept. A line is logged where there are GPUs that are not used.
-    Args: ranks, gpus: how many this host has.
+    An explicit choice is kept. A line is logged where GPUs are not used, and where ranks share them.
+    Args: ranks, gpus: how many this host has. say: whether to log that line.
     Raises: ValueError for another name, and for "nccl" without a GPU.
     """
     if backend not in BACKENDS:
@@ -44,13 +57,8 @@ def choose_backend(backend: str, ranks: int, gpus: int) -> str:
         raise ValueError(
             f'backend "nccl" needs at least 1 CUDA device for {ranks} ranks, found 0; use "gloo"'
         )
-    if backend == "auto" and 0 < gpus < ranks:
-        log.warning(
-            '%d ranks run on the CPU, over gloo, because there are GPUs for %d: pass backend="nccl" to let '
-            "ranks share them",
-            ranks,
-            gpus,
-        )
+    if say and backend != "gloo" and 0 < gpus < ranks:
+        log.warning(SHARED if backend == "nccl" else UNUSED, ranks, gpus)
     return "nccl" if backend == "nccl" or (backend == "auto" and 0 < ranks <= gpus) else "gloo"
 
 
@@ -70,3 +78,29 @@ def take_gpu(local_rank: int, ranks: int, gpus: int) -> None:
             os.environ.setdefault(name, value)
         ranks_per_gpu = math.ceil(ranks / gpus)
         torch.cuda.set_per_process_memory_fraction(1 / ranks_per_gpu)
+
+
+def check_sharing(ranks: int, gpus: int) -> None:
+    """Where ranks share GPUs: let NCCL connect the ranks now, so that a refusal ends in a clear error.
+
+    All ranks of the job are on this host, and each calls this.
+    Args: ranks, gpus: how many this host has.
+    Comm: one number over NCCL.
+    Raises: RuntimeError where this NCCL does not let ranks share a GPU.
+    """
+    import torch
+
+    if ranks <= gpus:
+        return
+    try:
+        torch.distributed.all_reduce(torch.zeros(1, device="cuda"))
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        if not any(refusal in str(error) for refusal in REFUSALS):
+            raise
+        version = ".".join(map(str, torch.cuda.nccl.version()))
+        raise RuntimeError(
+            f"{ranks} ranks were to share {gpus} GPU{'s' * (gpus > 1)}, and NCCL {version} refused: use at "
+            f'most {gpus} ranks, or backend="gloo", which computes on the CPU. If NCCL_HOSTID or '
+            "NCCL_MULTI_RANK_GPU_ENABLE is set in your environment, unset it: zerolab sets both"
+        ) from error

@@ -22,7 +22,7 @@ from typing import NoReturn
 
 from zerolab.before_exit import wait_for_all
 from zerolab.launcher import payload, protocol
-from zerolab.launcher.gpus import GROUP_BACKENDS, take_gpu
+from zerolab.launcher.gpus import GROUP_BACKENDS, check_sharing, take_gpu
 from zerolab.launcher.output import redirect_output
 from zerolab.launcher.protocol import Job
 from zerolab.launcher.rendezvous import use_loopback
@@ -179,6 +179,8 @@ def join_group(rank: int, job: Job, directory: str) -> None:
     # A rank that returned at once would hang up on one that is still connecting. Over gloo: NCCL starts when
     # it is first used.
     dist.all_reduce(torch.zeros(1))
+    if job["backend"] == "nccl":
+        check_sharing(job["world_size"], job["gpus"])
 
 
 def write_failure(error: BaseException, path: str) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, MutableMapping
 from typing import NamedTuple
 
 from zerolab.launcher import local_store
-from zerolab.launcher.gpus import GROUP_BACKENDS, choose_backend, take_gpu, visible_gpus
+from zerolab.launcher.gpus import GROUP_BACKENDS, check_sharing, choose_backend, take_gpu, visible_gpus
 
 Environment = Mapping[str, str]
 
@@ -179,7 +179,7 @@ def init_process_group(backend: str = "auto") -> None:
     place = find_place(os.environ) or ALONE
     choose_interface(place, os.environ)
     gpus = gpus_of_node(place, visible_gpus())
-    backend = choose_backend(backend, place.local_world_size, gpus)
+    backend = choose_backend(backend, place.local_world_size, gpus, say=place.rank == 0)
     if backend == "nccl":
         take_gpu(place.local_rank, place.local_world_size, gpus)
     if place.world_size == 1:
@@ -195,6 +195,8 @@ def init_process_group(backend: str = "auto") -> None:
         rank=place.rank,
         world_size=place.world_size,
     )
+    if backend == "nccl" and place.local_world_size == place.world_size:
+        check_sharing(place.world_size, gpus)
 
 
 def gpus_of_node(place: Place, visible: int) -> int:

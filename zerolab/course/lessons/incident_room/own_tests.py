@@ -17,6 +17,7 @@ from zerolab.course.lessons.incident_room.part_two_solution import my_test
 from zerolab.course.lessons.incident_room.shown import alike, measured, shown
 from zerolab.course.lessons.incident_room.trainings import MOST_RANKS, Ranks, Trainer
 from zerolab.course.wire import own_place
+from zerolab.parity import compute_deterministically
 
 RIGHT_SECONDS, BROKEN_SECONDS = 30.0, 120.0
 HINTS = (
@@ -110,6 +111,7 @@ def _verdicts(fn: Callable, seconds: float, broken: bool = False) -> tuple[list[
 
 def _try(fn: Callable, broken: bool) -> list[Verdict]:
     """In the worker: rank 0 runs the test with one engine after the other; the others train with it."""
+    compute_deterministically()  # the bits of one process on a GPU too
     engines = BROKEN if broken else RIGHT
     with _disable_current_modes():  # these messages are not the reader's
         ranks = Ranks(engines)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch.utils._pytree import tree_map
 
 import zerolab
 from zerolab.course.alive import Alive
@@ -87,7 +88,7 @@ class Batch:
 
 def start() -> torch.Tensor:
     """The parameters that every rank begins with."""
-    return torch.linspace(-1, 1, PSI, dtype=torch.float64)
+    return torch.linspace(-1, 1, PSI, dtype=torch.float64).to(zerolab.device())
 
 
 def named(case: Case, flat: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -97,7 +98,7 @@ def named(case: Case, flat: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def batches(case: Case, rank: int) -> list[Batch]:
-    """A rank's own samples, the same at every step."""
+    """A rank's own samples, the same at every step and on every device."""
     width = PSI + NAMES["embedding"] * case.tied
     weights = torch.cos(torch.arange(PSI, dtype=torch.float64))
     weights = torch.cat([weights, weights[NAMES["body"] :]]) if case.tied else weights
@@ -109,7 +110,8 @@ def batches(case: Case, rank: int) -> list[Batch]:
         inputs = torch.randn(samples, width, generator=generator, dtype=torch.float64)
         inputs *= 0.1 if case.small else 1
         targets = inputs @ weights * (1 if samples == SAMPLES else -1)
-        made.append(Batch(inputs, targets, tuple(NAMES) if rank % 2 == 0 else tuple(reversed(NAMES))))
+        order = tuple(NAMES) if rank % 2 == 0 else tuple(reversed(NAMES))
+        made.append(Batch(inputs.to(zerolab.device()), targets.to(zerolab.device()), order))
     return made
 
 
@@ -168,7 +170,7 @@ def train(
     `gathers`: whether the parameters are read with `gather()`, because no rank has them whole. `memory`:
     whether to look at what the engine keeps, which takes time.
     """
-    flat, files = again or (start(), None)
+    flat, files = tree_map(_on_device, again or (start(), None))
     given = named(case, flat) if case.by_name else flat.clone()
     alive, data, kept = Alive(), batches(case, rank), []
     mine = engine(given, LR)
@@ -202,6 +204,11 @@ def _passes(messages: Sequence[Message]) -> dict[str, float]:
     n = dist.get_world_size()
     by_call = {call: [each for each in messages if each.call == call] for call in (m.call for m in messages)}
     return {call: sent_bytes(own, n) / (ITEM * PSI * (n - 1) / n) for call, own in by_call.items()}
+
+
+def _on_device(leaf: Any) -> Any:
+    """A tensor on the rank's device: what ranks return comes back on the CPU."""
+    return leaf.to(zerolab.device()) if isinstance(leaf, torch.Tensor) else leaf
 
 
 # ---- what the notebook shows

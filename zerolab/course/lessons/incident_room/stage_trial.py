@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+import zerolab
 from zerolab.course.alive import Alive, kept_by, nbytes
 from zerolab.course.evidence import sum_of
 from zerolab.course.lessons.incident_room.installed import install
@@ -18,6 +19,7 @@ from zerolab.events import CONTROL, Event
 from zerolab.measure import MeasuredStates
 from zerolab.memory import ModelStates
 from zerolab.optimizer import ZeroOptimizer
+from zerolab.parity import compute_deterministically
 from zerolab.parity.parity import random_tokens, small_gpt
 from zerolab.parity.prediction import predict
 from zerolab.stages.base import Stage
@@ -56,6 +58,7 @@ class Seen(NamedTuple):
 
 def trials(stages: Mapping[int, type[Stage]]) -> dict[int, Seen]:
     """One stage after the other, by number."""
+    compute_deterministically()  # the bits of one process on a GPU too
     return {number: trial(stage_class, number) for number, stage_class in stages.items()}
 
 
@@ -63,7 +66,7 @@ def trial(stage_class: type[Stage], number: int) -> Seen:
     """Train two steps with the stage, and in one process; stop after a step with wrong values."""
     started = install(stage_class, number)
     torch.manual_seed(0)
-    model = small_gpt()
+    model = small_gpt().to(zerolab.device())
     alone = OneProcess(model)
     with as_plain_tensors():  # the last trial's parameters may be here still
         alive = Alive()
@@ -96,9 +99,14 @@ def _train(optimizer: ZeroOptimizer, step: int) -> list[Event]:
     """One step; what it sent, without what looking at whole parameters has sent before it."""
     earlier = len(optimizer.trace.step(step))
     optimizer.zero_grad()
-    optimizer.model(*random_tokens(step, dist.get_rank())).backward()
+    optimizer.model(*_tokens(step, dist.get_rank())).backward()
     optimizer.step()
     return optimizer.trace.step(step)[earlier:]
+
+
+def _tokens(step: int, rank: int) -> list[torch.Tensor]:
+    """A batch on the rank's device."""
+    return [part.to(zerolab.device()) for part in random_tokens(step, rank)]
 
 
 def _payload(events: list[Event]) -> dict[str, int]:
@@ -139,7 +147,7 @@ class OneProcess:
         self.after = _flat(self.model)
 
     def _gradients(self, step: int, rank: int) -> torch.Tensor:
-        loss = self.model(*random_tokens(step, rank))
+        loss = self.model(*_tokens(step, rank))
         return torch.cat([each.flatten() for each in torch.autograd.grad(loss, self.parameters)])
 
     def mistakes_in(self, got: torch.Tensor, owners: torch.Tensor, units: torch.Tensor) -> list[str]:
@@ -189,9 +197,10 @@ def _places(optimizer: ZeroOptimizer, model: nn.Module) -> tuple[torch.Tensor, t
     owners: dict[str, torch.Tensor] = {}
     units: dict[str, torch.Tensor] = {}
     for unit in optimizer.units:
-        owner = torch.arange(unit.padded_numel) // unit.shard_numel
+        owner = torch.arange(unit.padded_numel, device=unit.device) // unit.shard_numel
         owners |= {span.name: span.view(owner).flatten() for span in unit.spans}
-        units |= {span.name: torch.full((span.numel,), unit.index) for span in unit.spans}
+        of_unit = torch.full_like(owner, unit.index)
+        units |= {span.name: span.view(of_unit).flatten() for span in unit.spans}
     names = [name for name, _ in model.named_parameters()]
     return torch.cat([owners[name] for name in names]), torch.cat([units[name] for name in names])
 

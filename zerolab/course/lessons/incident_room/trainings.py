@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+import zerolab
 from zerolab.course.lessons.incident_room.engines import Engine
 from zerolab.measure import MeasuredStates
 from zerolab.optimizer import ZeroOptimizer
@@ -210,17 +211,18 @@ def _clip(parameters: list[nn.Parameter], most: float) -> None:
 
 def _model() -> Ladder:
     torch.manual_seed(0)
-    return Ladder()
+    return Ladder().to(zerolab.device())
 
 
 def _batch(step: int, micro_batch: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(100 * step + 10 * micro_batch + rank)
-    x, y = torch.randn(2, 3, WIDTH, generator=generator)
+    x, y = torch.randn(2, 3, WIDTH, generator=generator).to(zerolab.device())
     return x, y
 
 
 def _flat(model: nn.Module) -> torch.Tensor:
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    """All parameters, on the CPU: the test compares those of several ranks, each of which has its device."""
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).cpu()
 
 
 def _whole_bytes(held: MeasuredStates) -> MeasuredStates:
