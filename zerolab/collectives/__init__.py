@@ -1,4 +1,4 @@
-"""Comm: the three collectives that the engine is made of, on a process group, each written into the trace.
+"""Comm: the engine's three collectives on a process group. Each is recorded in the trace.
 
 On gloo they are built from tagged sends and receives, for three reasons that were measured: torch's own gloo
 reduce-scatter is an all-reduce plus a slice (twice the bytes); the pair built here takes about a third of the
@@ -28,7 +28,7 @@ __all__ = ["GRADIENTS_FROM", "Comm", "DirectComm", "NativeComm", "Subject", "Wor
 def connect(
     group: dist.ProcessGroup | None, parameters: torch.device, trace: Trace, meter: MemoryMeter
 ) -> Comm:
-    """The Comm for the ranks of a process group, by default of all, and for parameters on that device.
+    """Return the Comm for the ranks of a process group, by default of all, and for parameters on that device.
 
     Args: parameters: the meta device stands for `zerolab.device()`.
     Comm: where the group has no gloo for CPUs, a second group is made for control messages.
@@ -62,7 +62,7 @@ def connect(
 
 
 def gloo_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """The group itself where it has gloo for CPUs, or a new one of the same ranks.
+    """Return the group itself where it has gloo for CPUs, or a new one of the same ranks.
 
     The new one has the timeout of the group's own collectives: a shorter one would end a run that they let go
     on, and with gloo's default of 30 minutes the CPUs would wait for a rank that the devices have given up.

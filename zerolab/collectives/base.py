@@ -1,4 +1,4 @@
-"""Comm: the three collectives that the engine is made of, each written into the trace."""
+"""Comm: the engine's three collectives. Each is recorded in the trace."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -21,7 +21,7 @@ GRADIENTS_FROM = 2**18
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """A view of the same memory as bytes, so that gloo can send dtypes that it does not know."""
+    """Return a view of the same memory as bytes, so that gloo can send dtypes that it does not know."""
     return tensor.view(torch.uint8)
 
 
@@ -113,13 +113,13 @@ class Comm(ABC):
         """Reduce over the ranks. Every rank gets the whole result. Comm: 2(N-1)/N of the payload per rank."""
 
     def shard_range(self, padded_numel: int, rank: int | None = None) -> slice:
-        """The part of a flat buffer that belongs to this rank, or to the rank given."""
+        """Return the part of a flat buffer that belongs to this rank, or to the rank given."""
         shard_numel = padded_numel // self.world_size
         start = shard_numel * (self.rank if rank is None else rank)
         return slice(start, start + shard_numel)
 
     def own(self, flat: torch.Tensor, rank: int | None = None) -> torch.Tensor:
-        """The shard of ``flat`` that belongs to this rank, or to the rank given, as a view."""
+        """Return the shard of ``flat`` that belongs to this rank, or to the rank given, as a view."""
         return flat[self.shard_range(flat.numel(), rank)]
 
     def broadcast(self, tensor: torch.Tensor, unit: Subject, source: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""CollectiveCheck: each rank tells the next which collective it issues, so that none waits for another's.
+"""CollectiveCheck: find ranks that issue different collectives, instead of letting them wait for ever.
 
 A collective ends when all ranks have issued it. Where one rank took another path through the model, as can
 happen at stage 3, it issues a different collective, and both would wait for ever without an error.
@@ -71,7 +71,7 @@ class CollectiveCheck:
 
 
 def _shortened(text: bytes) -> bytes:
-    """The beginning and the end of a text, which tell names apart; the digest is of the whole."""
+    """Return the beginning and the end of a text, which tell names apart; the digest is of the whole."""
     return text if len(text) <= _TEXT_BYTES else text[:20] + b"..." + text[23 - _TEXT_BYTES :]
 
 

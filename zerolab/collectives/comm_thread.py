@@ -1,4 +1,4 @@
-"""CommThread: a thread that runs one rank's collectives while the main thread goes on computing.
+"""CommThread: run one rank's collectives on a thread while the main thread computes.
 
 Posting a message takes time: gloo copies what is sent, under a lock that the next message waits for. And a
 sum can be computed, or the second half of an all-reduce begun, only when messages have arrived. So a

@@ -1,4 +1,4 @@
-"""Control: small messages between the CPUs of a group's ranks, and the check of each collective.
+"""Control: exchange small messages between the ranks' CPUs, and check each collective.
 
 A collective ends when all ranks have issued it. So each is announced when it is issued, and compared with the
 announcement of another rank before its result is used (collective_check.py). Rows of a few bytes, such as
@@ -104,7 +104,7 @@ class Control:
 
 
 class SilentControl(Control):
-    """For a rehearsal, whose only rank sends nothing: all others are taken to say what it says."""
+    """For a rehearsal, whose only rank sends nothing: the rows of all others are copies of its own."""
 
     check_bytes = 0
 

@@ -1,4 +1,4 @@
-"""The collectives as sends and receives, for gloo, and the sum in rank order, for equal bits."""
+"""Collectives made of sends and receives, for gloo, with sums in rank order, for equal bits."""
 
 import itertools
 from functools import partial
@@ -67,7 +67,7 @@ class DirectComm(Comm):
         return work
 
     def _release(self, work: Work, scratch: list[torch.Tensor]) -> None:
-        """Let the scratch go, now that its collective was waited for."""
+        """Free the scratch buffer after its collective has finished."""
         scratch.clear()
         self.meter.report(work)
 

@@ -1,4 +1,4 @@
-"""torch 2.13 renamed two collectives, and warns at their old names: the one place that chooses."""
+"""Choose the names of two collectives that torch 2.13 renamed."""
 
 import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-"""The collectives as the backend has them, for NCCL and for the fake process group of a rehearsal."""
+"""The backend's own collectives, for NCCL and for the fake process group of a rehearsal."""
 
 import math
 import os

@@ -184,7 +184,9 @@ def _of_some_ranks(finding: Finding) -> str:
 def _told_by_messages(finding: Finding, rank: int) -> str | None:
     """What a rank's value is made of, where the messages tell why. That says more than one rank's mistake."""
     got, parts = finding.seen[rank], finding.parts(rank)
-    found = None if isinstance(got, Odd) else factors(got, finding.right[rank], parts)
+    if isinstance(got, Odd):
+        return None
+    found = factors(got, finding.right[rank], parts)
     if not found or not finding.explain(rank)(*found):
         return None
     return made_of(got, finding.right[rank], parts, finding.explain(rank))
@@ -193,9 +195,9 @@ def _told_by_messages(finding: Finding, rank: int) -> str | None:
 def _why(finding: Finding, rank: int, have: Factors, should: Factors) -> str | None:
     """Why a rank's parts are missing or count too often: by the messages, or a rule of all ranks."""
     found = {
-        each: factors(finding.seen[each], finding.right[each], finding.parts(each))
-        for each in finding.wrong
-        if not isinstance(finding.seen[each], Odd)
+        each: factors(value, finding.right[each], finding.parts(each))
+        for each, value in enumerate(finding.seen)
+        if each in finding.wrong and not isinstance(value, Odd)
     }
     if told := finding.explain(rank)(have, should):
         return told

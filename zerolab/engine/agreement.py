@@ -1,4 +1,4 @@
-"""What ranks have to agree on before numbers are exchanged, and the error where one does not.
+"""Check that ranks agree before they exchange numbers.
 
 A rank that holds another model, or took another path through it, does not fail by itself: it waits for a
 message that never comes, or adds up gradients of different things. Small messages on the control group find
@@ -38,7 +38,7 @@ def agree_on(comm: Comm, what: str, lines: list[str]) -> None:
 
 
 def agree_on_used(comm: Comm, units: list[FlatUnit], by_hand: dict[str, list[str]]) -> set[Span]:
-    """The parameters that at least one rank has a gradient for.
+    """Return the parameters that at least one rank has a gradient for.
 
     A rank that did not use a parameter counts as zero in its mean; one that no rank used is not updated.
     The message also carries digests of the collectives issued since the last step and of what users do
@@ -91,7 +91,7 @@ def agree_on_values(comm: Comm, written: dict[FlatUnit, bytes]) -> None:
 
 
 def _digest(lines: list[str]) -> torch.Tensor:
-    """A few bytes that differ where the lines differ."""
+    """Return a few bytes that differ where the lines differ."""
     digest = hashlib.blake2b("\n".join(lines).encode(), digest_size=DIGEST_BYTES).digest()
     return torch.frombuffer(bytearray(digest), dtype=torch.uint8)
 

@@ -1,4 +1,4 @@
-"""Engine: WHEN the stages' verbs run. It knows no stage by name.
+"""Engine: decide when the stages' methods run. It knows no stage by name.
 
 The hooks in model_hooks.py run the verbs in forward and backward; what follows here is what the optimizer
 asks for between passes. ``prefetch`` and ``reduces_in_flight`` say how much communication may run beside the
@@ -195,7 +195,7 @@ class Engine:
             self._remember({flat: flat.checksum()})
 
     def written_values(self) -> list[str]:
-        """A line for each unit whose parameters were written to since the last call, with a checksum.
+        """Return a line for each unit whose parameters were written to since the last call, with a checksum.
 
         And for the one whose turn it is to be compared.
         """

@@ -1,4 +1,4 @@
-"""Gatherer: which units are whole, which are being gathered, and which unit will be needed next."""
+"""Gatherer: track which units are whole or being gathered, and which is needed next."""
 
 from itertools import islice
 
@@ -66,7 +66,7 @@ class Gatherer:
                 self._under_way.pop(flat).wait()
 
     def reshard(self, flats: list[FlatUnit]) -> None:
-        """Shard those that are whole, unless they are needed whole."""
+        """Reshard whole parameters, unless something still needs them."""
         for flat in flats:
             if flat.whole and not self.full_params_open and not self.graph_kept:
                 self.stage.reshard(flat)

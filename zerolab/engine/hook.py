@@ -1,4 +1,4 @@
-"""Hook: what the engine hangs into a user's modules, and what does not follow them when they are copied."""
+"""Hook: a module hook that is not copied or pickled with its module."""
 
 import weakref
 from collections.abc import Callable
@@ -34,7 +34,7 @@ def _outside_graphs(call: Callable, args: tuple):
 
 
 def weakly(call: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
-    """A hook that calls ``call`` and does not keep it alive.
+    """Return a hook that calls ``call`` and does not keep it alive.
 
     PyTorch keeps a parameter's post-accumulate hooks where Python's garbage collector does not look. A hook
     that leads back to its parameter would keep it in memory for ever, with the model and the optimizer.

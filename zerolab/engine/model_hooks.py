@@ -1,4 +1,4 @@
-"""ModelHooks: which verbs run at which moment of a forward and a backward pass.
+"""ModelHooks: call the stages' methods in forward and backward passes.
 
 forward    a unit is entered: unshard it, prefetch the next
            it is left: reshard it

@@ -1,4 +1,4 @@
-"""Where a hook finds itself in autograd's work: outside of it, in a backward pass, in one inside another."""
+"""Detect whether a hook runs outside autograd, in a backward pass, or in a nested one."""
 
 import sys
 from collections.abc import Callable
@@ -53,5 +53,5 @@ def inside_functional_transform() -> bool:
 
 
 def inside_ddp() -> bool:
-    """Whether a forward of DistributedDataParallel is running."""
+    """Return whether a forward of DistributedDataParallel is running."""
     return DistributedDataParallel._get_active_ddp_module() is not None

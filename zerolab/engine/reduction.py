@@ -1,4 +1,4 @@
-"""Reducer: in which order the units' gradients are reduced, and when."""
+"""Reducer: decide in which order the units' gradients are reduced, and when."""
 
 from collections import deque
 
@@ -80,7 +80,7 @@ class Reducer:
         return bool(unused) and self._complete(flat)
 
     def _complete(self, flat: FlatUnit) -> bool:
-        """Whether no gradient of the unit is missing any more."""
+        """Return whether no gradient of the unit is missing any more."""
         if flat.grads.missing:
             return False
         flat.grads.move()
@@ -144,7 +144,7 @@ class Reducer:
         grads.forget(span)
 
     def cleared_since_last_call(self) -> list[str]:
-        """Which reduced gradients were cleared, and after how many reductions: the same on every rank.
+        """Return which reduced gradients were cleared, and after how many reductions: the same on every rank.
 
         A rank that clears alone would remove its share of the gradients of all ranks.
         """
@@ -177,7 +177,7 @@ class Reducer:
 
 
 def _will_come(span: Span) -> bool:
-    """Whether the backward pass that is running brings this parameter a gradient."""
+    """Return whether the backward pass that is running brings this parameter a gradient."""
     with as_plain_tensors():
         accumulation = torch.autograd.graph.get_gradient_edge(span.parameter).node
     try:

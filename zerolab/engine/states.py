@@ -1,5 +1,4 @@
-"""What the training run is doing, and what each unit is doing in it: the engine's state, all of it in one
-place.
+"""The state of the training run and of each unit in it, in one place.
 
     SETUP -> FORWARD -> BACKWARD -> FORWARD -> STEP -> FORWARD -> ...
 

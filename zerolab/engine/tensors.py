@@ -1,4 +1,4 @@
-"""The tensors in what a forward takes or returns, whatever they are nested in."""
+"""Find the tensors in a forward's arguments or outputs, however nested."""
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass

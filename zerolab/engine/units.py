@@ -1,4 +1,4 @@
-"""Units: which parameters are needed together, found in a model that was not written for it.
+"""Units: find the parameters of a model that are needed together.
 
 A unit is one module and the parameters that are used nowhere else. The blocks of a network are the natural
 units: the children of its outermost ModuleLists and Sequentials. All other parameters, and those that two
@@ -91,7 +91,7 @@ def _module_of_each_parameter(model: nn.Module, chosen: list[nn.Module]) -> dict
 
 
 def _check(model: nn.Module, names: dict[int, str], modules: list[nn.Module]) -> list[nn.Module]:
-    """The modules a user gave as units, if they can be."""
+    """Return the modules a user gave as units, if they can be."""
     for module in modules:
         if module is model:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""OptimizerBase: what the parts of ZeroOptimizer, which are in files of their own, have in common."""
+"""OptimizerBase: the attributes that the parts of ZeroOptimizer share."""
 
 from typing import Any
 

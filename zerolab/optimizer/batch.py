@@ -1,4 +1,4 @@
-"""Batches: which slices of a unit are updated together, by a stock optimizer of their own."""
+"""Batches: the slices of a unit that one stock optimizer updates together."""
 
 import itertools
 from copy import deepcopy
@@ -30,7 +30,7 @@ def updated_together(units: list[FlatUnit]) -> list[list[FlatUnit]]:
 
 
 def batches(units: list[FlatUnit], most_numel: int) -> list[list[tuple[FlatUnit, list[Span]]]]:
-    """What is updated together of ``units``, one batch after the other, the same in every step.
+    """Return what is updated together of ``units``, one batch after the other, the same in every step.
 
     One batch where gradients have the dtype of the values that are updated, because the optimizer then uses
     them without a copy. Otherwise they are converted, and this rank's part of a batch has at most
@@ -50,7 +50,7 @@ def batches(units: list[FlatUnit], most_numel: int) -> list[list[tuple[FlatUnit,
 
 
 def owned_numel(unit: FlatUnit, span: Span) -> int:
-    """How many elements of a parameter this rank updates."""
+    """Return how many elements of a parameter this rank updates."""
     part = span.within(unit.owned.start, unit.owned.stop)
     return part.stop - part.start
 
@@ -99,7 +99,7 @@ class Batch:
             each.tensor.grad = None
 
     def _gradients(self, scale: float) -> list[torch.Tensor]:
-        """The gradient of each slice, in the dtype of the values that are updated.
+        """Return the gradient of each slice, in the dtype of the values that are updated.
 
         Memory: no copy in that dtype, unless they have to be divided by ``scale``.
         """

@@ -1,4 +1,4 @@
-"""Sharded gradients: their global norm, clipping by it, and gathering them for inspection."""
+"""Compute the norm of sharded gradients, clip them, and gather them for inspection."""
 
 from collections.abc import Iterable
 
@@ -67,7 +67,7 @@ def global_norm(
 def whole_grads(
     comm: Comm, stage: Stage, units: list[FlatUnit], used: set[Span], scale: float
 ) -> dict[str, torch.Tensor]:
-    """The averaged gradients of the parameters that were used, by name.
+    """Return the averaged gradients of the parameters that were used, by name.
 
     Gradients of a scaled loss are divided in fp32, because 16 bits might not hold the result.
     """

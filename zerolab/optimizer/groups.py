@@ -12,7 +12,7 @@ import torch
 
 
 def options_of(group: dict) -> dict:
-    """A parameter group without its parameters: lr, weight decay and the rest."""
+    """Return a parameter group without its parameters: lr, weight decay and the rest."""
     return {key: value for key, value in group.items() if key not in ("params", "param_names")}
 
 
@@ -84,12 +84,12 @@ def _mark(value: Any) -> Any:
 
 
 def _changed(now: dict[str, tuple], before: dict[str, tuple]) -> list[str]:
-    """The keys that are new, are gone, or have another value."""
+    """Return the keys that are new, are gone, or have another value."""
     return [key for key in before | now if not (_same(key, now, before) and now[key][1] == before[key][1])]
 
 
 def _same(key: str, now: dict[str, tuple], before: dict[str, tuple]) -> bool:
-    """Whether it is the same object, which may have changed in place."""
+    """Return whether it is the same object, which may have changed in place."""
     return key in now and key in before and now[key][0] is before[key][0]
 
 

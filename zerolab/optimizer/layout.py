@@ -60,7 +60,7 @@ def _kinds(unit: Unit, exact: set[int]) -> Iterator[tuple[str, list[tuple[str, n
 
 
 def _kept_exact(model: nn.Module) -> set[int]:
-    """The parameters, by id, of modules that keep running statistics: BatchNorm stays in fp32.
+    """Return the parameters, by id, of modules that keep running statistics: BatchNorm stays in fp32.
 
     Its statistics are means over many steps, which 16 bits cannot hold, and its kernels take weights and
     statistics in one dtype, whatever their input's.

@@ -62,7 +62,7 @@ class LocalUpdate:
         return cut(self._units, group["params"], cost)
 
     def _share(self, place: int) -> SharedGroup:
-        """One group of all optimizers. The user is shown a copy of it that has parameters."""
+        """Return one group of all optimizers. The user is shown a copy of it that has parameters."""
         copies = [optimizer.param_groups[place] for optimizer in self.optimizers]
         return SharedGroup(copies, next((each for each in copies if each["params"]), copies[0]))
 
@@ -90,7 +90,7 @@ class LocalUpdate:
             shared.take_back(group, memo)
 
     def together(self, unit: FlatUnit) -> list[FlatUnit]:
-        """The units that `step` updates when it is called with ``unit``, itself the first.
+        """Return the units that `step` updates when it is called with ``unit``, itself the first.
 
         None where it is one of the small units that are updated with another.
         """
@@ -107,19 +107,19 @@ class LocalUpdate:
             batch.step(used, scale)
 
     def state_entries(self) -> int:
-        """How many values are in the optimizers' state."""
+        """Return how many values are in the optimizers' state."""
         return sum(len(each) for optimizer in self.optimizers for each in optimizer.state.values())
 
     def state_tensors(self) -> list[torch.Tensor]:
-        """Every tensor in the optimizers' state."""
+        """Return every tensor in the optimizers' state."""
         return [t for each in self.state.values() for t in each.values() if isinstance(t, torch.Tensor)]
 
     def excess_bytes(self) -> float:
-        """How much more state this rank has than an even share, over the slices that have state."""
+        """Return how much more state this rank has than an even share, over the slices that have state."""
         return sum(each.excess_bytes for each in self.slices if each.tensor in self.state)
 
     def state_dict(self) -> dict:
-        """The state_dict of one optimizer for all slices, which are numbered in their order."""
+        """Return the state_dict of one optimizer for all slices, which are numbered in their order."""
         numbers = {each.tensor: number for number, each in enumerate(self.slices)}
         groups = [
             options_of(shared.source) | {"params": [numbers[each.tensor] for each in slices]}

@@ -34,7 +34,7 @@ class LossScale:
         self._fresh = False
 
     def apply(self, loss: torch.Tensor) -> torch.Tensor:
-        """The loss times the factor."""
+        """Return the loss times the factor."""
         self.applied, self._fresh = self.value, True
         return loss * self.value
 
@@ -71,7 +71,7 @@ class LossScale:
             self.value, self.good_steps = self.value * 2, 0
 
     def state_dict(self) -> dict:
-        """The attributes that a checkpoint stores."""
+        """Return the attributes that a checkpoint stores."""
         return {key: getattr(self, key) for key in _STATE}
 
     def load_state_dict(self, state: dict) -> None:

@@ -1,4 +1,4 @@
-"""How a ZeroOptimizer changes losses before backward: the scale of fp16, and means over unequal counts."""
+"""Change losses before backward: the scale of fp16, and means over unequal counts."""
 
 import math
 from typing import cast
@@ -49,7 +49,7 @@ class Losses(OptimizerBase):
         return loss_sum * (self.world_size / total)
 
     def total(self, count: float) -> float:
-        """The sum of a number over the ranks. Collective. Comm: 8 bytes a rank.
+        """Return the sum of a number over the ranks. Collective. Comm: 8 bytes a rank.
 
         Raises: ValueError on every rank where a count is negative or not finite.
         """

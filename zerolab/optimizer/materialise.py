@@ -1,4 +1,4 @@
-"""Materialise: memory and initial values for modules that were built on the meta device, a unit at a time.
+"""Materialise: allocate and initialize modules that were built on the meta device, one unit at a time.
 
 ``with torch.device("meta"): model = GPT(...)`` makes tensors without contents, so a model of any size takes
 no memory. PyTorch's convention for filling them later is a module's ``reset_parameters()``, which writes the

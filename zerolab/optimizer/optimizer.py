@@ -1,4 +1,4 @@
-"""ZeroOptimizer: the torch.optim.Optimizer that shards itself. The training loop stays the user's own.
+"""ZeroOptimizer: a torch.optim.Optimizer that shards model states. The training loop does not change.
 
     optimizer = zerolab.ZeroOptimizer(model, torch.optim.AdamW, stage=2, lr=3e-4)
     ...
@@ -141,7 +141,7 @@ class ZeroOptimizer(WholeTensors, ShardedState, Losses):
         held.update(dict.fromkeys(self.model.parameters(), type(self.model).__name__))
 
     def _cast_inputs(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        """What the model is called with, in its parameters' dtype."""
+        """Return what the model is called with, in its parameters' dtype."""
         return self.precision.cast((args, kwargs))
 
     def add_param_group(self, param_group: dict) -> None:
@@ -180,7 +180,7 @@ class ZeroOptimizer(WholeTensors, ShardedState, Losses):
         return loss
 
     def _overflowed(self, used: set[Span]) -> bool:
-        """Whether an fp16 gradient of any rank is not finite, so that no rank may take this step."""
+        """Return whether an fp16 gradient of any rank is not finite, so that no rank may take this step."""
         if self.loss_scale is None:
             return False
         gradients = [unit.grads.reduced for unit in self.engine.trainable]

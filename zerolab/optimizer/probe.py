@@ -1,4 +1,4 @@
-"""Probe: whether an optimizer can be sharded, found by running it on slices.
+"""Probe: run an optimizer on slices to find whether it can be sharded.
 
 ZeRO gives each rank a slice of every parameter, cut at any element, and updates one unit after the other.
 That is correct only for an optimizer whose update of an element depends on nothing but the history of that
@@ -138,7 +138,7 @@ def _shown(error: Exception) -> str:
 
 
 def _cause(make: Callable[[Places], Trial], plan: Plan, step: int) -> str:
-    """Why slices differ from whole parameters after this step, found by separating without cutting."""
+    """Find why slices differ: step whole parameters in separate optimizers."""
     runs = [make(TOGETHER), make(TOGETHER), make(APART)]
     for number, kind in enumerate(plan.kinds[: step + 1]):
         for run in runs:

@@ -1,4 +1,4 @@
-"""Settings: checks the arguments of ZeroOptimizer before the model is changed."""
+"""Settings: check the arguments of ZeroOptimizer before the model is changed."""
 
 import inspect
 import itertools
@@ -137,7 +137,7 @@ def choose(name: str, value, choices: dict):
 
 
 def parameter_groups(model: nn.Module, params: Iterable | None, may_be_empty: bool = False) -> list[dict]:
-    """The parameter groups in one form: dicts with a list of the model's parameters.
+    """Return the parameter groups in one form: dicts with a list of the model's parameters.
 
     Accepts what torch's optimizers accept: parameters, (name, parameter) pairs, or dicts of either with their
     options. Raises: TypeError for anything else; ValueError for a parameter that is not the model's, or none
@@ -191,7 +191,7 @@ def signature(
 
 
 def _full_name(kind: type) -> str:
-    """The class's name with its module, because two classes may have one name."""
+    """Return the class's name with its module, because two classes may have one name."""
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
@@ -203,14 +203,14 @@ def _form(parameter: nn.Parameter) -> str:
 
 
 def group_signature(model: nn.Module, groups: list[dict]) -> list[str]:
-    """The parameter groups in lines, to be compared with those of other ranks."""
+    """Return the parameter groups in lines, to be compared with those of other ranks."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     members = [", ".join(names[id(p)] for p in group["params"]) for group in groups]
     return describe_groups(groups, members)
 
 
 def describe_groups(groups: list[dict], members: list[str]) -> list[str]:
-    """A line for each group's parameters and each of its hyperparameters as they are now."""
+    """Return a line for each group's parameters and each of its hyperparameters as they are now."""
     lines = []
     for index, (group, names) in enumerate(zip(groups, members, strict=True)):
         lines.append(f"group {index} of {names}")
@@ -225,7 +225,7 @@ def _keywords(keywords: dict) -> list[str]:
 
 
 def _shown(value) -> str:
-    """A number or text as it is, in tensors and lists too; the type's name for anything else.
+    """Return a number or text as it is, in tensors and lists too; the type's name for anything else.
 
     The text of a function contains its address, and a set has no fixed order: both differ between ranks that
     agree. A tensor on a GPU is not read, because the CPU would wait for the device.

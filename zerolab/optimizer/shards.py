@@ -32,7 +32,7 @@ class Shard:
         return self.start + self.values.numel()
 
     def within(self, start: int, stop: int) -> "Shard":
-        """The part of it between elements ``start`` and ``stop`` of the whole tensor. May be empty."""
+        """Return the part of it between elements ``start`` and ``stop`` of the whole tensor. May be empty."""
         part = overlap(slice(start, stop), slice(self.start, self.stop))
         values = self.values[part.start - self.start : part.stop - self.start]
         return Shard(self.name, self.key, self.numel, part.start, values)
@@ -58,7 +58,7 @@ def _shard(unit: FlatUnit, span: Span, key: str | None, part: slice, values: tor
 
 
 def describe_state(slices: list[Slice], state: dict) -> dict[str, dict]:
-    """The optimizer state by parameter name and key: scalars themselves, of other tensors the dtype.
+    """Return the optimizer state by parameter name and key: scalars themselves, of other tensors the dtype.
 
     Raises: ValueError for a tensor that has neither one value nor one for each element.
     """

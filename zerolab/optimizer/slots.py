@@ -1,4 +1,4 @@
-"""Slots: the places where a model keeps its modules and parameters, to find out that one was replaced.
+"""Slots: record where a model keeps its modules and parameters, to detect a replaced one.
 
 After construction the parameters are views of flat buffers. ``model.to(...)``, ``parameter.data = ...``,
 ``load_state_dict(assign=True)`` and ``model.head = nn.Linear(...)`` replace them by tensors that would never

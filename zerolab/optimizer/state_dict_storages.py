@@ -1,4 +1,4 @@
-"""State dicts whose tensors each have a storage of their own, although the parameters share a flat buffer.
+"""Give each tensor of a state dict a storage of its own, although the parameters share a flat buffer.
 
 Tools that save state dicts, such as Accelerate's save_model, take tensors on one storage for tied weights:
 they keep one of them and leave out the others, with no more than a line in the log. So each parameter in

@@ -1,4 +1,4 @@
-"""A trial of an optimizer: a few small parameters, stepped as in one process or as on ranks with units.
+"""Trial: step a few small parameters as in one process, or as on ranks with units.
 
 An optimizer may look at more than one element only now and then: at a gradient of a certain norm or angle to
 the weights, after a jump in size, or where a parameter had no gradient. A trial has gradients of each kind.

@@ -1,4 +1,4 @@
-"""What a ZeroOptimizer shows: parameters and gradients whole, memory by category, states in words."""
+"""Return whole parameters and gradients, memory by category, and states as text."""
 
 from contextlib import AbstractContextManager
 from functools import partial
@@ -39,7 +39,7 @@ class WholeTensors(OptimizerBase):
             self.comm.broadcast(unit.flat, unit, from_rank)
 
     def full_grads(self) -> dict[str, torch.Tensor]:
-        """The averaged gradients, whole, by parameter name; parameters that nobody used are left out.
+        """Return the averaged gradients, whole, by parameter name; parameters that nobody used are left out.
 
         Collective: every rank calls it. Memory: 4Ψ for the copies. Comm: Ψ.
         """

@@ -1,4 +1,4 @@
-"""Arrivals: gradients that autograd has brought, until they are moved into the unit's flat buffer."""
+"""Arrivals: gradients from autograd that have not been moved into the unit's flat buffer yet."""
 
 import torch
 
@@ -39,7 +39,7 @@ class Arrivals:
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """What waits."""
+        """The gradients that have not been moved yet."""
         return list(self._waiting.values())
 
     def add(self, span: Span, gradient: torch.Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""Gathering: what stands in the model for a parameter whose new values are on their way to this rank."""
+"""Gathering: the placeholder of a parameter whose new values are being gathered."""
 
 from collections.abc import Callable
 from copy import deepcopy

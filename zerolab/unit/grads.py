@@ -1,4 +1,4 @@
-"""FlatGrads: the gradients of one flat unit, from autograd's own tensors to the mean over the ranks.
+"""FlatGrads: the gradients of one flat unit, from autograd's tensors to the mean over the ranks.
 
 Autograd stores each gradient in a tensor of its own. It is moved into the flat buffer of this rank's
 gradients, ``local``, small ones together in one call. When the unit's last gradient is there, the stage
@@ -92,7 +92,7 @@ class FlatGrads:
         return arrived
 
     def was_cleared(self, span: Span) -> bool:
-        """Whether the user has cleared a parameter's earlier gradient, whose marker is gone."""
+        """Return whether the user has cleared a parameter's earlier gradient, whose marker is gone."""
         return span in self.used and span.parameter.grad is None
 
     def collect(self, span: Span, gradient: torch.Tensor | None) -> None:
@@ -217,7 +217,7 @@ class FlatGrads:
             self._become(GradState.AVERAGED)
 
     def mean(self, ranks: int) -> torch.Tensor:
-        """The averaged gradients of the owned range, to look at: the sum itself stays as it is."""
+        """Return the averaged gradients of the owned range, to look at: the sum itself stays as it is."""
         return self.reduced if self.state is GradState.AVERAGED else self.reduced / ranks
 
     def free_local(self) -> None:

@@ -1,4 +1,4 @@
-"""ParameterViews: the parameters of one unit as views of its flat buffer, and what stands in their places."""
+"""ParameterViews: the parameters of one unit as views of its flat buffer, and their placeholders."""
 
 import math
 from collections.abc import Callable
@@ -57,7 +57,7 @@ class ParameterViews:
                 span.parameter.give_way(own_class)  # type: ignore[attr-defined]  # a placeholder has it
 
     def moved_away(self) -> Span | None:
-        """The first parameter that should be a view of the flat buffer and has other memory."""
+        """Return the first parameter that should be a view of the flat buffer and has other memory."""
         pairs = zip(self._spans, self._views, strict=True)
         moved = [span for span, view in pairs if span.parameter.data_ptr() != view.data_ptr()]
         return moved[0] if moved else None

@@ -1,9 +1,9 @@
-"""Producers: the GPU streams that gradients come on, so that what follows waits for all of them.
+"""Producers: record the GPU streams that compute gradients, so that later work waits for all of them.
 
 Autograd runs each node, and its hooks, on the stream its forward ran on. A model that computes on several
 streams writes a unit's gradients from several, while a collective waits for one alone: the one that is
-current when it is issued. And memory that Python lets go of may be given out again while another stream than
-the one it was asked for on still works with it.
+current when it is issued. And memory that Python frees may be reused while another stream than the one it
+was allocated on still works with it.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""What stands in the model where a parameter or its gradient is not: two kinds of placeholder that speak up.
+"""Placeholders for a freed parameter and for a moved gradient. Using their values raises an error.
 
 At stage 3 a parameter's storage is freed between uses. PyTorch does not know that such a tensor is a trap:
 its sum, a clone or a state dict reads freed memory and ends the process, and torch.save writes garbage
@@ -29,7 +29,7 @@ as_plain_tensors = torch._C.DisableTorchFunctionSubclass
 
 
 def describes(func) -> bool:
-    """Whether a torch function only reads or sets what a tensor is, and never what it holds."""
+    """Return whether a torch function only reads or sets what a tensor is, and never what it holds."""
     if func.__name__ in ("__get__", "__set__", "__delete__"):
         return func.__self__.__name__ in _ATTRIBUTES
     return func.__name__ in _METHODS | _LAYOUT

@@ -1,4 +1,4 @@
-"""Span: where one parameter lies in its unit's flat buffer."""
+"""Span: the place of one parameter in its unit's flat buffer."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,7 +22,7 @@ class Span:
 
     @classmethod
     def of(cls, name: str, parameter: nn.Parameter, offset: int) -> "Span":
-        """The span of a parameter as it is now. Gaps and overlaps in its memory are not kept."""
+        """Return the span of a parameter as it is now. Gaps and overlaps in its memory are not kept."""
         return cls(name, parameter, offset, torch.empty_like(parameter, device="meta"))
 
     @cached_property
@@ -42,7 +42,7 @@ class Span:
         return self.layout.stride()
 
     def view(self, flat: torch.Tensor) -> torch.Tensor:
-        """The parameter's part of a flat buffer, in the parameter's own form."""
+        """Return the parameter's part of a flat buffer, in the parameter's own form."""
         return flat.as_strided(self.shape, self._strides, flat.storage_offset() + self.offset)
 
     def within(self, start: int, stop: int) -> slice:
@@ -52,13 +52,13 @@ class Span:
 
 
 def overlap(first: slice, second: slice) -> slice:
-    """The range that both have; where there is none, an empty one inside ``second`` or at its end."""
+    """Return the range that both have; where there is none, an empty one inside ``second`` or at its end."""
     low = min(max(first.start, second.start), second.stop)
     return slice(low, max(min(first.stop, second.stop), low))
 
 
 def describe(spans: list[Span], piece: slice) -> tuple[str, ...]:
-    """The parameter slices in ``flat[piece]``, each counted in its parameter's own elements."""
+    """Return the parameter slices in ``flat[piece]``, each counted in its parameter's own elements."""
     parts = [(span, overlap(slice(span.offset, span.stop), piece)) for span in spans]
     return tuple(
         f"{span.name}[{part.start - span.offset}:{part.stop - span.offset}]"

@@ -1,4 +1,4 @@
-"""The states of a unit's parameters and of its gradients, and which may follow which.
+"""The states of a unit's parameters and of its gradients, and the allowed transitions.
 
     parameters   WHOLE -> SHARDED -> GATHERING -> WHOLE, and WHOLE -> ARRIVING -> WHOLE after an update
     gradients    EMPTY -> COLLECTING -> REDUCING -> REDUCED -> AVERAGED, and back to EMPTY when cleared
@@ -50,7 +50,7 @@ State = TypeVar("State", ParamState, GradState)
 
 
 def change(whose: str, state: State, following: State) -> State:
-    """The state to follow ``state``. Raises: RuntimeError where it may not follow."""
+    """Return the state to follow ``state``. Raises: RuntimeError where it may not follow."""
     if following is not state and following not in _FOLLOWING[state]:
         allowed = ", ".join(sorted(each.name for each in _FOLLOWING[state]))
         raise RuntimeError(

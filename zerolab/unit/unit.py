@@ -1,9 +1,9 @@
-"""FlatUnit: one group of parameters, laid end to end in one flat buffer, which can be cut into equal shards.
+"""FlatUnit: a group of parameters in one flat buffer that can be cut into equal shards.
 
 Sharding by whole parameters leaves ranks unbalanced and remainders without an owner; a flat buffer can be cut
 anywhere. Each parameter becomes a view into it, so the model does not notice, and a collective moves the
-whole group in one message. What is sharded, and when, is for the stages to say: a unit only knows how to lay
-out, free, refill and cut.
+whole group in one message. The stages decide what is sharded and when. A unit only knows how to lay out,
+free, refill and cut.
 """
 
 import math
@@ -225,7 +225,7 @@ class FlatUnit:
             self._report()
 
     def replaced(self) -> Span | None:
-        """The first parameter that should be a view of the flat buffer and has other memory."""
+        """Return the first parameter that should be a view of the flat buffer and has other memory."""
         return self._views.moved_away() if self.whole else None
 
     # What users write to whole parameters.
@@ -278,7 +278,7 @@ class FlatUnit:
     # Seen from outside.
 
     def describe(self, piece: slice) -> tuple[str, ...]:
-        """The parameter slices in ``flat[piece]``, each counted in its parameter's own elements."""
+        """Return the parameter slices in ``flat[piece]``, each counted in its parameter's own elements."""
         key = (piece.start, piece.stop)
         if key not in self._descriptions:
             self._descriptions[key] = describe(self.spans, piece)

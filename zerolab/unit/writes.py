@@ -1,4 +1,4 @@
-"""Writes: what somebody else than the engine has written to the parameters of one unit.
+"""Writes: detect writes to the parameters of one unit that the engine did not make.
 
 PyTorch increases a tensor's version counter at every write in place, other than one through ``.data``. The
 engine's own writes go to the flat buffer, whose counter is another one. Writes through ``.data`` are found
@@ -33,7 +33,7 @@ class Writes:
         return tuple([parameter._version for parameter in self._parameters])
 
     def written(self) -> Span | None:
-        """The first parameter that was written to since `note`, other than through ``.data``."""
+        """Return the first parameter that was written to since `note`, other than through ``.data``."""
         versions = self._versions()
         if versions == self._noted:
             return None
