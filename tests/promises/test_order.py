@@ -6,8 +6,12 @@ import sys
 
 import cloudpickle
 import pytest
+import torch
 from support import training
+from support.training import WIDTH
 from support.watched_steps import DEPTH, Backwards, Routed, blocks, gathered, launched
+
+import zerolab
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares the ranks the import of pytest
 
@@ -70,6 +74,27 @@ def test_the_order_of_use_counts_and_not_the_order_of_registration():
         for (whole, _, _), events in steps[1:]:
             assert gathered(events, "forward") == order and gathered(events, "backward") == order[::-1]
             assert max(map(len, whole)) == 2
+
+
+def gathered_ahead_of_blocks_called_one_by_one(passes: int) -> list[list[str]]:
+    """Which blocks are gathered before their turn, in each forward pass that never calls the model."""
+    model = Routed()
+    optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=3, lr=0.1, prefetch=1)
+    found = []
+    for _ in range(passes):
+        x, ahead = torch.zeros(2, WIDTH), []
+        for index, block in enumerate(model.blocks):
+            unit = next(unit for unit in optimizer.units if unit.name == f"blocks.{index}")
+            if unit.flat.untyped_storage().nbytes():
+                ahead.append(unit.name)
+            x = block(x)
+        found.append(ahead)
+    return found
+
+
+def test_blocks_that_are_called_one_by_one_are_gathered_ahead_in_every_pass_but_the_first():
+    for passes in zerolab.launch(gathered_ahead_of_blocks_called_one_by_one, 2, 4, timeout=60):
+        assert passes == [[]] + [blocks(*range(1, DEPTH))] * 3
 
 
 @pytest.mark.parametrize("stage", [0, 3])
