@@ -18,7 +18,6 @@ from support.lessons import NAMES
 import zerolab
 from zerolab.course import rehearsing
 
-
 LONG = {"zero_stage_3", "in_the_wild"}
 """Lessons that take minutes where cores are shared; `verify` runs stage 3 above."""
 
