@@ -1,0 +1,77 @@
+"""Promise: `verify`, the README's example and the lessons do on four GPUs what they do without one.
+
+The GPUs are faked, and NCCL is the hostile backend: see support/faked_gpus.py.
+"""
+
+import contextlib
+import io
+import linecache
+import re
+import types
+
+import nbformat
+import pytest
+from support import ROOT, guides
+from support.faked_gpus import fake_gpus
+from support.lessons import NAMES
+
+import zerolab
+from zerolab.course import rehearsing
+
+LONG = {"zero_stage_3", "in_the_wild"}
+"""Lessons that take minutes where cores are shared; `verify` runs stage 3 above."""
+
+
+@pytest.fixture
+def chosen(monkeypatch) -> list[str]:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("ZEROLAB_BACKEND_LINE", "off")
+    return fake_gpus(monkeypatch)
+
+
+def run(code: str, names: dict, file: str) -> str:
+    """What a cell prints. Its functions are found by their file, as those of a notebook are."""
+    linecache.cache[file] = (len(code), None, code.splitlines(keepends=True), file)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(compile(code, file, "exec"), names)
+    return printed.getvalue()
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_verify_over_nccl(chosen, stage: int):
+    report = zerolab.verify(stage, 4, steps=2)
+    assert report.ok and report.backend == "nccl" and chosen == ["nccl", "nccl"]
+
+
+def test_the_example_of_the_readme(chosen):
+    (example,) = guides.blocks("README.md", "python")
+    assert run(example, {"__name__": "__main__"}, "<example>") == "[3128228, 3128228]\n"
+    assert chosen == ["nccl"]
+
+
+def cells(name: str) -> list[tuple[str, str]]:
+    """The code cells of a committed notebook and what they print, where nbval compares it.
+
+    Checks of exercises are left out.
+    """
+    (path,) = (ROOT / "notebooks").glob(f"[0-9][0-9]_{name}.ipynb")
+    book = nbformat.read(path, as_version=4)
+    found = []
+    for cell in book.cells:
+        if cell.cell_type == "code" and cell.id != "bootstrap":
+            printed = "".join(each.text for each in cell.outputs if each.output_type == "stream")
+            exercise = re.match(r"# .*[Ee]xercise\n", cell.source)
+            code = cell.source.rpartition("\n")[0] if exercise else cell.source
+            ignored = exercise or "nbval-ignore-output" in cell.metadata.get("tags", ())
+            found.append((code, "" if ignored else printed))
+    return found
+
+
+@pytest.mark.parametrize("name", sorted({*NAMES} - LONG))
+def test_a_lesson_prints_what_is_committed(chosen, name: str, monkeypatch):
+    line = types.SimpleNamespace(update=lambda *args, **kwargs: None)
+    monkeypatch.setattr(rehearsing, "display", lambda *args, **kwargs: line)
+    names = {"__name__": "__main__"}
+    for number, (code, printed) in enumerate(cells(name)):
+        got = re.sub(r".* of on_a_faked_gpu: .*\n", "", run(code, names, f"<cell {number}>"))
+        assert printed in got, f"{code}\n{got}"
