@@ -486,7 +486,7 @@ READ = {
     r"it has 1/3 × rank 2's gradient of embedding in it instead",
     AllReduce6: r"moves 3\.0Ψ a step \(2\.0Ψ in dist\.all_reduce, 1\.0Ψ in ring\.all_gather\), and "
     r"2Ψ are enough\. An all-reduce of the gradients",
-    GathersTwice2: r"The parameters are gathered 2 times in a step: once is enough",
+    GathersTwice2: r"2Ψ are gathered, where a gather of the parameters alone, once in a step, is Ψ",
     GatherByAllReduce2: r"An all-reduce of the parameters moves 2Ψ.* so all-gather them",
     LargerRate2: r"optimizer has the learning rate 0\.08, M times the 0\.02 that the engine was given",
     MeanOfAll7: r"That is 0\.5 times the sum of both steps' gradients: the sum is not cleared, and what it",

@@ -566,7 +566,7 @@ WRONG = {
     AnUpdateEach2: "all 103 elements are wrong after the first update",
     KeptForLater4: "keeps a whole gradient alive, in `self.last`",
     ViewOfACopy4: "keeps whole gradients alive, in `self.parts[0]`",
-    AllReduced4: "moves 9.0Ψ a step, and 5Ψ are enough",
+    AllReduced4: "moves 9.0Ψ a step (8.0Ψ in dist.all_reduce, 1.0Ψ in ring.all_gather)",
     MeanOfParts4: "1/M with N=3 ranks and M=4 micro-batches: it is divided by that once too often",
     GatherOfACopy5: "no rank ever gets the others': all-gather after the update",
     OnlyRank0Gets5: "the ranks end with different parameters",

@@ -208,7 +208,8 @@ def _why_more(calls: Mapping[str, float]) -> str:
             f"or needs its shard alone, so {better} them: Ψ"
         )
     gathers = sum(sent for call, sent in calls.items() if "all_gather" in call)
-    return f". The parameters are gathered {gathers:.0f} times in a step: once is enough" * (gathers > 1.3)
+    more = f". {gathers:.0f}Ψ are gathered, where a gather of the parameters alone, once in a step, is Ψ"
+    return more * (gathers > 1.3)
 
 
 def other_rate(case: Case, ended: Sequence[Seen]) -> str | None:
