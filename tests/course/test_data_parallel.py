@@ -207,6 +207,10 @@ MISTAKES = {
         lambda p, c: flat_average(p, c, divide="ranks"),
         "divided by the number of ranks after multiplying",
     ),
+    "divided by its own count times the ranks": (
+        lambda p, c: one_message(p, c, unweigh=c * dist.get_world_size()),
+        "divided by this rank's own count times the number of ranks",
+    ),
     "divided by its own count": (
         lambda p, c: one_message(p, c, unweigh=c),
         "divided by this rank's own count",

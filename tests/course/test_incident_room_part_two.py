@@ -1,6 +1,7 @@
 """Lesson 09, second part: what the check of the reader's own test says of good tests and of weak ones."""
 
 import contextlib
+import linecache
 import os
 import sys
 from collections.abc import Callable
@@ -284,6 +285,20 @@ SHOWN = {
 def test_what_the_trainings_show_of_an_engine_that_passes_is_told(judged, fn):
     message = judged(fn)
     assert [words for words in SHOWN[fn] if words not in message] == [], message
+
+
+TUPLE = 'def asserts_a_tuple(train):\n    run = train()\n    assert (run.psi == 3, "numel")\n'
+
+
+@pytest.mark.filterwarnings("ignore:assertion is always true")
+def test_an_assert_of_a_tuple_is_told(verdicts, monkeypatch):
+    names: dict = {}
+    monkeypatch.setitem(linecache.cache, "<tuple>", (len(TUPLE), None, TUPLE.splitlines(True), "<tuple>"))
+    exec(compile(TUPLE, "<tuple>", "exec"), names)
+    known = lambda fn, seconds, broken=False: (verdicts["asserts_nothing", broken], None)
+    monkeypatch.setattr(own_tests, "_verdicts", known)
+    message = check_test(names["asserts_a_tuple"]).message
+    assert message.startswith("Line 3 of asserts_a_tuple asserts a tuple")
 
 
 @pytest.mark.parametrize("fn", REFUSED, ids=lambda fn: fn.__name__)

@@ -52,10 +52,18 @@ def last_of_sorted(root, blocks, prefetch):
 
 
 RIGHT = [by_running_sum, by_simulation, full_windows]
+
+
+def around(root, blocks, prefetch):
+    count = len(blocks)
+    return root + max(sum(blocks[(i + k) % count] for k in range(prefetch + 1)) for i in range(count))
+
+
 WRONG = [
     (lambda root, blocks, prefetch: None, "not written yet"),
     (lambda root, blocks, prefetch: "many", "your function returned str 'many'"),
     (lambda root, blocks, prefetch: full_windows(0, blocks, prefetch), "root is missing"),
+    (around, "after the last block that goes on with the first ones"),
     (lambda root, blocks, prefetch: full_windows(root, blocks, prefetch + 1), "one block too many"),
     (lambda root, blocks, prefetch: root + (prefetch + 1) * max(blocks), "times the largest block"),
     (lambda root, blocks, prefetch: root + (prefetch + 1) * sum(blocks) / len(blocks), "the mean block"),

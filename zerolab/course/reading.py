@@ -68,7 +68,8 @@ def _in_part(got: torch.Tensor, want: torch.Tensor) -> str | None:
     if not 0 < len(wrong) < got.numel() / 2:
         return None
     place = f"element {int(wrong[0])}" if len(wrong) == 1 else f"elements {int(wrong[0])} to {int(wrong[-1])}"
-    return f"all is right but {place} of {got.numel()}: look at how the tensor is cut"
+    said = f"all is right but {place} of {got.numel()}"
+    return f"{said}: look at how the tensor is cut, and where a loop over it ends"
 
 
 def elsewhere(got: torch.Tensor, want: torch.Tensor, whole: torch.Tensor | None) -> str | None:

@@ -97,7 +97,8 @@ MISTAKES = {
     "the first half has a round too many, so the second half passes on sums in which numbers count twice":
         (Ring(more_first=1, begins=1), Ring(more_first=1, begins=-1)),
     "the second half begins with a chunk that is not complete. In its first round a rank sends the chunk "
-    "that arrived last in the first half, the only one with the whole sum: shift the indices by one":
+    "that arrived last in the first half, the only one with the whole sum: shift the indices by one, if the "
+    "sums of the first half are in the tensor that the second half sends":
         (Ring(begins=1), Ring(begins=-1)),
     "the first half replaces a chunk by what arrives, so nothing is added up: add what arrives":
         (Ring(keeps=0),),

@@ -46,6 +46,8 @@ MISTAKES: dict[str, Callable[[list[torch.Tensor], tuple[int, ...], int], torch.T
         lambda g, c, r: weighted(g, c) / sum(c) / len(c),
     "divided by the number of ranks after multiplying by the counts: divide by the sum of the counts":
         lambda g, c, r: weighted(g, c) / len(c),
+    "divided by this rank's own count times the number of ranks: the ranks' counts differ, so add them up":
+        lambda g, c, r: weighted(g, c) / c[r] / len(c),
     "divided by this rank's own count: divide by the sum of all ranks' counts":
         lambda g, c, r: weighted(g, c) / c[r],
     "divided by the sum of the counts, and never multiplied by them: multiply each gradient by its rank's "

@@ -1,7 +1,9 @@
 """Lesson 09's exercise: a test that passes with the right engine and fails with each broken one."""
 
 import ast
+import inspect
 import linecache
+import textwrap
 import traceback
 from collections.abc import Callable
 from types import FrameType
@@ -74,10 +76,26 @@ def check_test(fn: Callable) -> str | None:
     }
     if not survivors:
         return None
+    if place := _always_true(fn):
+        return (
+            f"{place} asserts a tuple, and a tuple that is not empty is always true: write assert condition, "
+            "text without parentheses around both"
+        )
     found = len(BROKEN) - len(survivors)
     listed = "".join(f"\n  - an engine that {does}{_seen(verdict)}" for does, verdict in survivors.items())
     said = f"your test finds {found or 'none'} of {len(BROKEN)} broken engines. These pass it:{listed}"
     return said + _advice(list(survivors.values()))
+
+
+def _always_true(fn: Callable) -> str | None:
+    """Return the line of an assert whose condition is a tuple, as in ``assert (a == b, "text")``."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(fn)))
+    except (OSError, TypeError, SyntaxError):
+        return None
+    found = [each for each in ast.walk(tree) if isinstance(each, ast.Assert)]
+    tuples = [each for each in found if isinstance(each.test, ast.Tuple) and each.test.elts]
+    return f"line {tuples[0].lineno} of {fn.__name__}" if tuples else None
 
 
 def _seen(verdict: Verdict) -> str:

@@ -152,7 +152,10 @@ def _owners(answers: Mapping[Case, Any], case: Case) -> str | None:
             own = [r for r, slices in enumerate(ranks) if slices[place][0] <= element < slices[place][1]]
             if len(own) != 1:
                 has = f"the ranks {own} all own" if own else "no rank owns"
-                return f"{has} element {element} of parameter {place}: each element has one owner"
+                return (
+                    f"{has} element {element} of parameter {place}: each element has one owner. A parameter "
+                    "begins where the sizes of all before it end, also of those that you skip"
+                )
     return None
 
 

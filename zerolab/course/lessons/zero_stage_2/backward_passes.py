@@ -105,7 +105,7 @@ MISTAKES: dict[str, Mistake] = {
         lambda c, name, r: c.total(name)[c.cut(name, r)] * c.world_size,
     "a unit without a gradient adds ones to the sum: reduce torch.zeros":
         lambda c, name, r: c.total(name)[c.cut(name, r)] + sum(name not in order for order in c.orders),
-    "the shards are zeros: were they made and never filled?":
+    "the shards are zeros: were they made and never filled, or reduced again in finish?":
         lambda c, name, r: torch.zeros_like(c.total(name)[c.cut(name, r)]),
 }
 # fmt: on

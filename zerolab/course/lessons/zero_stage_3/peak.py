@@ -90,6 +90,9 @@ MISTAKES: dict[str, Callable[[Case], float]] = {
     "prefetch goes both ways here, to the block before and to the next: only blocks that come are gathered":
         lambda c: c.root + max(sum(c.blocks[max(0, i - c.prefetch):i + c.prefetch + 1])
                                for i in range(len(c.blocks))),
+    "after the last block that goes on with the first ones: near the end fewer blocks are left to gather":
+        lambda c: c.root + max(sum(c.blocks[(i + k) % len(c.blocks)] for k in range(c.prefetch + 1))
+                               for i in range(len(c.blocks))),
     "that is bytes in fp32: return a number of parameters":
         lambda c: 4 * c.right,
     "that is bytes in 16 bits: return a number of parameters":
