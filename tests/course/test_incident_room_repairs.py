@@ -7,7 +7,6 @@ import torch
 import torch.distributed as dist
 from support.lessons import solutions_travel_by_value
 from test_incident_evidence import READ
-from test_incident_room import MOMENTUM as MOMENTUM  # the engines below use it
 from test_incident_room import REPAIRS, STYLES, diagnosis, number_of
 
 from zerolab import ring
@@ -25,6 +24,7 @@ from zerolab.course.lessons.incident_room import (
     Engine11,
     Engine12,
 )
+from zerolab.course.lessons.incident_room.engine import MOMENTUM
 from zerolab.course.lessons.incident_room.tickets.ticket_08 import UNITS
 
 solutions_travel_by_value(__name__)
@@ -508,18 +508,12 @@ class WeighedTwice10(Engine10):
         self.gather()
 
 
-class HeadOnly11(Engine11):
-    def cut(self):
-        both = self.parameters
-        self.parameters = {name: both[name] for name in both if name != "head"}
-        super().cut()
-        self.parameters = both
-
+class HeadOnly11(FromTheSpans11):
     def reduce(self, gradients):
-        super().reduce({"body": gradients["body"], "embedding": gradients["head"]})
+        Engine11.reduce(self, {"body": gradients["body"], "embedding": gradients["head"]})
 
 
-class CountedTwice11(HeadOnly11, Engine11):
+class CountedTwice11(FromTheSpans11):
     def reduce(self, gradients):
         both = gradients["embedding"] + gradients["head"]
         Engine11.reduce(self, {"body": gradients["body"], "embedding": 2 * both})

@@ -63,14 +63,16 @@ import importlib
 import logging
 import os
 
+_said: set[str] = set()
 
-def _once(record: logging.LogRecord, said: set[str] = set()) -> bool:  # noqa: B006  of this process
+
+def _once(record: logging.LogRecord) -> bool:
     """Let `launch` say once in a lesson which backend it has chosen and why.
 
     With ``ZEROLAB_BACKEND_LINE=off`` it never does: where outputs are compared, they are the same everywhere.
     """
-    new = record.msg not in said and os.environ.get("ZEROLAB_BACKEND_LINE") != "off"
-    said.add(record.msg)
+    new = record.msg not in _said and os.environ.get("ZEROLAB_BACKEND_LINE") != "off"
+    _said.add(record.msg)
     return new
 
 

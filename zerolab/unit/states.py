@@ -14,7 +14,7 @@ from typing import TypeVar
 class ParamState(Enum):
     """Where a unit's parameters are."""
 
-    __hash__ = object.__hash__  # of Enum's own, which Python computes from the name, a step takes hundreds
+    __hash__ = object.__hash__  # Enum's own hashes the name in Python, hundreds of times in a step
 
     WHOLE = "whole"
     SHARDED = "sharded: this rank holds its shard alone, and the flat buffer is freed"
