@@ -123,3 +123,72 @@ def test_no_step_reads_more_than_one_unit(stage: int, reads: int):
 def test_one_rank_alone_has_nothing_to_compare_below_stage_3(stage: int, reads: int):
     (found,) = zerolab.launch(count_checksums, 1, stage, timeout=60)
     assert found[1:] == [reads] * (2 * UNITS - 1)
+
+
+class Rooted(nn.Module):
+    """Parameters of the root before and after three units."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(UNITS))
+
+    def forward(self, x):
+        x = self.first(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.last(x)
+
+
+def write_once_after_a_forward(backward_follows: bool) -> str:
+    torch.manual_seed(0)
+    model = Rooted()
+    optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=3, lr=0.1)
+    train(optimizer, 1)
+    try:
+        loss = model(torch.randn(3, 8)).square().mean()
+        model.last.weight.data.clamp_(-0.1, 0.1)
+        (loss if backward_follows else model(torch.randn(3, 8)).square().mean()).backward()
+        optimizer.step()
+    except RuntimeError as error:
+        return str(error)
+    return "accepted"
+
+
+@pytest.mark.parametrize("backward_follows", [False, True])
+def test_one_write_to_the_root_while_it_is_whole_is_refused(backward_follows: bool):
+    for said in on_two_ranks(write_once_after_a_forward, backward_follows):
+        assert "a parameter of unit root was written to while it was gathered" in said
+
+
+class FromFirstBatch(nn.Linear):
+    """A layer that initializes its bias from the first batch, as an ActNorm does."""
+
+    initialized = False
+
+    def forward(self, x):
+        if not self.initialized:
+            self.bias.data.copy_(-super().forward(x).mean(0))
+            self.initialized = True
+        return super().forward(x)
+
+
+def initialize_in_forward(stage: int, layer: int, same: bool) -> str:
+    torch.manual_seed(0)
+    layers = [FromFirstBatch(8, 8) if at == layer else nn.Linear(8, 8) for at in range(UNITS)]
+    optimizer = zerolab.ZeroOptimizer(nn.Sequential(*layers), torch.optim.SGD, stage=stage, lr=0.1)
+    torch.manual_seed(0 if same else optimizer.rank)
+    return train(optimizer, 1)[1]
+
+
+@pytest.mark.parametrize("layer", range(UNITS))
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_weights_initialized_from_each_ranks_first_batch_are_refused_at_once(stage: int, layer: int):
+    for said in on_two_ranks(initialize_in_forward, stage, layer, False):
+        lost = f"a parameter of unit {layer} was written to while it was gathered"
+        assert (lost if stage == 3 else f"has unit {layer}, checksum") in said
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_weights_initialized_from_the_same_batch_are_kept_below_stage_3(stage: int):
+    assert on_two_ranks(initialize_in_forward, stage, 0, True) == ["accepted"] * 2

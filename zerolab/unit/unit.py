@@ -183,6 +183,7 @@ class FlatUnit:
         self.shard = self.flat[self.owned].clone()
         if shared:
             self.master = self.shard
+        self.writes.compare_next = True  # some modules initialize their weights in their first forward
         self.report()
 
     def free(self) -> None:

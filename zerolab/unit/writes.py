@@ -15,13 +15,15 @@ from zerolab.unit.span import Span
 class Writes:
     """The version counters of one unit, as they were when its values were last taken note of.
 
-    Attributes: compare_next: whether to compare the values too, when the flat buffer is freed next.
+    Attributes:
+        compare_next: whether to compare the values too, when the flat buffer is freed next.
+        compare_always: whether to compare them each time it is freed.
     """
 
     def __init__(self, unit: str, spans: list[Span]):
         self._unit, self._spans = unit, spans
         self._parameters = tuple(span.parameter for span in spans)
-        self.compare_next = False
+        self.compare_next = self.compare_always = False
         self.note()
 
     def note(self) -> None:
@@ -68,7 +70,7 @@ class Writes:
     def restore(self, checksum: Callable[[], bytes]) -> None:
         """The storage is there again with the same values: set the counters back."""
         torch._C._autograd._unsafe_set_version_counter(self._parameters, self._noted)
-        self._gathered = checksum() if self.compare_next else None
+        self._gathered = checksum() if self.compare_next or self.compare_always else None
 
     def advance(self, updated: set[Span], whole: bool) -> None:
         """These parameters were updated: backward through an older forward that used them has to fail."""
