@@ -53,6 +53,22 @@ def from_the_package(psi, n_d, kept, n_m, precision):
     return 2 * optimizer + 2 * BYTES[precision][1] * kept / n_m
 
 
+def in_float32(*case):
+    return torch.tensor(wrong()(*case))
+
+
+EARLIER = []
+
+
+def summed_over_the_calls(*case):
+    EARLIER.append(wrong()(*case))
+    return sum(EARLIER)
+
+
+def of_the_other_precision(psi, n_d, kept, n_m, precision):
+    return wrong()(psi, n_d, kept, n_m, "mixed" if precision == "fp16" else "fp32")
+
+
 def of_pairs(psi, n_d, kept, n_m, precision):
     return wrong()(psi, n_d, kept, n_m, precision) / (n_d - n_d)
 
@@ -87,6 +103,16 @@ WRONG = [
     (lambda *case: wrong()(*case) * case[1], "the sum over all data-parallel ranks"),
     (wrong(scale=1e-9), "that is GB: return bytes"),
     (wrong(k=10, item=3), "moves 20 bytes for each of psi / n_d parameters, and 6 for each of kept / n_m"),
+    (wrong(m=lambda d, m: d), "both are divided by n_d"),
+    (wrong(d=lambda d, m: m), "both are divided by n_m"),
+    (lambda *case: wrong()(*case) * case[1] * case[3], "the sum over all n_d * n_m ranks"),
+    (wrong(d=lambda d, m: d + 1), "2.667 bytes for each parameter of psi, and right are 24 / n_d = 3"),
+    (wrong(m=lambda d, m: d + m), "0.3333 bytes for each element of kept, and right are 4 / n_m = 1"),
+    (lambda *case: wrong()(*case) * case[0], "is no sum of two terms"),
+    (lambda *case: 2e10, "returns the same number in every case"),
+    (summed_over_the_calls, "each answer has those of the earlier calls in it"),
+    (in_float32, "right up to the rounding of a short type"),
+    (of_the_other_precision, "Yours are the numbers of fp32: look at where you ask for the precision"),
     (from_the_package, "that calls zerolab.memory.model_states, which has the formula"),
     (of_pairs, "ZeroDivisionError: float division by zero, with mixed precision, 6B parameters, n_d=8"),
 ]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-from support.answers import together
+from support.answers import alone, together
 from support.lessons import solutions_travel_by_value
 
 import zerolab
@@ -93,6 +93,19 @@ class ByBroadcasts(Ring):
         return flat
 
 
+class PartInAnArray(Ring):
+    """Right: the part is no tensor, and takes as many bytes."""
+
+    def keep(self, tensor):
+        return super().keep(tensor).view(torch.uint8).numpy().copy()
+
+    def gather(self):
+        self.part, array = torch.from_numpy(self.part).view(self.dtype), self.part
+        flat = super().gather()
+        self.part = array
+        return flat
+
+
 # ---- right values at a cost
 
 
@@ -142,6 +155,12 @@ class InFloat64(Ring):
         return flat
 
 
+class GathersTwice(Ring):
+    def gather(self):
+        super().gather()
+        return super().gather()
+
+
 class View(Ring):
     def keep(self, tensor):
         return tensor.detach().flatten()[self.mine]
@@ -166,6 +185,24 @@ class KeepsTheInput(Ring):
     def __init__(self, tensor):
         super().__init__(tensor)
         self.like = tensor.detach()
+
+
+class KeepsAList(Ring):
+    def __init__(self, tensor):
+        super().__init__(tensor)
+        self.numbers = tensor.tolist()
+
+
+class KeepsAnArray(Ring):
+    def __init__(self, tensor):
+        super().__init__(tensor)
+        self.array = tensor.detach().float().numpy().copy()
+
+
+class KeepsBytes(Ring):
+    def __init__(self, tensor):
+        super().__init__(tensor)
+        self.bytes = tensor.detach().float().numpy().tobytes()
 
 
 class KeepsACopy(Ring):
@@ -332,6 +369,76 @@ class UnevenInTorch(Ring):
         return torch.cat(parts)
 
 
+class AtTheStart(Ring):
+    """Puts its part to the start of zeros, and not to its chunk."""
+
+    def gather(self):
+        flat = torch.zeros(self.shape.numel(), dtype=self.dtype)
+        flat[: len(self.part)] = self.part
+        ring.all_gather(flat)
+        return flat
+
+
+class OfTwoRanks(Ring):
+    """Chunks for two ranks, whatever their number is; what was never written is -1."""
+
+    def cut(self, numel):
+        return ring.chunks(numel, 2) * 2
+
+    def gather(self):
+        flat = torch.full((self.shape.numel(),), -1, dtype=self.dtype)
+        flat[self.mine] = self.part
+        ring.all_gather(flat)
+        return flat
+
+
+class OthersNeverArrive(Ring):
+    def gather(self):
+        flat = torch.full((self.shape.numel(),), -1, dtype=self.dtype)
+        flat[self.mine] = self.part
+        return flat
+
+
+class FromOneNeighbour(PaddedParts):
+    def order(self, parts):
+        rank, size = place()
+        return [part if peer in (rank, (rank - 1) % size) else 0 * part for peer, part in enumerate(parts)]
+
+
+class AddsToOnes(Ring):
+    def gather(self):
+        flat = torch.ones(self.shape.numel(), dtype=self.dtype)
+        flat[self.mine] = self.part
+        dist.all_reduce(flat)
+        return flat
+
+
+class Mean(AllReduced):
+    def gather(self):
+        return super().gather() / dist.get_world_size()
+
+
+class CutByColumns(Ring):
+    def keep(self, tensor):
+        rank, size = place()
+        return tensor.detach().chunk(size, -1)[rank].flatten()
+
+
+class WritesToTheInput(Ring):
+    def keep(self, tensor):
+        part = super().keep(tensor)
+        tensor.data.zero_()
+        return part
+
+
+class Forgotten:
+    def __init__(self, tensor):
+        self.shape = tensor.shape
+
+    def unpack(self):
+        pass
+
+
 class In16Bits(Ring):
     def keep(self, tensor):
         return super().keep(tensor).bfloat16().to(tensor.dtype)
@@ -357,13 +464,14 @@ class Text(Ring):
         return "17"
 
 
-RIGHT = [Packed, Ring, PaddedParts, ByMessages, ByBroadcasts]
+RIGHT = [Packed, Ring, PaddedParts, ByMessages, ByBroadcasts, PartInAnArray]
 BRONZE = [
     (AllReduced, "Twice as many are an all-reduce"),
     (GathersWholes, "it sends whole inputs"),
     (GathersEarly, "bytes in Packed(tensor), which runs in the forward pass"),
     (Objects, "dist.all_gather_object pickles Python objects"),
-    (InFloat64, "parts of another dtype"),
+    (InFloat64, "It sends parts of another dtype: float64, and the inputs are float32"),
+    (GathersTwice, "It gathers 2 times in an unpack: once is enough"),
 ]
 SILVER = [
     (View, "`self.part`, which is a view of it, keeps the whole: .clone() it"),
@@ -371,6 +479,9 @@ SILVER = [
     (WithGraphOfAProduct, "The part has a graph, which keeps the whole input: tensor.detach()"),
     (KeepsTheInput, "Look at `self.like`"),
     (KeepsACopy, "Look at `self.copy`"),
+    (KeepsAList, "Look at `self.numbers`"),
+    (KeepsAnArray, "Look at `self.array`"),
+    (KeepsBytes, "Look at `self.bytes`"),
     (InAClosure, "Look at `tensor`"),
     (AllOnRank0, "rank 0 keeps 5,740 bytes of inputs of 5,740, and 1/N are 1,916"),
     (KeepsWhatItGathered, "bytes, in `self.whole`, and its parts are"),
@@ -391,13 +502,25 @@ WRONG = [
     (OwnFirst, "the parts are joined from this rank's on"),
     (NextRanks, "each part stands one place too early"),
     (AddsWholes, "that is N times the input"),
+    (AtTheStart, "only rank 0's part is there, and zeros for the others'. ring.all_gather(flat) sends chunk"),
+    (
+        OfTwoRanks,
+        "on every rank rank 0's part is right, and the parts of ranks 1 and 2 are not: what is sent",
+    ),
+    (OthersNeverArrive, "each rank's own part is at its place, and none of the others' is"),
+    (FromOneNeighbour, "on rank 0 rank 1's part is not there: every rank needs those of all ranks"),
+    (AddsToOnes, "there have to be zeros outside a rank's own part"),
+    (Mean, "that is 1/N of the input"),
+    (alone(CutByColumns), "tuple index out of range"),
+    (WritesToTheInput, "Packed(tensor) writes to the tensor that it is given"),
+    (Forgotten, "unpack sends nothing and returns None: gather the parts"),
     (Flat, "the input's shape is lost"),
     (AlwaysFloat32, "the input comes back in float32: keep its own dtype"),
     (InMemoryOrder, "in the order of its memory: take tensor.flatten()"),
     (ShortParts, "ring.chunks cuts parts that differ by one"),
     (ShortPartsInZeros, "zeros are left at the end: where N does not divide"),
     (ShortPartsFlat, "the end is missing: where N does not divide"),
-    (UnevenInTorch, "torch's all_gather needs parts of one size, so pad the last one"),
+    (alone(UnevenInTorch), "torch's all_gather needs parts of one size, so pad the last one"),
     (In16Bits, "somewhere it went through bfloat16"),
     (Zerolabs, "zerolab.TensorParallel does what you write here: use ring.all_gather"),
     (Nothing, "it returned None"),

@@ -182,6 +182,10 @@ def nth_of(b2):
     return b2 / dist.get_world_size()
 
 
+def gelu_of_all(total, b2):
+    return gelu(total + b2)
+
+
 def no_b2(total, b2):
     return total
 
@@ -203,6 +207,98 @@ def zerolabs_own(x, w1, b1, w2, b2):
 def one_rank_leaves_backward(x, w1, b1, w2, b2):
     f = (same, summed if dist.get_rank() else same)
     return block(x, w1, b1, w2, b2, f=f)
+
+
+def weights_of(places, x, w1, b1, w2, b2):
+    """The right answer, but for whose part of each weight is taken: shifts, or None for rank 0's part."""
+    own = [of_rank_0 if place is None else partial(cut, shift=place) for place in places]
+    hidden = gelu(linear(operator(x, same, summed), own[0](w1), own[1](b1)))
+    return operator(linear(hidden, own[2](w2, 1)), summed, same) + b2
+
+
+def b1_on_rank_0(x, w1, b1, w2, b2):
+    return block(x, w1, b1 if dist.get_rank() == 0 else torch.zeros_like(b1), w2, b2)
+
+
+def all_but_the_last(tensor, dim=0):
+    own = cut(tensor, dim)
+    return own.narrow(dim, 0, own.shape[dim] - 1)
+
+
+def reversed_parts(tensor, dim=0):
+    return tensor.chunk(dist.get_world_size(), dim)[-dist.get_rank() - 1]
+
+
+def added_up_parts(tensor, dim=0):
+    return operator(cut(tensor, dim), same, summed)
+
+
+def of_hidden_features(hidden):
+    return operator(gelu(hidden), same, summed)
+
+
+def sum_of_hidden_features(hidden):
+    return gelu(operator(hidden, summed, same))
+
+
+def broadcast(tensor):
+    total = tensor.clone()
+    dist.broadcast(total, 0)
+    return total
+
+
+def nth(tensor):
+    return tensor / dist.get_world_size()
+
+
+def own_columns(b2):
+    """A rank's part of b2, at its place."""
+    width = len(b2) // dist.get_world_size()
+    return torch.where(torch.arange(len(b2)) // width == dist.get_rank(), b2, 0)
+
+
+def cut_by_rows_of_x(x, w1, b1, w2, b2):
+    rows = x.flatten(0, 1).tensor_split(dist.get_world_size())
+    own = [part if rank == dist.get_rank() else torch.zeros_like(part) for rank, part in enumerate(rows)]
+    mask = torch.cat([torch.ones_like(part) * bool(part.any()) for part in own]).view(x.shape)
+    return operator((linear(gelu(linear(x, w1, b1)), w2, b2)) * mask, summed, same)
+
+
+def w1_by_inputs_with_g(x, w1, b1, w2, b2):
+    hidden = operator(linear(cut(operator(x, same, summed), -1), cut(w1, 1)), summed, same) + b1
+    return linear(gelu(hidden), w2, b2)
+
+
+def masked(tensor, dim=0):
+    """Zeros in place of the other ranks' parts: the products stay as large."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    return torch.cat([part * (peer == rank) for peer, part in enumerate(tensor.chunk(size, dim))], dim)
+
+
+def writes_zeros(x, w1, b1, w2, b2):
+    for weight, dim in ((w1, 0), (w2, 1)):
+        weight.data.copy_(masked(weight.data, dim))
+    return block(x, w1, b1, w2, b2)
+
+
+FIRST = []
+
+
+def from_the_first_call(x, w1, b1, w2, b2):
+    FIRST.append((w1, b1, w2))
+    return block(x, *FIRST[0], b2)
+
+
+def with_its_own_backward(*given):
+    output = block(*given)
+    output.sum().backward(retain_graph=True)
+    return output
+
+
+def raises_in_a_second_call(*given):
+    assert not FIRST
+    FIRST.append(given)
+    return block(*given)
 
 
 RIGHT = [block, as_megatron_does, with_a_hook, with_a_ring_and_matrices]
@@ -237,6 +333,38 @@ WRONG = [
     (b1_whole, "b1.chunk(N)[rank] are a rank's outputs"),
     (partial(block, act=relu), "relu stands where gelu should"),
     (partial(block, act=same), "gelu is missing between the two layers"),
+    (partial(block, act=partial(gelu, approximate="tanh")), "gelu's approximation stands where gelu should"),
+    (partial(block, last=gelu_of_all), "gelu works on the output, too"),
+    (
+        partial(block, act=same, last=gelu_of_all),
+        "gelu works on the output: it stands between the two layers",
+    ),
+    (
+        partial(weights_of, (0, 0, 1)),
+        "rank r takes the next rank's part of w2. w1, b1 and w2 belong together",
+    ),
+    (partial(weights_of, (0, None, 0)), "rank r takes rank 0's part of b1. w1, b1 and w2 belong together"),
+    (partial(weights_of, (0, None, 1)), "rank 0's part of b1 and the next rank's part of w2"),
+    (b1_on_rank_0, "b1 is added on rank 0 alone"),
+    (partial(block, cut=all_but_the_last), "the last hidden feature of every part is left out"),
+    (
+        partial(block, act=sum_of_hidden_features, g=(same, same)),
+        "the hidden features of all ranks are added",
+    ),
+    (partial(block, act=of_hidden_features), "f stands around the hidden features, too"),
+    (partial(block, act=of_hidden_features, f=(same, same)), "and not around x"),
+    (partial(block, g=(broadcast, same)), "every rank has rank 0's partial product: a broadcast"),
+    (partial(block, g=(summed, nth)), "g divides in the backward pass"),
+    (partial(block, cut=reversed_parts), "w1.grad is in the part of rank N - 1 - r"),
+    (partial(block, cut=added_up_parts), "f stands around w1"),
+    (partial(block, bias=own_columns, last=no_b2), "b2 is cut, and b2.grad is zeros outside a rank's part"),
+    (cut_by_rows_of_x, "x.grad is zeros outside rows 0 to 1: x is cut"),
+    (w1_by_inputs_with_g, "w1.grad is zeros outside rows 0 to 23 and columns 0 to 3, and right are zeros"),
+    (partial(block, cut=masked), "are 6,912 floating-point operations in forward, and those of its parts"),
+    (writes_zeros, "your function writes to w1 and w2: the caller needs the values that it gave"),
+    (from_the_first_call, "the first call is right, and a second one with other weights is not"),
+    (with_its_own_backward, "your function computes gradients itself"),
+    (alone(raises_in_a_second_call), "with other weights, in a second call (line"),
     (recorded, "dist.all_reduce writes to a tensor that autograd records"),
     (partial(block, g=(by_everyone_to_everyone, same)), "For silver: rank 0 sends"),
     (lambda *given: block(*given) + 0 * summed(given[0].detach()), "(dist.all_reduce), and two all-reduces"),

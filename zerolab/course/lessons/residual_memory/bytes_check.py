@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from itertools import product
+from math import isclose
 
 from zerolab.course.exercise import graded
 from zerolab.course.lessons.memory_accounting.numbers import (
@@ -20,6 +21,7 @@ CASES = [
     (psi, n_d, kept, n_m, precision)
     for precision, psi, n_d, kept, n_m in product(("mixed", "fp32"), PSI, DATA, KEPT, TENSOR)
 ]
+BOTH_WAYS = {"mixed": (24, 4), "fp32": (16, 8)}  # bytes for a parameter of the states, and for an element
 HINTS = (
     "two things move, and each of them moves twice: the optimizer state is read before the update and "
     "written after it, and an input is written in forward and read in backward.",
@@ -86,6 +88,12 @@ MISTAKES: dict[str, Callable[..., float]] = {
         lambda *case: moved(*case) * case[1],
     "that is the sum over all tensor-parallel ranks: return the bytes of one rank":
         lambda *case: moved(*case) * case[3],
+    "that is the sum over all n_d * n_m ranks: return the bytes of one rank":
+        lambda *case: moved(*case) * case[1] * case[3],
+    "both are divided by n_d: P_a divides the inputs by n_m":
+        lambda p, d, e, m, x: moved(p, d, e, d, x),
+    "both are divided by n_m: ZeRO divides the optimizer state by n_d":
+        lambda p, d, e, m, x: moved(p, m, e, m, x),
 }
 # fmt: on
 
@@ -112,12 +120,50 @@ def _by_parts(answers: Answers, first: Case) -> str | None:
     form = lambda psi, n_d, kept, n_m, _: of_states * psi / n_d + of_inputs * kept / n_m
     if not fits(form, found, found):
         return None
-    right = {"mixed": (24, 4), "fp32": (16, 8)}[precision]
+    right, other = BOTH_WAYS[precision], {"mixed": "fp32", "fp32": "mixed"}[precision]
+    of_other = all(isclose(*pair) for pair in zip((of_states, of_inputs), BOTH_WAYS[other], strict=True))
+    also = f". Yours are the numbers of {other}: look at where you ask for the precision" * of_other
     return (
         f"in {precision} precision your formula moves {of_states:.4g} bytes for each of psi / n_d "
         f"parameters, and {of_inputs:.4g} for each of kept / n_m elements. Right are {right[0]} and "
-        f"{right[1]}, there and back together"
+        f"{right[1]}, there and back together{also}"
     )
+
+
+def _by_ranks(answers: Answers, first: Case) -> str | None:
+    """Say what the answers of a precision have in common, or which of the two terms of the sum is wrong."""
+    precision, found = first[4], numbers({case: got for case, got in answers.items() if case[4] == first[4]})
+    if not found:
+        return None
+    if all(isclose(got, moved(*case), rel_tol=1e-5) for case, got in found.items()):
+        return (
+            f"your function returned {found[first]:.12g}, and the formula gives {moved(*first):.12g}. That "
+            "is right up to the rounding of a short type: compute with Python's numbers, or in float64"
+        )
+    if len(set(found.values())) == 1:
+        return "your function returns the same number in every case: compute with its arguments"
+    before = {case: sum(moved(*each) for each in CASES[: CASES.index(case)]) for case in found}
+    if all(isclose(got, before[case] + moved(*case), rel_tol=1e-6) for case, got in found.items()):
+        return "each answer has those of the earlier calls in it: begin from 0 in every call"
+    at = lambda psi, kept: found[psi, first[1], kept, first[3], precision]
+    of_states = (at(PSI[0], KEPT[0]) - at(PSI[1], KEPT[0])) / (PSI[0] - PSI[1])
+    of_inputs = (at(PSI[0], KEPT[1]) - at(PSI[0], KEPT[0])) / (KEPT[1] - KEPT[0])
+    if not isclose(at(PSI[0], KEPT[0]), of_states * PSI[0] + of_inputs * KEPT[0], rel_tol=1e-6):
+        return (
+            "your formula is no sum of two terms, one with psi and one with kept: the bytes of the optimizer "
+            "state do not change with kept, nor those of the inputs with psi"
+        )
+    states, inputs = BOTH_WAYS[precision]
+    terms = (
+        ("parameter of psi", of_states, states, "n_d", first[1]),
+        ("element of kept", of_inputs, inputs, "n_m", first[3]),
+    )
+    wrong = [
+        f"{has:.4g} bytes for each {what}, and right are {want} / {ranks} = {want / number:.4g}"
+        for what, has, want, ranks, number in terms
+        if not isclose(has, want / number, rel_tol=1e-6)
+    ]
+    return f"your formula moves {'; and '.join(wrong)}" if wrong else None
 
 
 QUESTION = Question(
@@ -131,4 +177,5 @@ QUESTION = Question(
     unit="bytes",
     source="K, the bytes of an element, and who has which part",
     read=_by_parts,
+    read_last=_by_ranks,
 )

@@ -3,7 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves
 
 from zerolab.course.alive import Alive, kept_by, nbytes
 from zerolab.course.attempts import Odd, returned
@@ -19,10 +21,12 @@ class Kept(NamedTuple):
     Attributes:
         values: what unpack returned, by input.
         calls: how many calls were made when all inputs were packed.
-        held: the bytes that were in memory then.
+        held: the bytes that were in memory then, of tensors and in attributes of other types.
         why: what kept a whole input then; "" where nothing did.
         left: the most bytes in memory after an unpack, and `name`: a name that keeps some of it.
         odd: what the class returned, if it has no unpack.
+        keeps: whether its objects have attributes.
+        changed: whether the class wrote to an input.
     """
 
     values: Sequence[torch.Tensor | Odd]
@@ -32,19 +36,23 @@ class Kept(NamedTuple):
     left: int = 0
     name: str = ""
     odd: Odd | None = None
+    keeps: bool = False
+    changed: bool = False
 
 
 def packed_and_unpacked(cls: Callable, case: Case) -> Kept:
     """In the worker: pack all inputs, look at what is alive, and unpack them as backward does."""
     leaves = case.leaves()
     alive = Alive()
-    packed = [cls(case.made_of(leaf)) for leaf in leaves]  # no name here keeps an input alive
+    packed, written = zip(*(_packed(cls, case.made_of(leaf)) for leaf in leaves), strict=True)
     for each in packed:
         if not callable(getattr(each, "unpack", None)):
             text = "" if each is None else repr(each)[:60]
             return Kept([], calls_made(), odd=Odd(type(each).__name__, text))
     calls, found = calls_made(), alive.storages()
-    held, why = nbytes(found), _why_whole(found, packed, case)
+    others, name_of_other = _of_other_types(packed)
+    held, why = nbytes(found) + others, _why_whole(found, packed, case) or name_of_other
+    keeps = any(getattr(each, "__dict__", None) for each in packed)
     found.clear()
     values: list[torch.Tensor | Odd] = []
     left, name = 0, ""
@@ -54,7 +62,37 @@ def packed_and_unpacked(cls: Callable, case: Case) -> Kept:
         if nbytes(found) > left:
             left, name = nbytes(found), _name_of_largest(found, packed)
         found.clear()
-    return Kept(values[::-1], calls, held, why, left, name)
+    return Kept(values[::-1], calls, held, why, left, name, keeps=keeps, changed=any(written))
+
+
+def _packed(cls: Callable, tensor: torch.Tensor) -> tuple[Any, bool]:
+    """Return cls(tensor), and whether it wrote to the tensor. No name keeps the tensor alive after this."""
+    before = tensor.detach().clone()
+    packed = cls(tensor)
+    return packed, not torch.equal(tensor, before)
+
+
+def _of_other_types(packed: Sequence[Any]) -> tuple[int, str]:
+    """The bytes of numbers that attributes keep, but not in tensors, and the attribute with most of them.
+
+    A shape, a rank or a length counts nothing.
+    """
+    sizes = [
+        (size, f"`self.{name}`")
+        for each in packed
+        for name, value in getattr(each, "__dict__", {}).items()
+        if (size := sum(map(_bytes_of, tree_leaves(value)))) > SMALL
+    ]
+    return sum(size for size, _ in sizes), max(sizes, default=(0, ""))[1]
+
+
+def _bytes_of(leaf: Any) -> int:
+    """Of an array that looks at other memory none, because a tensor's is counted."""
+    if isinstance(leaf, np.ndarray):
+        return leaf.nbytes if leaf.base is None else 0
+    if isinstance(leaf, bytes | bytearray):
+        return len(leaf)
+    return 8 * isinstance(leaf, int | float)
 
 
 def _why_whole(found: dict[int, torch.Tensor], packed: Sequence[Any], case: Case) -> str:

@@ -87,6 +87,11 @@ def alone(case: Case, whole: Sequence[Tensor], rank: int) -> Tensor:
     return torch.cat(kept).view(whole[0].shape)
 
 
+IN_ITS_CHUNK = (
+    "ring.all_gather(flat) sends chunk number rank of flat: put the part there first, to "
+    "flat[ring.chunks(numel, N)[rank]]"
+)
+
 # A sentence, and what unpack of the first input returns on rank r: `w` are all inputs.
 # fmt: off
 MISTAKES: dict[str, Predicted] = {
@@ -111,6 +116,10 @@ MISTAKES: dict[str, Predicted] = {
         lambda c, w, r: joined(c, w, lambda place: place - 1),
     "that is N times the input: whole copies of it were added up":
         lambda c, w, r: c.world_size * w[0],
+    "that is 1/N of the input. Each element is one rank's, so there is nothing to divide":
+        lambda c, w, r: (w[0] / c.world_size).to(c.dtype),
+    f"only rank 0's part is there, and zeros for the others'. {IN_ITS_CHUNK}":
+        lambda c, w, r: alone(c, w, 0),
     "the input's shape is lost: keep tensor.shape, and give it back with .view(self.shape)":
         lambda c, w, r: w[0].flatten(),
     "the input comes back in float32: keep its own dtype":
@@ -143,3 +152,12 @@ UNEVEN: dict[str, Callable[[Tensor, int], Tensor]] = {
     f"zeros are left at the end: {_LOST}": zeros_in_the_rest,
     f"the end is missing: {_LOST}": without_the_rest,
 }
+
+
+def arrived(case: Case, seen: Sequence[Tensor], whole: Tensor) -> list[list[int]] | None:
+    """Return whose parts are at their places in the first input, on each rank; None for another shape."""
+    if any(each.shape != whole.shape or each.dtype != whole.dtype for each in seen):
+        return None
+    wanted = parts(whole, case.world_size)
+    cut = [parts(each, case.world_size) for each in seen]
+    return [[peer for peer, part in enumerate(wanted) if part.equal(own[peer])] for own in cut]

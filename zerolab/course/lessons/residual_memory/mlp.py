@@ -34,9 +34,9 @@ class Mlp(NamedTuple):
         return linear(gelu(linear(self.x, self.w1, self.b1)), self.w2)
 
 
-def inputs() -> Mlp:
+def inputs(seed: int = 7) -> Mlp:
     """The same on every rank, as leaves that get gradients."""
-    generator = torch.Generator().manual_seed(7)
+    generator = torch.Generator().manual_seed(seed)
     shapes = ((*SHAPE, WIDTH), (HIDDEN, WIDTH), (HIDDEN,), (WIDTH, HIDDEN), (WIDTH,))
     drawn = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
     return Mlp(*(tensor.mul(0.5).requires_grad_() for tensor in drawn))
@@ -106,6 +106,14 @@ def by_inputs(parts: Parts) -> Tensor:
     return sum_of(mlp._replace(x=x, w1=w1).product() for x, w1 in cut)
 
 
+def through_a_sum(parts: Parts) -> list[Tensor]:
+    """Return what comes back to x through each rank, if the gradients of the hidden features are added up."""
+    cut = [inputs().part(rank, parts.size) for rank in range(parts.size)]
+    of_hidden = sum_of(output_gradient() @ mlp.w2.detach() for mlp in cut)
+    hidden = [gelu(linear(mlp.x, mlp.w1, mlp.b1)) for mlp in cut]
+    return [torch.autograd.grad(own, mlp.x, of_hidden)[0] for own, mlp in zip(hidden, cut, strict=True)]
+
+
 Predicted = Callable[[Parts, int], Tensor]
 
 # A sentence, and the output that rank r would have.
@@ -139,6 +147,16 @@ OUTPUTS: dict[str, Predicted] = {
         lambda p, r: linear(linear(p.mlp.x, p.mlp.w1, p.mlp.b1), p.mlp.w2, p.mlp.b2),
     "relu stands where gelu should":
         lambda p, r: linear(linear(p.mlp.x, p.mlp.w1, p.mlp.b1).relu(), p.mlp.w2, p.mlp.b2),
+    "gelu's approximation stands where gelu should: call gelu(hidden)":
+        lambda p, r: linear(
+            gelu(linear(p.mlp.x, p.mlp.w1, p.mlp.b1), approximate="tanh"), p.mlp.w2, p.mlp.b2
+        ),
+    "gelu works on the output, too: it stands between the two layers alone":
+        lambda p, r: gelu(p.product + p.mlp.b2),
+    "gelu works on the output: it stands between the two layers":
+        lambda p, r: gelu(linear(linear(p.mlp.x, p.mlp.w1, p.mlp.b1), p.mlp.w2, p.mlp.b2)),
+    "every rank has rank 0's partial product: a broadcast sends one rank's numbers, and adds up nothing":
+        lambda p, r: p.products[0] + p.mlp.b2,
     "b1 is missing":
         lambda p, r: p.mlp._replace(b1=torch.zeros(HIDDEN, dtype=torch.float64)).product() + p.mlp.b2,
     "w1 is cut by its inputs. Then a rank has a part of every sum of the first layer, and gelu of a sum is "
@@ -161,6 +179,12 @@ OF_X: dict[str, Predicted] = {
         lambda p, r: p.whole("x") / p.size,
     "x.grad is zeros":
         lambda p, r: torch.zeros_like(p.mlp.x),
+    "f stands around the hidden features, too. Each rank has other features, and their gradients do not add "
+    "up: f stands around x alone":
+        lambda p, r: sum_of(through_a_sum(p)),
+    "f stands around the hidden features, and not around x. Each rank has other features, and their "
+    "gradients do not add up: put f around x":
+        lambda p, r: through_a_sum(p)[r],
 }
 # fmt: on
 
@@ -171,19 +195,29 @@ def of_weight(name: str) -> dict[str, Predicted]:
     return {
         f"{name}.grad is N times too large: the gradient was added up in g's backward, which passes it on as "
         "it is": lambda p, r: p.size * p.gradients[r][name],
-        f"{name}.grad is 1/N of what it should be: neither f nor g divides": lambda p, r: (
-            p.gradients[r][name] / p.size
-        ),
+        f"{name}.grad is 1/N of what it should be: g divides in the backward pass, and should pass the "
+        "gradient on as it is": lambda p, r: p.gradients[r][name] / p.size,
         f"{name}.grad is that of the whole weight on every rank: a rank computes with its own part alone, "
         f"and nothing adds up {name}.grad": lambda p, r: p.whole(name),
         f"{name}.grad is in the next rank's part": lambda p, r: shifted(p, r + 1),
         f"{name}.grad is in the previous rank's part": lambda p, r: shifted(p, r - 1),
         f"{name}.grad is in rank 0's part on every rank": lambda p, r: shifted(p, 0),
+        f"{name}.grad is in the part of rank N - 1 - r: rank r takes part r": lambda p, r: shifted(p, -r - 1),
+        f"{name}.grad is the sum of those of all ranks' parts: f stands around {name}. Each rank has a part "
+        "of its own, whose gradient is whole": lambda p, r: added_in_own_part(p, r, name),
         "the sums are right, but rank r has the hidden features r, r + N, r + 2N, …: here they are cut into "
         f"N chunks, {name}.chunk(N{', dim=1' if name == 'w2' else ''})[rank]": lambda p, r: strided(
             p, r, name
         ),
     }
+
+
+def added_in_own_part(parts: Parts, rank: int, name: str) -> Tensor:
+    """Return a weight's gradient if those of all ranks' parts are added up, as if they were one part."""
+    dim = 1 if name == "w2" else 0
+    cut = [each[name].chunk(parts.size, dim)[peer] for peer, each in enumerate(parts.gradients)]
+    places = [sum_of(cut) if peer == rank else torch.zeros_like(cut[0]) for peer in range(parts.size)]
+    return torch.cat(places, dim)
 
 
 def strided(parts: Parts, rank: int, name: str) -> Tensor:
@@ -203,6 +237,8 @@ OF_B2: dict[str, Predicted] = {
     "b2 is added on rank 0 alone, before g adds up. Then b2 has a gradient on rank 0 alone, and an update "
     "makes the ranks' copies of it differ. Add it on every rank, after g":
         lambda p, r: p.whole("b2") * (r == 0),
+    "b2 is cut, and b2.grad is zeros outside a rank's part. Every rank adds the whole of b2, after g":
+        lambda p, r: p.whole("b2") * torch.eye(p.size).repeat_interleave(WIDTH // p.size, dim=1)[r],
 }
 # fmt: on
 

@@ -1,19 +1,33 @@
 """Lesson 07's exercise on P_a: each rank keeps 1/N of a checkpointed input, and backward gathers it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+
+from torch import Tensor
 
 from zerolab.course.attempts import Attempt, Odd, attempt
 from zerolab.course.evidence import Finding, examine
 from zerolab.course.exercise import graded
 from zerolab.course.lessons.residual_memory.by_hand import by_hand
 from zerolab.course.lessons.residual_memory.held import SMALL, Kept, packed_and_unpacked
-from zerolab.course.lessons.residual_memory.inputs import CASES, MISTAKES, UNEVEN, Case
+from zerolab.course.lessons.residual_memory.inputs import (
+    CASES,
+    IN_ITS_CHUNK,
+    MISTAKES,
+    UNEVEN,
+    Case,
+    arrived,
+)
 from zerolab.course.lessons.residual_memory.solution import Packed
 from zerolab.course.targets import bronze, silver
 from zerolab.course.wire import sent_bytes
 
-_OF_SIZES = ("invalid for input of size", "must have the same size", "must make the same calls")
+_OF_SIZES = (
+    "invalid for input of size",
+    "must have the same size",
+    "must make the same calls",
+    "index out of range",
+)
 _UNEVEN = (
     ". N does not divide the number of elements of every input: ring.chunks cuts parts that differ by one, "
     "and torch's all_gather needs parts of one size, so pad the last one"
@@ -77,12 +91,51 @@ def _of_input(case: Case, outcome: Attempt, number: int) -> Finding:
         [whole[number]] * len(ranks),
         mistakes,
         whole=whole[number].flatten(),
+        told=_of_parts(case, outcome, whole[0]) if number == 0 else None,
     )
+
+
+def _of_parts(case: Case, outcome: Attempt, whole: Tensor) -> str | None:
+    """Say whose parts of the first input are not at their places."""
+    seen = [values.values[0] for values in outcome.values]
+    found = arrived(case, [each for each in seen if not isinstance(each, Odd)], whole)
+    everyone = list(range(case.world_size))
+    if not found or len(found) < case.world_size or all(own == everyone for own in found):
+        return None
+    if all(own == [rank] for rank, own in enumerate(found)):
+        return (
+            "each rank's own part is at its place, and none of the others' is: unpack has to gather them, "
+            "and to wait until they are there"
+        )
+    if "dist.all_reduce" in outcome.collectives:
+        return "dist.all_reduce adds up what all ranks have: there have to be zeros outside a rank's own part"
+    if found[0] and all(own == found[0] for own in found):
+        missing = [rank for rank in everyone if rank not in found[0]]
+        is_right, is_not = _parts_of(found[0]), _parts_of(missing)
+        return (
+            f"on every rank {is_right} right, and {is_not} not: what is sent is not the part. {IN_ITS_CHUNK}"
+        )
+    rank = next(rank for rank, own in enumerate(found) if own != everyone)
+    missing = [peer for peer in everyone if peer not in found[rank]]
+    if not found[rank]:
+        return None
+    return f"on rank {rank} {_parts_of(missing)} not there: every rank needs those of all ranks"
+
+
+def _parts_of(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}'s part is"
+    return f"the parts of ranks {' and '.join(map(str, ranks))} are"
 
 
 def _stopped(outcome: Attempt) -> str | None:
     if stopped := outcome.failure or (any(outcome.calls) and outcome.unsound):
         return stopped + _UNEVEN * any(word in stopped for word in _OF_SIZES)
+    if any(values.changed for values in outcome.values):
+        return (
+            "Packed(tensor) writes to the tensor that it is given, and the forward pass computes with that: "
+            "write to a copy"
+        )
     odd = next((values.odd for values in outcome.values if values.odd), None)
     if odd and odd.kind != "NoneType":
         return (
@@ -91,6 +144,8 @@ def _stopped(outcome: Attempt) -> str | None:
         )
     kinds = {each.kind for values in outcome.values for each in values.values if isinstance(each, Odd)}
     if odd or (kinds == {"NoneType"} and not any(outcome.calls)):
+        if any(values.keeps for values in outcome.values):
+            return "unpack sends nothing and returns None: gather the parts, and return the whole tensor"
         return "not written yet: nothing was sent and unpack returned None"
     return None
 
@@ -122,7 +177,7 @@ def _sent_too_much(case: Case, outcome: Attempt) -> str | None:
             )
         sent = sent_bytes(outcome.messages[rank], case.world_size)
         if sent > allowed + 1:
-            return bronze(_too_many(case, rank, sent, allowed))
+            return bronze(_too_many(case, outcome, rank, sent, allowed))
         if sent < least - 1:
             return bronze(
                 f"the check sees {sent:,.0f} bytes that rank {rank} sends, and an all-gather of parts of 1/N "
@@ -131,16 +186,19 @@ def _sent_too_much(case: Case, outcome: Attempt) -> str | None:
     return None
 
 
-def _too_many(case: Case, rank: int, sent: float, allowed: int) -> str:
+def _too_many(case: Case, outcome: Attempt, rank: int, sent: float, allowed: int) -> str:
     said = f"rank {rank} sends {sent:,.0f} bytes, and an all-gather of parts of 1/N sends {allowed:,}"
     times = sent / allowed
     if case.world_size > 2 and abs(times - case.world_size) < 0.2:
         return f"{said}: it sends whole inputs, and the other ranks miss its part alone"
-    if abs(times - 2) < 0.2:
-        return (
-            f"{said}. Twice as many are an all-reduce, which adds up zeros where nothing has to be added; or "
-            "parts of another dtype, with twice the bytes"
-        )
+    if "dist.all_reduce" in outcome.collectives and abs(times - 2) < 0.2:
+        return f"{said}. Twice as many are an all-reduce, which adds up zeros where nothing has to be added"
+    if found := {message.dtype for message in outcome.messages[rank]} - {case.dtype}:
+        other = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in found))
+        own = str(case.dtype).removeprefix("torch.")
+        return f"{said}. It sends parts of another dtype: {other}, and the inputs are {own}"
+    if abs(times - round(times)) < 0.05:
+        return f"{said}. It gathers {round(times)} times in an unpack: once is enough"
     return f"{said}, so it sends {times:.3g} times what it has to"
 
 
