@@ -1,12 +1,19 @@
 """Promise: parameters are grouped into units by where a network uses them, each in exactly one."""
 
+import contextlib
+import sys
+
+import cloudpickle
 import pytest
 import torch
 from support.user_models import Block, Net, every_case, outputs
 from torch import nn
 
+import zerolab
 from zerolab.engine.tensors import tensors_in
 from zerolab.engine.units import find_units
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares the ranks the import of pytest
 
 EVERY = {name: make for named in every_case().values() for name, make in named.items()}
 
@@ -124,3 +131,89 @@ def test_a_long_chain_of_outputs_is_no_recursion_and_no_quadratic_walk():
     for _ in range(20_000):
         node = [node, {"a": None}]
     assert len(list(tensors_in(node))) == 1
+
+
+class Named(nn.Module):
+    """Blocks and a root with running statistics, frozen ones too, and a block that is called root."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.root = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+        self.blocks = nn.ModuleList(self.block() for _ in range(2))
+        self.last = nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 8))
+        for module in (self.blocks[1][0], self.blocks[1][1]):
+            module.requires_grad_(False)
+
+    def block(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8), nn.BatchNorm1d(8))
+
+    def forward(self, x):
+        x = self.root(self.first(x))
+        for block in self.blocks:
+            x = block(x)
+        return self.last(x)
+
+
+def names_of_units(named: bool) -> list[str]:
+    model = Named()
+    units = [model.root, *model.blocks] if named else None
+    optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, units=units, lr=0.1)
+    return [unit.name for unit in optimizer.units]
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_every_flat_buffer_has_a_name_of_its_own(named: bool):
+    """Ranks compare collectives by name. Two of one name would be taken for each other, and wait for ever."""
+    (found,) = zerolab.launch(names_of_units, 1, named, timeout=60)
+    assert len(found) == len(set(found))
+    assert {"root of the model", "blocks.1 (frozen float32)"} <= set(found)
+
+
+class Refusal(Exception):
+    """What a user's hook raises."""
+
+
+class OfTwoKinds(nn.Module):
+    """One unit with two flat buffers; that of the running statistics has its gradients first."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm = nn.Linear(8, 8), nn.BatchNorm1d(8)
+        self.refusing = False
+
+    def forward(self, x):
+        x = self.linear(x)
+        if self.refusing:
+            x.register_hook(self.refuse)
+        return self.norm(x)
+
+    def refuse(self, gradient):
+        raise Refusal
+
+
+def break_off_on_rank_1() -> str:
+    torch.manual_seed(0)
+    model = OfTwoKinds()
+    optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=0, units=[], lr=0.1)
+    step = lambda: model(torch.randn(4, 8)).square().sum().backward()
+    try:
+        step()
+        optimizer.step()
+        optimizer.zero_grad()
+        if optimizer.rank == 1:
+            model.refusing = True
+            with contextlib.suppress(Refusal):
+                step()
+            model.refusing = False
+            model.zero_grad()
+        step()
+        optimizer.step()
+    except RuntimeError as error:
+        return str(error)
+    return "accepted"
+
+
+def test_a_rank_that_has_reduced_one_buffer_more_gets_an_error_and_does_not_wait():
+    for said in zerolab.launch(break_off_on_rank_1, 2, backend="gloo", timeout=60):
+        assert said.startswith("ranks took different paths")

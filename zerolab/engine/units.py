@@ -37,6 +37,7 @@ def find_units(model: nn.Module, modules: list[nn.Module] | None = None) -> list
     names = {id(module): name for name, module in model.named_modules()}
     chosen = _check(model, names, modules) if modules is not None else list(_blocks(model))
     used_in = _module_of_each_parameter(model, chosen)
+    root = "root" if "root" not in names.values() else "root of the model"
     units = []
     for module in [*chosen, model]:
         own = [(name, p) for name, p in model.named_parameters() if used_in[id(p)] is module]
@@ -45,7 +46,7 @@ def find_units(model: nn.Module, modules: list[nn.Module] | None = None) -> list
         entry_modules = [module, *(m for m in holders if m is not module)]
         if own:
             is_root = module is model
-            units.append(Unit(names[id(module)] or "root", module, entry_modules, own, is_root))
+            units.append(Unit(names[id(module)] or root, module, entry_modules, own, is_root))
     return units
 
 

@@ -96,16 +96,21 @@ def in_forward_order(runs: list[UnitRun]) -> list[FlatUnit]:
 
 
 def _kinds(unit: Unit, exact: set[int]) -> Iterator[tuple[str, list[tuple[str, nn.Parameter]]]]:
-    """A unit's parameters by what a flat buffer has one of: trainable or frozen, dtype, device."""
+    """A unit's parameters by what a flat buffer has one of: trainable or frozen, dtype, device.
+
+    Each has a name of its own, because ranks compare collectives by name.
+    """
     kinds: dict[tuple, list[tuple[str, nn.Parameter]]] = {}
     for name, parameter in unit.parameters:
         key = (not parameter.requires_grad, parameter.dtype, parameter.device, id(parameter) in exact)
         kinds.setdefault(key, []).append((name, parameter))
+    given: set[str] = set()
     for (frozen, dtype, *_), parameters in kinds.items():
-        yield (
-            f"{unit.name} (frozen {str(dtype).removeprefix('torch.')})" if frozen else unit.name,
-            parameters,
-        )
+        name = f"{unit.name} (frozen {str(dtype).removeprefix('torch.')})" if frozen else unit.name
+        if name in given:
+            name += " (kept in fp32)" if id(parameters[0][1]) in exact else " (not kept in fp32)"
+        given.add(name)
+        yield name, parameters
 
 
 def _kept_exact(model: nn.Module) -> set[int]:
