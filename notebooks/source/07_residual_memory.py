@@ -1,7 +1,8 @@
 # %% [markdown]
 # # 07 · Residual memory: what no stage divides
 #
-# > **90 minutes.** *You need:* lesson 06, after which all model states are divided by N.
+# > **65 minutes, and 25 more with the optional parts.** *You need:* lesson 06, after which all model states
+# > are divided by N.
 # >
 # > *Afterwards you can* say what else fills a GPU, split a block over ranks with two operators, predict what
 # > checkpoints take and what it costs to divide or to move them, bound a buffer, say why an allocation fails
@@ -28,12 +29,13 @@ from torch.nn.functional import gelu, linear  # noqa: F401, for the exercise
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
 import zerolab
-from zerolab import arena, data, memory, models, ring, tensor_parallel  # noqa: F401, for the exercise
+from zerolab import arena, data, memory, models, paper, ring, tensor_parallel  # noqa: F401, for the exercise
 from zerolab.course import answer, choice, explore, figure, predict, show, show_source, slider
 from zerolab.course.lessons.residual_memory import check_block, check_bytes, check_packing, figures, quiz
 from zerolab.course.lessons.residual_memory.operators import operator
+from zerolab.course.lessons.residual_memory.saved import saved_bytes
 from zerolab.course.lessons.residual_memory.scratch import watch_scratch
-from zerolab.course.look import INK, PALE, QUIET
+from zerolab.course.look import INK, PALE
 from zerolab.parity import compute_deterministically
 
 # %% [markdown]
@@ -68,8 +70,9 @@ def held_after_forward(checkpointing):
 predict(my_guess, held_after_forward(zerolab.Checkpointing()) / 1e9, quiz.CHECKPOINTS)
 
 # %% [markdown]
-# The paper's GPUs have 32 GB. (Without checkpointing it would be 12 times as much.) A smaller batch would
-# help, but then each GPU has less to compute between two messages.
+# The paper's GPUs have 32 GB. (By the estimate of lesson 01, 12 tensors for each block, it would be 12 times
+# as much without checkpointing.) A smaller batch would help, but then each GPU has less to compute between
+# two messages.
 #
 # Why does no stage divide this? Ranks can share a model state because all of them have the *same* one. Each
 # rank of data parallelism has other sequences, so other activations. **No activation is there twice, so there
@@ -115,8 +118,8 @@ show(fig, figures.split_pair(fig))
 # - **f** is the other way round. In forward every rank takes the same x, so f does nothing. In backward x was
 #   used by all ranks, and the gradient of x is the *sum* of what they computed: an all-reduce.
 #
-# Without f the loss is right and training is silently wrong: each rank sends back only its part of the
-# gradient.
+# Without f the loss is right and training is silently wrong: `x.grad` on a rank has this rank's part of the
+# sum alone. The layers before train on a wrong gradient, another one on each rank.
 #
 # Attention has such a pair, too. Its first product makes queries, keys and values; each rank computes some of
 # the heads. Its second product takes the heads together.
@@ -133,7 +136,8 @@ show_source(operator)
 # > **Difficulty 3 of 5 · importance 5 of 5 · 12 minutes.** Write the MLP of one rank. `x` is the same on
 # > every rank, and so are the whole weights that you are given. Rank r works with part r of N equal parts.
 # >
-# > - A weight has the shape `[outputs, inputs]`, as in `nn.Linear`. N divides the width of the hidden layer.
+# > - A weight has the shape `[outputs, inputs]`. `nn.Linear` stores the transpose: columns of A are rows of
+# >   `w1`, rows of B are columns of `w2`. N divides the width of the hidden layer.
 # > - `f` goes around `x`, `g` around the partial product. The output is the same on every rank.
 # > - After the backward pass `x.grad` and `b2.grad` are those of the whole MLP on every rank. The gradients
 # >   of `w1`, `b1` and `w2` are zeros outside this rank's part.
@@ -177,8 +181,8 @@ show_source(tensor_parallel.RowParallelLinear.forward)
 
 # %% [markdown]
 # `zerolab.parallelize(model, parallel)` puts them in the place of the linear layers of each block. The ranks
-# form a *mesh*, a table: the ranks of a row share one copy of the model, the ranks of a column have the same
-# part of different copies. ZeRO shards the states of a part over the column.
+# form a *mesh*, a table. The ranks of a row share one copy of the model. The ranks of a column hold the same
+# part of the model. ZeRO shards the states of this part over them.
 
 # %%
 DATA = data.NextByte(data.text(), context=32, batch_size=8)
@@ -216,16 +220,17 @@ def batch(step, copy, copies=1):
 
 # %%
 def look():
-    model, optimizer, parallel = build(copies=2, ranks_of_a_copy=2, stage=0)
+    model, optimizer, _ = build(copies=2, ranks_of_a_copy=2, stage=0)
     shapes = {name: list(p.shape) for name, p in model.blocks[0].named_parameters() if "weight" in name}
-    return optimizer.rank, parallel.rank, shapes, model(*batch(0, optimizer.rank, 2)).item()
+    copy = optimizer.rank  # this rank's place in its column, so the number of its copy
+    return shapes, model(*batch(0, copy, 2)).item()
 
 
 found = zerolab.launch(look, 4)
-for name, shape in found[0][2].items():
+for name, shape in found[0][0].items():
     print(f"{name:<24} {shape}")
 for copy in (0, 1):
-    (_, _, _, one), (_, _, _, other) = found[2 * copy : 2 * copy + 2]
+    (_, one), (_, other) = found[2 * copy : 2 * copy + 2]
     print(f"copy {copy}: both of its ranks have the same loss: {one == other}")
 
 # %% [markdown]
@@ -270,23 +275,18 @@ predict(my_guess, sent["no checkpointing"], quiz.VOLUME)
 my_guess = ...
 
 # %%
-sent["checkpointing"] = zerolab.launch(sent_by_a_block, 2, lambda parallel: zerolab.Checkpointing())[0]
-predict(my_guess, sent["checkpointing"], quiz.RECOMPUTED)
+plain = lambda parallel: zerolab.Checkpointing()
+sent["checkpointing"] = zerolab.launch(sent_by_a_block, 2, plain)[0]
+sent["the whole block again"] = zerolab.launch(sent_by_a_block, 2, plain, early_stop=False)[0]
+rows = [f"{way:<24} {times:g} b·s·h" for way, times in sent.items()]
+predict(my_guess, sent["checkpointing"], quiz.RECOMPUTED, *rows)
 
 # %% [markdown]
 # Surprised? The paper counts one all-reduce more. What is the last thing that a block computes? The second g,
 # and then it adds the result to its input. Backward does not need that result. PyTorch knows which
 # activations it has to compute again, and *stops* as soon as it has the last one. So the second all-reduce is
-# never reached. It can be told not to stop:
-
-# %%
-plain = lambda parallel: zerolab.Checkpointing()
-sent["the whole block again"] = zerolab.launch(sent_by_a_block, 2, plain, early_stop=False)[0]
-for way, times in sent.items():
-    print(f"{way:<24} {times:g} b·s·h")
-
-# %% [markdown]
-# That is the paper's number. The gradients are the same, and the messages are a fifth more.
+# never reached. The last row is a block that was told not to stop, and it is the paper's number. The
+# gradients are the same, and the bytes are a fifth more.
 #
 # ## Divide the checkpoints: P_a
 #
@@ -297,18 +297,10 @@ for way, times in sent.items():
 #
 #     model.checkpointing = zerolab.Checkpointing(partition=parallel)
 #
-# **The model of 100 billion parameters again, with N_m = 16 and N_d = 25. How many GB of checkpoints does
-# each GPU keep with P_a?**
-
-# %%
-my_guess = ...
-
-# %%
-predict(my_guess, 125 * 32 * 1024 * 8192 * 2 / 16 / 1e9, quiz.PARTITIONED)
-
-# %% [markdown]
-# (In §6.1 the paper says that P_a reduces 33 GB to about 2. By its own sizes it is twice that, before and
-# after.) Now measure it, with no, one and three other ranks in a copy:
+# With N_m = 16 each GPU keeps 4.2 GB in place of 67.1 GB. (The other copies of the model do not divide them
+# any further: they have other sequences. In §6.1 the paper says that P_a reduces 33 GB to about 2. By its own
+# sizes it is twice that, before and after.) Now measure it, with no, one and three other ranks in a copy. L
+# is the number of blocks, 6 here, and a number has 4 bytes:
 
 
 # %%
@@ -326,22 +318,21 @@ def kept_bytes(partitioned):
 for ranks in (1, 2, 4):
     (whole, _), (part, left) = (zerolab.launch(kept_bytes, ranks, each)[0] for each in (False, True))
     right = part == 4 * LAYERS * BSH // ranks
-    print(
-        f"N_m = {ranks}: {whole:,} bytes, with P_a {part:>7,}, which is L·b·s·h·4/N_m: {right}; later {left}"
-    )
+    print(f"N_m = {ranks}: {whole:,} bytes, with P_a {part:>7,}; after backward {left}")
+    print(f"         with P_a it is L·b·s·h·4/N_m: {right}")
 
 # %% [markdown]
-# Without P_a more ranks change nothing. And the price is one all-gather for each block, which counts b·s·h
+# Without P_a more ranks change nothing. The price is one all-gather for each block, which counts b·s·h
 # once:
 
 # %%
 for name, early_stop in (("P_a", True), ("P_a, the whole block", False)):
     sent[name] = zerolab.launch(sent_by_a_block, 2, zerolab.Checkpointing, early_stop)[0]
 for one, other in (("checkpointing", "P_a"), ("the whole block again", "P_a, the whole block")):
-    print(f"{other:<21} {sent[other]:g} instead of {sent[one]:g}, {sent[other] / sent[one] - 1:.1%} more")
+    print(f"{other:<21} {sent[other] / sent[one] - 1:.1%} more bytes than without P_a")
 
 # %% [markdown]
-# A tenth more messages, 8.3 % by the paper's count, for a sixteenth of the memory at N_m = 16. Nothing is
+# A tenth more bytes, 8.3 % by the paper's count, for a sixteenth of the memory at N_m = 16. Nothing is
 # rounded, so the training is the same, bit for bit. Four ranks, 2 × 2, stage 3, three steps each way:
 
 
@@ -370,14 +361,16 @@ print("bit-identical:", all(same))
 # >
 # > - `Packed(tensor)` is called in the forward pass, once for each block. It keeps this rank's part of the
 # >   tensor, and sends nothing. The caller drops the tensor afterwards.
+# > - `tensor` has a graph. What autograd keeps counts as memory, too.
 # > - `unpack()` is called in the backward pass, for the last block first. It gathers the parts and returns
 # >   the tensor, with its shape and dtype. All ranks call it at the same time.
 # > - N does not always divide the number of elements. `ring.chunks(numel, N)` cuts for any number, and
 # >   `ring.all_gather(flat)` fills a flat tensor of which each rank has its own chunk.
 # >
-# > *Bronze:* every tensor comes back as it was. *Silver:* each rank sends its part once, in `unpack`.
-# > *Gold:* no rank has more than 1/N of the inputs in memory from forward to backward, and nothing of them
-# > after `unpack`, once the returned tensor is dropped, but the parts.
+# > *Bronze:* every tensor comes back as it was. *Silver:* nothing is sent in `__init__`. In `unpack` a rank
+# > sends (N−1)/N of the tensor and no more. *Gold:* no rank has more than 1/N of the inputs in memory from
+# > forward to backward, and nothing of them after `unpack`, once the returned tensor is dropped, but the
+# > parts.
 
 
 # %%
@@ -397,22 +390,14 @@ check_packing(Packed)
 # %% [markdown]
 # ## Move them away: P_a+cpu
 #
-# 4 GB are still 4 GB. From forward to backward nobody reads them, so they need not be on the GPU. The CPU's
-# memory, *host memory*, is much larger. With `offload="cpu"` each part is copied there in forward, and copied
-# back in backward. The paper calls this *P_a+cpu*.
-#
-# The GPU then holds no checkpoints. The price is a way over the link between GPU and CPU. **How many GB does
-# each of the 400 GPUs move over that link in one step, in and out together?**
-
-# %%
-my_guess = ...
-
-# %%
-predict(my_guess, 2 * 125 * 32 * 1024 * 8192 * 2 / 16 / 1e9, quiz.MOVED)
+# From forward to backward nobody reads the parts, so they need not be on the GPU. The CPU's memory, *host
+# memory*, is much larger. With `offload="cpu"` each part is copied there in forward, and copied back in
+# backward. The paper calls this *P_a+cpu*. The GPU then holds no checkpoints. The price: each part crosses
+# the link between GPU and CPU, once in each direction.
 
 
 # %%
-def moved_bytes():
+def moved_by_a_rank():
     model, _, parallel = build(1, 4, stage=0)
     checkpointing = model.checkpointing = zerolab.Checkpointing(parallel, offload="cpu")
     loss = model(*batch(0, 0))
@@ -421,15 +406,16 @@ def moved_bytes():
     return *held, checkpointing.written_bytes, checkpointing.read_bytes
 
 
-held, away, written, read = zerolab.launch(moved_bytes, 4)[0]
+held, away, written, read = zerolab.launch(moved_by_a_rank, 4)[0]
 print(f"on the device {held}, in host memory {away:,}, written {written:,}, read {read:,} bytes")
 print("L·b·s·h·4/N_m each:", away == written == read == 4 * LAYERS * BSH // 4)
 
 # %% [markdown]
 # (On a machine without a GPU the device *is* the CPU, and nothing is gained. The bytes are the same.)
 #
-# This is what one of the 400 GPUs holds, at stage 2, with each of the three. (A GPU has Ψ/16 of the
-# parameters. The activations also count one block, which is computed again.)
+# This is what one of the 400 GPUs holds, at stage 2, with each of the three. The blocks alone are counted: a
+# GPU has 1/16 of their parameters. Embeddings and head stay whole on each GPU, and their states are 2.1 GB
+# more. Activations are the checkpoints and, in backward, one block that is computed again.
 
 
 # %%
@@ -437,7 +423,7 @@ WAYS = {"whole": lambda ranks: 1, "P_a": lambda ranks: 1 / ranks, "P_a+cpu": lam
 
 
 def on_a_gpu(layers, width, sequences, ranks, copies, stage=2, way="whole"):
-    """GB by category. 12·h² parameters a block, all of them cut; s = 1,024, 16 bits."""
+    """GB by category. A block has 12·h² parameters, all cut, and 12 tensors; s = 1,024, 16 bits."""
     states = memory.model_states(12 * layers * width**2 / ranks, copies, stage)
     stream = sequences * 1024 * width * 2
     sizes = states.params_bytes, states.grads_bytes, states.optimizer_bytes
@@ -453,26 +439,37 @@ said = figures.memory_bars(fig.subplots(), bars, limit=32)
 show(fig, f"GB on each of 400 GPUs for 100 billion parameters, by what is done with checkpoints: {said}.")
 
 # %% [markdown]
-# With P_a it fits. P_a+cpu is for models that are larger still, as the paper says: the way to the CPU is
-# slow, so take it only where nothing else fits.
+# With P_a it fits. P_a+cpu is for models that are larger still, as the paper says: the link is slow, so take
+# it only where nothing else fits.
+#
+# The count takes 12 tensors for the block that is computed again. That is too much: tensor parallelism
+# divides most of them. Four are whole on each rank: the input, the sum after attention, and what the two
+# norms return. Twelve are divided: queries, keys and values, the result of attention, and the two inner
+# tensors of the MLP, which count as four each. So it is about 4 + 12/N_m, and 4.75 for 16 ranks. On this
+# machine PyTorch keeps of a block, apart from its parameters:
+
+
+# %% tags=["nbval-ignore-output"]
+def kept_by_a_block():
+    model, _, _ = build(1, dist.get_world_size(), stage=0)
+    stream = torch.randn(BATCH, TOKENS, WIDTH, device=zerolab.device(), requires_grad=True)
+    return saved_bytes(model.blocks[0], stream) / (4 * BSH)
+
+
+for ranks in (1, 2, 4):
+    tensors = zerolab.launch(kept_by_a_block, ranks)[0]
+    print(f"N_m = {ranks}: {tensors:.1f} tensors of b·s·h; 4 + 12/N_m is {4 + 12 / ranks:g}")
+
+# %% [markdown]
+# We stay with 12, the paper's estimate, and keep in mind that it is too strict where several ranks share a
+# copy. (With one rank it is too little.)
 #
 # ## Move the optimizer state away
 #
 # The optimizer state is read and written once in a step, in the update. So it can live in host memory as
-# well. Each unit's part comes to the device, is updated, and goes back.
-#
-# **A model of 10 billion parameters, mixed precision, stage 2, 20 GPUs. How many GB of optimizer state does
-# each GPU move in one step, in and out together?**
-
-# %%
-my_guess = ...
-
-# %%
-predict(my_guess, 2 * memory.model_states(10e9, 20, stage=2).optimizer_bytes / 1e9, quiz.OFFLOADED_STATE)
-
-# %% [markdown]
-# Now measured, with a small model on four ranks. The argument is `offload="cpu"`; with `offload="disk"` and a
-# folder the state lies in a file.
+# well. Each unit's part comes to the device, is updated, and goes back: KΨ/N bytes in each direction. The
+# argument is `offload="cpu"`. With `offload="disk"` and a folder the state lies in a file. A small model on
+# four ranks, in mixed precision, where K is 12:
 
 
 # %%
@@ -499,11 +496,11 @@ print(f"in host memory {away.offloaded_bytes:,}; read in a step {moved[0]:,}, wr
 print("bit-identical:", all(map(torch.equal, weights, same)))
 
 # %% [markdown]
-# (The 1,152 bytes more are padding.) Each byte crosses the link twice in a step. A larger batch
-# makes that cheaper, because a step computes more and the state stays the same. On disk it is slower still.
+# (The 1,152 bytes more are padding.) A larger batch makes this cheaper, because a step computes more and the
+# state stays the same. On disk it is slower still.
 
 # %% [markdown]
-# ## Third exercise: the bytes of a step
+# ## Third exercise: the bytes of a step (optional)
 #
 # > **Difficulty 2 of 5 · importance 3 of 5 · 6 minutes.** Optimizer offload keeps a rank's optimizer state
 # > in host memory: each step reads it for the update, and writes it back. P_a+cpu keeps the parts of the
@@ -537,13 +534,16 @@ check_bytes(moved_bytes)
 # 400 GB. The paper's answer is *C_B*, constant-size buffers: as large as a message must be to be efficient,
 # and no larger, whatever the size of the model.
 #
-# Our engine reduces unit by unit, so more blocks do not make its buffers larger. But *wider* blocks do. Over
-# gloo a reduction receives this rank's shard from each of the N − 1 other ranks, and the unit grows with h².
-# `bucket_bytes` bounds what is received at a time from each rank. The shard then comes in several rounds, in
-# the same memory, called *scratch*.
+# Our engine reduces unit by unit, so more blocks do not make its buffers larger. But *wider* blocks do: a
+# unit grows with h². Over gloo the engine does not use a ring. Each rank receives the other ranks' gradients
+# of its own shard, all at once: N − 1 buffers. Then it adds them in rank order, for equal bits. These buffers
+# are called *scratch*. `bucket_bytes` bounds each of them. The shard then comes in several rounds, into the
+# same scratch.
 #
 # Four ranks, `reduces_in_flight=1`, so two reductions hold scratch at the same time. A block has 49,984
-# parameters. **With `bucket_bytes=16_384`, how many MB of scratch does a rank hold at the worst moment?**
+# parameters. (So a shard has 49,984 bytes, by chance: a quarter of the numbers, of 4 bytes each.) **With
+# `bucket_bytes=16_384`, how many MB of scratch does a rank hold at the worst moment?**
+
 
 # %%
 my_guess = ...
@@ -577,15 +577,15 @@ def draw_scratch(fig, bucket_bytes):
     same = sent == sent_whole and all(map(torch.equal, weights, whole))
     ax.text(peak / 1e3 + 6, list(buckets).index(bucket_bytes), f"{peak:,} bytes", va="center")
     ax.set_title(f"bucket_bytes {bucket_bytes}: same bits and bytes sent: {same}")
-    return f"Scratch in kB by bucket size: {dict(zip(buckets, peaks, strict=True))}. {ax.get_title('left')}."
+    return f"Scratch at the worst moment, {peak:,} bytes with {ax.get_title('left')}."
 
 
 explore(draw_scratch, height=2.6, bucket_bytes=choice(list(buckets), "none"))
 
 # %% [markdown]
-# The formula is (1 + in flight)(N − 1) · bucket, as long as a bucket is smaller than a shard: 49,984 bytes
-# here, so 65,536 bounds nothing. Bits and bytes are the same at every size. What a small bucket costs is
-# time: each round waits for its messages.
+# The formula is (1 + in flight)(N − 1) · bucket, as long as a bucket is smaller than a shard. 65,536 bytes
+# are more, and bound nothing. Bits and bytes are the same at every size. What a small bucket costs is time:
+# each round waits for its messages.
 
 # %% [markdown]
 # ## Holes
@@ -595,16 +595,17 @@ explore(draw_scratch, height=2.6, bucket_bytes=choice(list(buckets), "none"))
 # that live only briefly, then what becomes free is a row of holes, and the next large tensor fits into none
 # of them.
 #
-# Training does exactly this. In forward a checkpoint (it lives until backward) is followed by activations
-# (they live for one block), then by a checkpoint, and so on. In backward gradients that stay are made
-# between activations that go. The paper's answer is *M_D*: copy what lives long into one region of its own,
-# reserved before training.
+# In forward a checkpoint, which lives until backward, is followed by activations, which live for one block,
+# then by the next checkpoint. In backward the gradients stay, and the activations between them are freed. The
+# paper's answer is *M_D*: copy what lives long into one region of its own, reserved before training.
 
 # %% [markdown]
 # Try it with numbers. An allocator that takes the *first fit* gives a tensor the lowest hole that is large
-# enough. Three blocks need 4, 5 and 6 MB for a moment. Each leaves a checkpoint of 1 MB, made before the rest
-# is freed. Then the last 6 MB are needed once more, for backward. At most 9 MB live at the same time. **How
-# many MB must the arena have?** (Take a sheet of paper.)
+# enough. Neighbouring free parts join, also with the free end of the arena. There are three blocks. Each
+# block: allocate its 4, 5 or 6 MB, allocate its checkpoint of 1 MB, free the block. After the third, allocate
+# 6 MB once more, for backward. At most 9 MB live at the same time. **How many MB must the arena have?** (Take
+# a sheet of paper.)
+
 
 # %%
 my_guess = ...
@@ -619,17 +620,24 @@ by_hand = arena.replay(requests, fit="first", alignment=1)
 predict(my_guess, by_hand.arena_bytes, quiz.FIRST_FIT)
 
 # %% [markdown]
-# The second checkpoint went into the hole that the first block left, and made it useless for all that came
-# after. With a region of its own for checkpoints nothing is lost:
+# The first checkpoint lies at 4, behind the first block. The hole before it has 4 MB. No later block fits
+# into it, so all of them lie above 5. The small checkpoints use the hole, and 2 MB of it stay free. With a
+# region of its own for checkpoints nothing is lost:
 
 # %%
 region = arena.replay(requests, fit="first", regions=2, alignment=1)
 print("as much as lives at once:", region.arena_bytes == region.peak_bytes)
 
 # %% [markdown]
-# A real step has more to it. `arena.record` notes each allocation and each release of a training step.
-# `arena.replay` serves them again, in an arena of a size that you choose. Here is a step of 24 checkpointed
-# blocks in one process, in an arena that is a few percent larger than what lives at once.
+# A real step has more to it. There a region may help or harm: it depends on the allocator and on the model.
+# The next section tries it, and [Memory fragmentation](../docs/fragmentation.md) has more sizes. (Our
+# engine's gradients lie in one flat buffer for each unit, so they leave no holes.)
+#
+# ## A real step in the arena (optional)
+#
+# `arena.record` notes each allocation and each release of a training step. `arena.replay` serves them again,
+# in an arena of a size that you choose. Here is a step of 24 checkpointed blocks in one process. The step is
+# plain PyTorch, without zerolab's flat buffers. *Best fit* takes the smallest hole that is large enough.
 
 
 # %%
@@ -663,15 +671,17 @@ def verdict(kind, percent_to_spare):
 # %%
 def draw_arena(fig, percent_to_spare):
     ax, said = fig.subplots(), []
+    labels = [f"{fit} fit,\n{'one region' if n == 1 else 'two regions'}" for fit, n in KINDS]
     for row, kind in enumerate(KINDS):
         excess, words = needed[kind].excess_percent, verdict(kind, percent_to_spare)
         ax.barh(row, excess, color=PALE)
         ax.text(max(excess, percent_to_spare) + 0.6, row, words, va="center", size=9)
-        said.append(f"{kind[0]} fit in {kind[1]} of 2 regions {words}")
+        said.append(f"{labels[row]} {words}".replace("\n", " "))
     ax.axvline(percent_to_spare, color=INK, linestyle="--", linewidth=0.8, zorder=0)
-    ax.set(xlim=(0, 44), ylim=(3.6, -0.6), xlabel="percent needed beyond what lives at once (dashed: given)")
-    ax.set_yticks(range(4), [f"{fit} fit,\n{'one region' if n == 1 else 'two'}" for fit, n in KINDS])
-    return f"An arena with {percent_to_spare} percent to spare: {'; '.join(said)}."
+    axis = "percent of arena needed above the live bytes\n(dashed: what this arena has)"
+    ax.set(xlim=(0, 44), ylim=(3.6, -0.6), xlabel=axis)
+    ax.set_yticks(range(4), labels)
+    return f"An arena of {percent_to_spare} percent above the live bytes: {'; '.join(said)}."
 
 
 # %% tags=["nbval-ignore-output"]
@@ -679,10 +689,10 @@ explore(draw_arena, height=3, percent_to_spare=slider(0, 25, 5))
 
 # %% [markdown]
 # On this machine first fit in one region fails although several times as many bytes are free as it asks for:
-# no hole is large enough. A region for what lives long repairs that. But look at *best fit*, which takes the
-# smallest hole that is large enough. It wastes almost nothing by itself, and two regions make it worse,
-# because what is free in one cannot be used in the other. So M_D helps or harms, and **it depends on the
-# allocator**. (Our engine's gradients lie in one flat buffer for each unit, so they leave no holes.)
+# no hole is large enough. Here a region helps first fit and harms best fit, because what is free in one
+# region cannot be used in the other. With a larger batch it harms both: with 32 sequences in place of 8, each
+# of the two needs 8.6 % above the live bytes in one region, and 12.5 % in two. So **it depends on the
+# allocator and on the model**.
 
 # %% [markdown]
 # ## An explorer: N_d × N_m
@@ -695,7 +705,9 @@ explore(draw_arena, height=3, percent_to_spare=slider(0, 25, 5))
 # | checkpoints | whole | P_a | whole | P_a | P_a+cpu |
 #
 # **Find a setting at which 170 billion parameters fit into 32 GB.** There are `N m` GPUs in a copy and `N d`
-# copies.
+# copies. Move `N d` first. It divides what the stage divides, and no activations. `N m` divides all states
+# and, with P_a, the checkpoints.
+
 
 # %%
 SETTINGS = (1, "whole"), (1, "P_a"), (2, "whole"), (2, "P_a"), (2, "P_a+cpu")
@@ -718,17 +730,26 @@ controls = {"model": choice(list(LAYERS_OF), "100B"), "N_m": choice(powers, 16),
 explore(configurations, height=3, **controls, batch=slider(1, 64, 32))
 
 # %% [markdown]
-# Move `N d` first. It divides what the stage divides, and no activations. `N m` divides all states and, with
-# P_a, the checkpoints. Only the block that is computed again is left. With 16 GPUs in a copy and 25 copies
-# the paper trains 170 billion parameters at a batch of 12. States and checkpoints with P_a are 30 GB, and
-# with a block of activations that is too much. C5 fits, and C5 is what the paper used.
+# <details><summary>Answer</summary>
 #
-# ## Against the paper's Figure 6
+# One of several: with 16 GPUs in a copy, 25 copies and a batch of 12, C5 fits with 29.7 GB. That is how the
+# paper trains 170 billion parameters. C4 needs 32.4 GB by our count. With 4 + 12/N_m tensors for the block in
+# place of 12 it needs 30.9 GB, and fits.
+# </details>
+#
+# The explorer counts states, checkpoints and one block against all 32 GB. It leaves nothing for libraries and
+# buffers, so what just fits here may not fit on a GPU.
+#
+# ## Against the paper's Figure 6 (optional)
 #
 # The paper asks for the largest model that trains with each configuration, on 400 GPUs with 16 in each copy
-# and a batch of 16. Can we compute that? A GPU also holds what we do not count: libraries, buffers,
-# activations at work. We take 7.3 GB of the 32 for it, so that C1 gets the 40 billion parameters that it had
-# in the paper. The other four follow from that one number. **How many billion parameters fit with C4?**
+# and a batch of 16. Can we compute that? Now we count otherwise: states and checkpoints, and 7.3 of the 32 GB
+# for all the rest, which is libraries, buffers and activations at work. We chose 7.3 GB so that C1 gets the
+# 40 billion parameters that it had in the paper. The other four follow from that one number.
+#
+# A block has 12·h² = 805 million parameters. At stage 1 it takes 225 MB of states on a GPU, at stage 2 129
+# MB. Its input takes 268 MB, with P_a 17 MB. **How many billion parameters fit with C4 into 24.7 GB?**
+
 
 # %%
 my_guess = ...
@@ -744,38 +765,25 @@ def largest(stage, way):
 
 
 computed = {name: largest(*how) for name, how in CONFIGURATIONS.items()}
-predict(my_guess, computed["C4"], quiz.C4)
-
-# %%
-PAPER = {"C1": 40, "C2": 60, "C3": 50, "C4": 140, "C5": 150}  # billions, Figure 6 and Table 7
-fig = figure(height=2.6)
-ax, places = fig.subplots(), range(5)
-ax.bar([place - 0.2 for place in places], PAPER.values(), width=0.4, color=QUIET, label="the paper")
-ax.bar([place + 0.2 for place in places], computed.values(), width=0.4, color=PALE, label="computed")
-for place, (name, size) in enumerate(computed.items()):
-    ax.text(place - 0.2, PAPER[name] + 2, PAPER[name], ha="center", size=9)
-    ax.text(place + 0.2, size + 2, f"{size:.0f}", ha="center", size=9)
-ax.set(ylabel="billion parameters", ylim=(0, 180), xticks=places, xticklabels=computed)
-pairs = "; ".join(f"{name} {PAPER[name]} and {size:.0f}" for name, size in computed.items())
-show(fig, f"The largest model in billions, in the paper and computed: {pairs}. C2 does not agree.")
+sizes = zip(computed, paper.LARGEST.values(), computed.values(), strict=True)  # Figure 6 and Table 7
+rows = [f"{name}: the paper {theirs:>3}, computed {ours:>3.0f}" for name, theirs, ours in sizes]
+predict(my_guess, computed["C4"], quiz.C4, *rows)
 
 # %% [markdown]
-# Four of five agree to 3 %, and **one does not**. By this account C2 has room for a third more than the paper
-# trained with it. The paper gives no reason, and we know none. A model of memory that explains four points of
-# five is useful. One that hid the fifth would not be.
+# C1 was fitted. C3, C4 and C5 agree to 3 %. **C2 does not: computed 82, paper 60.** With P_a alone the model
+# grows 1.5 times in the paper and 2 times in our count. The paper gives no reason, and we know none. A model
+# of memory that explains three points from one is useful. One that hid the fifth would not be.
 #
-# Compare the columns: P_a alone gives 1.5 to 2 times the model, stage 2 alone gives 1.25 times, and both
-# together 3.5 times. Each removes what the other leaves.
+# Compare the configurations in the paper: P_a alone gives a model 1.5 times as large, stage 2 alone 1.25
+# times, and both together 3.5 times. Each removes what the other leaves. (And C5: by this account it ends at
+# 154 billion, and the paper trained 170 with it, at a smaller batch. So 7.3 GB is a fit, and not a law.)
 #
-# ## More room, larger batch
+# ## More room, larger batch (optional)
 #
-# Memory is also speed. The paper trains 60 billion parameters (75 blocks) with N_m = 16 on 64 to 400 GPUs,
-# at stage 2 with P_a. More copies means smaller shards, and what becomes free takes more sequences. With the
-# same 7.3 GB, and one block of activations in addition, which grows with the batch, 14 sequences fit into
-# each copy on 64 GPUs. **How many fit on 400?**
-
-# %%
-my_guess = ...
+# Memory is also speed. The paper trains 60 billion parameters (75 blocks) with N_m = 16 on 64 to 400 GPUs, at
+# stage 2 with P_a. More copies means smaller shards, and what becomes free takes more sequences. How many fit
+# into each copy? We take the 7.3 GB of the section above, and one block with 12 tensors in addition, which
+# grows with the batch.
 
 
 # %%
@@ -785,14 +793,17 @@ def sequences_that_fit(gpus):
     return (32 - 7.3 - sum(for_one.values())) / each
 
 
-predict(my_guess, round(sequences_that_fit(400)), quiz.BATCH_ON_400)
+for gpus, in_the_paper in {64: 16, 128: 48, 256: 48, 400: 64}.items():
+    print(f"{gpus} GPUs: {sequences_that_fit(gpus):.0f} sequences fit, the paper used {in_the_paper}")
 
 # %% [markdown]
-# On 64, 128 and 256 GPUs 14, 38 and 49 fit, and on 400 only a few more. The paper used 16, 48, 48 and 64.
-# ZeRO's messages do not grow with the batch, so with more sequences a GPU computes more in each second.
-# By its plot twice the GPUs were 2.93 times as fast from 64 to 128, and 2.07 times from 128 to 256. That is
-# *super-linear*. From 256 to 400 it was 1.47 for 1.56 times the GPUs: there is little left to free. (Lesson
-# 08 computes the speed.)
+# The estimate is too strict: the paper ran 16 sequences where it allows 14, and 64 where it allows 54. (With
+# 4.75 tensors for the block it would allow 25, 67, 87 and 95.) But it has the paper's shape: much more room
+# from 64 GPUs to 128, and little more after that, because there is little left to divide.
+#
+# ZeRO's messages do not grow with the batch, so with more sequences a GPU computes more in each second. By
+# the paper's plot twice the GPUs were 2.93 times as fast from 64 to 128, and 2.07 times from 128 to 256. That
+# is *super-linear*. From 256 to 400 it was 1.47 for 1.56 times the GPUs. (Lesson 08 computes the speed.)
 #
 # ## When does a shared copy pay?
 #
@@ -827,21 +838,20 @@ rows = [f"{name:6}{a:>12,}{b:>13,}{c:>14,}{d:>15,}" for name, (a, b, c, d) in ta
 predict(my_guess, table["1 × 4"][1] / table["4 × 1"][1], quiz.SAME_CHECKPOINTS, heading, *rows)
 
 # %% [markdown]
-# The two cancel. P_a divides by the ranks of a copy, and the copy has as many times the sequences. So at the
-# same global batch a shared copy is no tool for checkpoints. Here is the whole table, in bytes for each rank.
-# The last two columns are bytes on the wire:
-
-# %%
-print(heading, *rows, sep="\n")
+# A rank of the shared copy computes four times as many sequences, and P_a keeps a quarter of each input. So
+# the bytes are the same. At the same global batch a shared copy is no tool for checkpoints. It is one where
+# the checkpoints of a single sequence do not fit: a rank alone cannot compute less.
 
 # %% [markdown]
+# Look at the other columns of the table, which are bytes for each rank, the last two on the wire:
+#
 # - **States** are smallest at 4 × 1. ZeRO divides everything, and tensor parallelism leaves embeddings, norms
 #   and some biases whole.
 # - **ZeRO's messages** shrink with the part that a rank has. They may be overlapped, and run between
 #   machines.
-# - **Messages within a copy** grow with the tokens that a copy computes. Nothing overlaps them. (Eight
-#   sequences of 32 tokens are few. With four times as many, this column alone is larger than what 4 × 1
-#   sends.)
+# - **Messages within a copy** grow with the tokens that a copy computes. Nothing overlaps them. Eight
+#   sequences of 32 tokens are few, and already 1 × 4 sends more in all than 4 × 1: 3,244,032 bytes, against
+#   2,908,800. With four times as many sequences 2 × 2 does, too: 4,325,376 within its copies.
 #
 # Before ZeRO, a large model had to be cut, because nothing else divided its states. Stage 3 divides them
 # better. What is left are two good reasons to share a copy:
@@ -854,11 +864,12 @@ print(heading, *rows, sep="\n")
 # %% [markdown]
 # ## On GPUs
 #
-# If this machine has a GPU for every rank, the cells above used them, over NCCL. Three things differ there:
+# If this machine has a GPU for every rank, the ranks above used them, over NCCL. Three things differ there:
 #
 # - Host memory is another memory, so `offload="cpu"` frees memory of the GPU. Parts are copied to *pinned*
 #   memory, which the operating system never moves, so that a GPU can read and write it by itself.
-# - NCCL reduces without scratch of the engine, so the slider above would show zeros.
+# - The cells on buffers ran on the CPU all the same, because they pass `backend="gloo"`. NCCL reduces without
+#   scratch of the engine, so there would be nothing to bound.
 # - Holes are in the GPU's memory. PyTorch's allocator keeps freed blocks and splits them, and reports in
 #   `torch.cuda.memory_stats()` what lies idle in pieces.
 #
@@ -881,8 +892,9 @@ answer(my_answers, quiz.QUESTIONS)
 # - P_a keeps 1/N_m of each checkpoint and sends b·s·h more for each block. P_a+cpu keeps none on the GPU and
 #   moves each part out and in once. Both leave the bits as they are.
 # - Optimizer state away from the device costs KΨ/N read and KΨ/N written in a step.
-# - Buffers need a bound, (1 + in flight)(N − 1) buckets here. A region for what lives long prevents holes;
-#   how many depends on the allocator.
+# - Buffers need a bound, (1 + in flight)(N − 1) buckets here.
+# - Free memory in pieces is no use to a large tensor. A region for what lives long may help or harm: it
+#   depends on the allocator and on the model.
 # - ZeRO is the better divider of states. Share a copy for a smaller global batch, and for a slow network
 #   between machines.
 #

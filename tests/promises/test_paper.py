@@ -62,7 +62,7 @@ def test_figure_6_from_one_budget_with_one_miss():
 
 
 def test_170b_needs_checkpoints_on_the_cpu():
-    """§10.5: with P_a alone it does not fit."""
+    """§10.5: with P_a alone it does not fit, by the estimate of 12 tensors for the block computed again."""
     run = next(run for run in RUNS if run.billions == 170 and run.figure == "8")
     psi = run.psi + 2 * paper.VOCAB * run.hidden  # cut too, by Megatron-LM
     states = memory.model_states(psi / run.tensor_parallel, run.copies, 2).total_bytes

@@ -34,35 +34,6 @@ RECOMPUTED = Prediction(
     tolerance=1e-6,
     why="One of forward's two all-reduces is repeated.",
 )
-PARTITIONED = Prediction(
-    {
-        "you left them whole, as checkpointing alone does": 67.11,
-        "you divided by all 400 GPUs, and the other copies have other sequences": 0.1678,
-        "you divided by the 25 copies, and those have other sequences": 2.684,
-        "you took the paper's number, and by its own sizes it is twice that": 2,
-    },
-    "GB",
-    why="67.1 GB / 16: each GPU of a copy keeps a sixteenth of each input.",
-)
-MOVED = Prediction(
-    {
-        "you counted one way, and backward needs them again": 4.194,
-        "you moved whole inputs, and each GPU has a sixteenth": 134.2,
-        "you moved whole inputs, one way": 67.11,
-    },
-    "GB",
-    why="4.19 GB to host memory in forward, and the same back in backward.",
-)
-OFFLOADED_STATE = Prediction(
-    {
-        "you counted one way: the state is read, and written back after the update": 6.0,
-        "you moved m and v, and the fp32 master weights are optimizer state too": 8.0,
-        "you moved the whole state, and a rank updates its own shard": 240.0,
-        "you moved 16 bytes a parameter, and parameters and gradients stay on the device": 16.0,
-    },
-    "GB",
-    why="12 bytes × 10¹⁰ / 20 are 6 GB. They come in for the update and go out again.",
-)
 SCRATCH = Prediction(
     {
         "you counted one reduction, and a second one is in flight": 0.049152,
@@ -77,6 +48,7 @@ SCRATCH = Prediction(
 FIRST_FIT = Prediction(
     {
         "you added up what lives at once, as though free memory were in one piece": 9,
+        "you did not join the part that the second block left with the free end of the arena": 16,
         "you gave each tensor addresses of its own, and freed ones are used again": 24,
     },
     "MB",
@@ -92,15 +64,6 @@ C4 = Prediction(
     "billion parameters",
     tolerance=0.03,
     why="A block takes 128.8 MB of states and 16.8 MB of checkpoints on a GPU, so 169.6 blocks fit.",
-)
-BATCH_ON_400 = Prediction(
-    {
-        "you took the same room as on 64 GPUs, and the optimizer's shard is smaller now": 14,
-        "you multiplied by 400/64, and only gradients and optimizer state shrink": 87.5,
-    },
-    "sequences",
-    tolerance=0.03,
-    why="2Ψ stays on each rank, and the rest shrinks from 14Ψ/4 to 14Ψ/25.",
 )
 SAME_CHECKPOINTS = Prediction(
     {
@@ -125,7 +88,7 @@ QUESTIONS = (
                 "Stage 3 divides parameters. The inputs of blocks are this GPU's own, at every stage.",
             ),
             "c": Choice(
-                "No. A smaller micro-batch does, or moving checkpoints to host memory.",
+                "No. A smaller micro-batch helps, and so does moving checkpoints to host memory.",
                 "P_a removes copies of one input. With data parallelism alone there are none.",
             ),
         },
@@ -170,17 +133,17 @@ QUESTIONS = (
         },
     ),
     Quiz(
-        "An all-reduce of b·s·h takes 4 ms within a node and 40 ms between nodes. Your copies of the model "
-        "have 8 GPUs, the nodes too. Where do the GPUs of a copy belong?",
+        "An all-reduce of b·s·h takes 4 ms within a machine and 40 ms between machines. A copy has 8 GPUs, "
+        "and a machine has 8 GPUs. Where do the GPUs of a copy belong?",
         "b",
         {
             "a": Choice(
-                "In eight nodes, so that each uses its own network card.",
+                "In eight machines, so that each uses its own network card.",
                 "Then four all-reduces or more in each block take 40 ms, and the block waits for each.",
             ),
             "b": Choice(
-                "In one node.",
-                "Every block waits for its all-reduces. ZeRO's messages go between nodes, and those can "
+                "In one machine.",
+                "Every block waits for its all-reduces. ZeRO's messages go between machines, and those can "
                 "overlap with computation.",
             ),
             "c": Choice(
@@ -199,12 +162,12 @@ QUESTIONS = (
                 "It divides states. 64 copies also need 64 micro-batches, and that may be too large a batch.",
             ),
             "b": Choice(
-                "When the checkpoints are too large: P_a divides them by 8.",
-                "At the same global batch each copy then has 8 times as many sequences, and the two cancel.",
+                "When the checkpoints are too large at the same global batch: P_a divides them by 8.",
+                "Each copy then has 8 times as many sequences, so each GPU keeps as many bytes as before.",
             ),
             "c": Choice(
-                "When 64 copies make the global batch too large, or when the network between nodes is slow.",
-                "8 copies can have an eighth of the batch, and most bytes stay within a node.",
+                "When 64 copies make the global batch too large, or the network between machines is slow.",
+                "8 copies can have an eighth of the batch, and most bytes stay within a machine.",
             ),
         },
     ),
