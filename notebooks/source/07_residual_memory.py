@@ -143,8 +143,8 @@ show_source(operator)
 # >   of `w1`, `b1` and `w2` are zeros outside this rank's part.
 # > - `dist.all_reduce` works in place: give it a clone.
 # >
-# > *Bronze:* the output and all five gradients are right. *Silver:* a rank sends two all-reduces of the
-# > size of `x`, one in forward and one in backward.
+# > *Bronze:* the output and all five gradients are right. *Silver:* a rank multiplies with its own parts
+# > alone, and sends two all-reduces of the size of `x`, one in forward and one in backward.
 
 
 # %%

@@ -355,3 +355,24 @@ def test_a_rank_waits_in_its_last_call_and_one_that_returned_waits_in_none():
     assert unmatched(notes) == (
         "rank 0 waits for a message from rank 1 that was never sent: rank 1 has returned (line 2 of f)"
     )
+
+
+@pytest.mark.parametrize(
+    "mistake, printed",
+    [
+        ("rank 0 is wrong", "Rank 0 is wrong."),
+        ("16-bit numbers are too short", "16-bit numbers are too short."),
+        ("all-reduces are missing", "All-reduces are missing."),
+        ("w1.grad is zeros", "w1.grad is zeros."),
+        ("b2 is added twice", "b2 is added twice."),
+        ("dist.all_reduce adds up", "dist.all_reduce adds up."),
+        ("f's backward is missing", "f's backward is missing."),
+        ("g and f are exchanged", "g and f are exchanged."),
+    ],
+)
+def test_a_name_from_the_readers_code_keeps_its_first_letter(mistake: str, printed: str):
+    @graded("Never.", call=None)
+    def check(answer):
+        return mistake
+
+    assert check(None).message == printed

@@ -369,6 +369,16 @@ class UnevenInTorch(Ring):
         return torch.cat(parts)
 
 
+class PartsOfTheirSizes(Ring):
+    """Gathers parts of the sizes that they have. Over gloo a rank then loses its connection."""
+
+    def gather(self):
+        sizes = [len(part) for part in torch.empty(self.shape).flatten().tensor_split(dist.get_world_size())]
+        parts = [torch.empty(size, dtype=self.dtype) for size in sizes]
+        dist.all_gather(parts, self.part)
+        return torch.cat(parts)
+
+
 class AtTheStart(Ring):
     """Puts its part to the start of zeros, and not to its chunk."""
 
@@ -521,6 +531,7 @@ WRONG = [
     (ShortPartsInZeros, "zeros are left at the end: where N does not divide"),
     (ShortPartsFlat, "the end is missing: where N does not divide"),
     (alone(UnevenInTorch), "torch's all_gather needs parts of one size, so pad the last one"),
+    (alone(PartsOfTheirSizes), "torch's all_gather needs parts of one size, so pad the last one"),
     (In16Bits, "somewhere it went through bfloat16"),
     (Zerolabs, "zerolab.TensorParallel does what you write here: use ring.all_gather"),
     (Nothing, "it returned None"),

@@ -36,6 +36,13 @@ class Result:
         """Display nothing."""
 
 
+def _capitalized(text: str) -> str:
+    """Return a sentence with a capital letter, unless it begins with a name from the reader's code."""
+    word = text.split(maxsplit=1)[0].rstrip(",:").removesuffix("'s")
+    is_name = word in ("f", "g") or not word.replace("-", "").isalpha()
+    return text if is_name else f"{text[0].upper()}{text[1:]}"
+
+
 def graded(
     passed: str, call: str | None = "", hints: Sequence[str] = (), solution: Sequence[Callable] = ()
 ) -> Callable[[Diagnose], Callable[[Any], Result]]:
@@ -60,7 +67,7 @@ def graded(
             except Exception as error:  # the reader is not to blame for what a check did not foresee
                 mistake = f"this check has a bug and cannot judge your answer: {error!r}"
             right = mistake is None or isinstance(mistake, Reached)
-            message = passed if mistake is None else f"{mistake[0].upper()}{mistake[1:]}."
+            message = passed if mistake is None else f"{_capitalized(mistake)}."
             print(f"{'✓' if right else '✗'} {message}")
             remember(diagnose.__module__, "exercise", diagnose.__name__, right)
             return Result(diagnose.__name__, right, message)

@@ -130,7 +130,8 @@ def _parts_of(ranks: Sequence[int]) -> str:
 
 def _stopped(outcome: Attempt) -> str | None:
     if stopped := outcome.failure or (any(outcome.calls) and outcome.unsound):
-        return stopped + _UNEVEN * any(word in stopped for word in _OF_SIZES)
+        lost = "lost the rank that it exchanged" in stopped and "all_gather" in str(outcome.collectives)
+        return stopped + _UNEVEN * (lost or any(word in stopped for word in _OF_SIZES))
     if any(values.changed for values in outcome.values):
         return (
             "Packed(tensor) writes to the tensor that it is given, and the forward pass computes with that: "
