@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 07 · Residual memory: what no stage divides
 #
-# > **65 minutes, and 25 more with the optional parts.** *You need:* lesson 06, after which all model states
+# > **70 minutes, and 25 more with the optional parts.** *You need:* lesson 06, after which all model states
 # > are divided by N.
 # >
 # > *Afterwards you can* say what else fills a GPU, split a block over ranks with two operators, predict what
@@ -468,8 +468,10 @@ for ranks in (1, 2, 4):
 #
 # The optimizer state is read and written once in a step, in the update. So it can live in host memory as
 # well. Each unit's part comes to the device, is updated, and goes back: KΨ/N bytes in each direction. The
-# argument is `offload="cpu"`. With `offload="disk"` and a folder the state lies in a file. A small model on
-# four ranks, in mixed precision, where K is 12:
+# argument is `offload="cpu"`. With `offload="disk"` and a folder the state lies in a file.
+#
+# Our model has 334,848 parameters. Four ranks train it at stage 2 in mixed precision, where K is 12. **How
+# many MB leave the device of each rank?**
 
 
 # %%
@@ -488,16 +490,29 @@ def states_kept(offload):
 
 
 # %%
+my_guess = ...
+
+# %%
 (kept, _, weights), (away, moved, same) = (zerolab.launch(states_kept, 4, way)[0] for way in (None, "cpu"))
-k_psi = 12 * sum(parameter.numel() for parameter in fresh_model().parameters()) // 4
-device_bytes = [int(each.optimizer_bytes) for each in (kept, away)]
-print(f"KΨ/N = {k_psi:,} bytes; on the device {device_bytes[0]:,}, with offload {device_bytes[1]}")
-print(f"in host memory {away.offloaded_bytes:,}; read in a step {moved[0]:,}, written {moved[1]:,}")
+rows = [
+    f"on the device {kept.optimizer_bytes:,.0f} bytes, with offload {away.optimizer_bytes:.0f}",
+    f"in host memory {away.offloaded_bytes:,} bytes; read in a step {moved[0]:,}, written {moved[1]:,}",
+]
+predict(my_guess, away.offloaded_bytes / 1e6, quiz.OFFLOADED)
+
+# %% [markdown]
+# **And how many MB does a rank then move in one step, in and out together?**
+
+# %%
+my_guess = ...
+
+# %%
+predict(my_guess, sum(moved) / 1e6, quiz.MOVED_IN_A_STEP, *rows)
 print("bit-identical:", all(map(torch.equal, weights, same)))
 
 # %% [markdown]
-# (The 1,152 bytes more are padding.) A larger batch makes this cheaper, because a step computes more and the
-# state stays the same. On disk it is slower still.
+# (In host memory lie 1,152 bytes more. They are padding.) A larger batch makes this cheaper, because a step
+# computes more and the state stays the same. On disk it is slower still.
 
 # %% [markdown]
 # ## Third exercise: the bytes of a step (optional)

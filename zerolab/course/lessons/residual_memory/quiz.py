@@ -34,6 +34,25 @@ RECOMPUTED = Prediction(
     tolerance=1e-6,
     why="One of forward's two all-reduces is repeated.",
 )
+OFFLOADED = Prediction(
+    {
+        "you took the state of all ranks, and each has its own shard": 4.018,
+        "you took m and v, and the fp32 master weights are optimizer state too": 0.6697,
+        "you took 16 bytes a parameter, and parameters and gradients stay on the device": 1.339,
+    },
+    "MB",
+    why="KΨ/N: 12 bytes × 334,848 parameters / 4 ranks.",
+)
+MOVED_IN_A_STEP = Prediction(
+    {
+        "you counted one way: the state is read, and written back after the update": 1.005,
+        "you moved m and v, and the fp32 master weights are optimizer state too": 1.339,
+        "you moved the state of all ranks, and a rank updates its own shard": 8.036,
+        "you moved 16 bytes a parameter, and parameters and gradients stay on the device": 2.679,
+    },
+    "MB",
+    why="KΨ/N comes in for the update, and goes out again.",
+)
 SCRATCH = Prediction(
     {
         "you counted one reduction, and a second one is in flight": 0.049152,
