@@ -172,7 +172,7 @@ def go_round(lengths: list[int]) -> list[str]:
         flats = [numbers(r, numel * world_size, whole=False) for r in range(world_size)]
         in_order = sum(flats[1:], flats[0].clone())
         shards = torch.cat([comm.own(flat, r) for r, flat in enumerate(flats)])
-        unit = SimpleNamespace(name="unit", index=index, numel=numel, cuts=None, describe=lambda piece: ())
+        unit = SimpleNamespace(name="unit", index=index, numel=numel, describe=lambda piece: ())
         rings = {name: every[rank].clone() for name in ("reduce_scatter", "all_gather", "all_reduce")}
         ours = {name: flats[rank].clone() for name in rings}
         for name in rings:
