@@ -248,12 +248,12 @@ def test_waiting_for_others_is_told_from_hanging():
 BACKWARD_ON_A_GPU = """
 Thread 0x00007f0000000002 (most recent call first):
   File "/lib/torch/distributed/distributed_c10d.py", line 3000 in all_reduce
-  File "/home/me/hooks.py", line 7 in reduce
+  File "/code/hooks.py", line 7 in reduce
 
 Current thread 0x00007f0000000001 (most recent call first):
   File "/lib/torch/autograd/graph.py", line 800 in _engine_run_backward
   File "/lib/torch/_tensor.py", line 600 in backward
-  File "/home/me/train.py", line 5 in step
+  File "/code/train.py", line 5 in step
   File "/lib/zerolab/launcher/rank.py", line 90 in call
   File "/lib/zerolab/launcher/forkserver.py", line 160 in become_rank
 """

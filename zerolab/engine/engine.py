@@ -51,7 +51,7 @@ class Engine:
         self._before: dict[FlatUnit, bytes] = {}
         self._written: dict[str, str] = {}
         self._turn = 0
-        self._compare_root()
+        self._compare_always(roots)
         self.hooks = ModelHooks(model, units, self.gatherer, self.reducer, training)
         training.trace.wait_with(self.finish_gathers)
         before_exit(self.finish_gathers)
@@ -181,12 +181,12 @@ class Engine:
     def _remember(self, written: dict[FlatUnit, bytes]) -> None:
         self._written |= {flat.name: checksum.hex() for flat, checksum in written.items() if any(checksum)}
 
-    def _compare_root(self) -> None:
+    def _compare_always(self, roots: set[FlatUnit]) -> None:
         """Compare the root's values whenever it is freed, on CPUs.
 
         At stage 3 it stays whole between forward and backward, where a loop may write through ``p.data``.
         """
-        for flat in (flat for run in self.units if run.is_root for flat in run.flats):
+        for flat in roots:
             flat.writes.compare_always = flat.shard_is_detached and flat.device.type == "cpu"
 
     def _inspect_in_turn(self) -> None:
