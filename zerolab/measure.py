@@ -13,6 +13,7 @@ import torch
 
 from zerolab.storages import storage_bytes
 from zerolab.unit import FlatUnit
+from zerolab.unit.sharded import Sharded
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def census(
     counted. ``excess_bytes``: how much of ``state``, the optimizer's tensors, is beyond an even share of it.
     """
     own_grads = [p.grad for p in model.parameters() if type(p.grad) is torch.Tensor]
-    own_params = [p for p in model.parameters() if type(p) is torch.nn.Parameter]
+    own_params = [p for p in model.parameters() if not isinstance(p, Sharded)]
     params = storage_bytes([*own_params, *(u.flat for u in units), *(u.shard for u in units)])
     masters = [(u, u.master) for u in units if u.has_own_master]
     own_grads += [waiting for unit in units for waiting in unit.grads.arrivals.tensors]

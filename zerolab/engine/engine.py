@@ -51,7 +51,6 @@ class Engine:
         self._before: dict[FlatUnit, bytes] = {}
         self._written: dict[str, str] = {}
         self._turn = 0
-        self._compare_always(roots)
         self.hooks = ModelHooks(model, units, self.gatherer, self.reducer, training)
         training.trace.wait_with(self.finish_gathers)
         before_exit(self.finish_gathers)
@@ -181,26 +180,19 @@ class Engine:
     def _remember(self, written: dict[FlatUnit, bytes]) -> None:
         self._written |= {flat.name: checksum.hex() for flat, checksum in written.items() if any(checksum)}
 
-    def _compare_always(self, roots: set[FlatUnit]) -> None:
-        """Compare the root's values whenever it is freed, on CPUs.
-
-        At stage 3 it stays whole between forward and backward, where a loop may write through ``p.data``.
-        """
-        for flat in roots:
-            flat.writes.compare_always = flat.shard_is_detached and flat.device.type == "cpu"
-
     def _inspect_in_turn(self) -> None:
-        """Look at the values of one unit, at another in each step, because ``p.data`` has no version counter.
+        """Look at the values of one unit, at another in each step: other code may write without a counter.
 
-        All units at once would take 4 % of a step of the 11M GPT; reading a GPU's would wait for it. In the
-        first step all are looked at, on GPUs too: some modules initialize their weights from the first batch.
+        All units at once would take 4 % of a step of the 11M GPT; reading a GPU's would wait for it.
         """
-        first, flat = not self._turn, self.flats[self._turn % len(self.flats)]
+        flat = self.flats[self._turn % len(self.flats)]
         self._turn += 1
-        if flat.shard_is_detached:  # for the first step `detach_shard` has asked for it
-            flat.writes.compare_next = flat.device.type == "cpu"
-        elif flat.shards > 1 and (first or flat.device.type == "cpu"):  # one rank alone cannot differ
-            self._remember({each: each.checksum() for each in (self.flats if first else [flat])})
+        if flat.device.type != "cpu":
+            return
+        if flat.shard_is_detached:
+            flat.writes.compare_next = True
+        elif flat.shards > 1:  # one rank alone cannot differ
+            self._remember({flat: flat.checksum()})
 
     def written_values(self) -> list[str]:
         """Return a line for each unit whose parameters were written to since the last call, with a checksum.

@@ -86,12 +86,11 @@ class ZeroOptimizer(WholeTensors, ShardedState, Losses):
         offload: "cpu" or "disk" to keep fp32 masters and the optimizer's state there between updates.
         offload_dir: for "disk", a folder on a disk of this machine. The file in it has no name.
 
-    What is written to parameters is kept, or refused at the next step; at stage 3 write inside `full_params`.
-    Writes through ``p.data`` have no version counter. For them the values of all units are compared in the
-    first step. In each later step, on CPUs, those of one unit are: what a forward writes in every step, and
-    ranks that differ at stage 0, are found after as many steps as there are units. After the first step a
-    single write in forward at stage 3, or on one rank at stages 1 and 2, may be overwritten unseen. So may
-    any write in a backward pass at stage 3.
+    What is written to parameters, through ``p.data`` too, is kept, or refused at the next step at the latest;
+    at stage 3 write inside `full_params`. Code that writes to their memory without PyTorch is found where it
+    does so in every step, on CPUs: the values of one unit are compared in each step, so the error comes after
+    as many steps as there are units. The same holds for parameters of a class other than nn.Parameter that
+    are written to through ``p.data``.
 
     Memory: see the stages, in zerolab/stages. With ``offload`` KΨ/N less (KΨ at stage 0), where K is 8 with
         Adam in fp32 and 12 in mixed precision; what is updated together comes back while it is.

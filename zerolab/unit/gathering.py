@@ -40,6 +40,8 @@ class Gathering(Sharded):
         for each in tree_leaves((args, kwargs)):
             if isinstance(each, Gathering):
                 each.arrive()
+        if func.__name__ == "__get__":
+            return getattr(args[0], func.__self__.__name__)  # its class may have its own, as for ``data``
         return func(*args, **(kwargs or {}))
 
     def __repr__(self) -> str:  # type: ignore[override]  # mypy loses the name of torch's keyword

@@ -183,7 +183,6 @@ class FlatUnit:
         self.shard = self.flat[self.owned].clone()
         if shared:
             self.master = self.shard
-        self.writes.compare_next = True  # some modules initialize their weights in their first forward
         self.report()
 
     def free(self) -> None:
@@ -193,15 +192,24 @@ class FlatUnit:
         pass that would read the freed storage, because nothing told the engine to refill it, ends in
         autograd's error and not in a crash. Memory: 4P bytes less in fp32.
 
-        Raises: RuntimeError where a parameter was written to since it was restored, because that is lost.
+        Raises: RuntimeError where a parameter was written to since it was restored, because that is lost, or
+            where NumPy holds its memory.
         """
         self.writes.refuse(self.checksum)
+        self._require_resizable()
         self.writes.spoil()
         self._views.replace(Sharded.take_places)
         self.grads.producers.hold(self.flat)  # the streams that gradients come on have used the parameters
         self.flat.untyped_storage().resize_(0)
         self._become(ParamState.SHARDED)
         self.report()
+
+    def _require_resizable(self) -> None:
+        if not self.flat.untyped_storage().resizable():
+            raise RuntimeError(
+                f"a parameter of unit {self.name} was given to NumPy, as parameter.numpy() does, and stage 3 "
+                "cannot free memory that NumPy holds: give a copy, as in parameter.detach().clone().numpy()"
+            )
 
     def refill(self) -> None:
         """Allocate the flat storage again and copy the own shard into it; an all-gather fills in the rest."""
@@ -230,6 +238,7 @@ class FlatUnit:
             with torch.inference_mode(False):
                 self.flat = torch.empty_like(self.flat)
                 self._views.follow(self.flat)
+            self.writes.data.forget()
             self.writes.note()
             self.report()
 
@@ -240,7 +249,7 @@ class FlatUnit:
     # What users write to whole parameters.
 
     def was_written(self) -> bool:
-        """Whether somebody wrote to whole parameters since `writes.note`, other than through ``.data``."""
+        """Whether somebody wrote to whole parameters since `writes.note`."""
         return self.whole and self.writes.written() is not None
 
     def checksum(self) -> bytes:

@@ -1,8 +1,8 @@
 """Writes: detect writes to the parameters of one unit that the engine did not make.
 
-PyTorch increases a tensor's version counter at every write in place, other than one through ``.data``. The
-engine's own writes go to the flat buffer, whose counter is another one. Writes through ``.data`` are found
-only where the values themselves are compared, which takes time.
+PyTorch increases a tensor's version counter at every write in place, and a `WatchedParameter` has another for
+writes through ``.data``. The engine's own writes go to the flat buffer, whose counter is neither. Writes by
+code other than PyTorch's are found only where the values are compared, which takes time.
 """
 
 from collections.abc import Callable
@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 
 from zerolab.unit.span import Span
+from zerolab.unit.watched_parameter import DataAliases
 
 
 class Writes:
@@ -17,30 +18,34 @@ class Writes:
 
     Attributes:
         compare_next: whether to compare the values too, when the flat buffer is freed next.
-        compare_always: whether to compare them each time it is freed.
+        data: what ``parameter.data`` returned, with counters of its own.
     """
 
     def __init__(self, unit: str, spans: list[Span]):
         self._unit, self._spans = unit, spans
         self._parameters = tuple(span.parameter for span in spans)
-        self.compare_next = self.compare_always = False
+        self.data = DataAliases(self._parameters)
+        self.compare_next = False
         self.note()
 
     def note(self) -> None:
         """Take the parameters' values as they are now: writes until now are known."""
         self._noted = self._versions()
+        self._noted_data = self.data.versions()
         self._gathered: bytes | None = None
 
     def _versions(self) -> tuple[int, ...]:
         return tuple([parameter._version for parameter in self._parameters])
 
     def written(self) -> Span | None:
-        """Return the first parameter that was written to since `note`, other than through ``.data``."""
+        """Return the first parameter that was written to since `note`, directly or through ``.data``."""
         versions = self._versions()
-        if versions == self._noted:
+        now_data = self.data.versions().items()
+        through_data = {key[0] for key, version in now_data if version != self._noted_data.get(key, 0)}
+        if versions == self._noted and not through_data:
             return None
-        differ = map(int.__ne__, versions, self._noted)
-        return next(span for span, differs in zip(self._spans, differ, strict=True) if differs)
+        rows = zip(self._spans, versions, self._noted, strict=True)
+        return next(span for span, now, then in rows if now != then or id(span.parameter) in through_data)
 
     def refuse(self, checksum: Callable[[], bytes]) -> None:
         """Before the flat buffer is freed, with what was written to it.
@@ -70,7 +75,7 @@ class Writes:
     def restore(self, checksum: Callable[[], bytes]) -> None:
         """The storage is there again with the same values: set the counters back."""
         torch._C._autograd._unsafe_set_version_counter(self._parameters, self._noted)
-        self._gathered = checksum() if self.compare_next or self.compare_always else None
+        self._gathered = checksum() if self.compare_next else None
 
     def advance(self, updated: set[Span], whole: bool) -> None:
         """These parameters were updated: backward through an older forward that used them has to fail."""
