@@ -20,7 +20,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflat
 from torch.utils.checkpoint import checkpoint
 
 from zerolab.tensor_parallel import TensorParallel
-from zerolab.tier import Tier, check_offload, tier_of
+from zerolab.tier import CountingTier, Tier, check_offload, tier_of
 
 
 class Checkpointing:
@@ -35,6 +35,8 @@ class Checkpointing:
             those of a block of a model that `parallelize` has cut are.
         offload: where the inputs are kept. None: on their device. "cpu": in host memory. "disk": in a file.
         offload_dir: for "disk", a folder on a disk of this machine. The file in it has no name.
+        offload_bytes: for "disk", how many bytes this rank will keep there at a time, if you know: the blocks
+            of the file are allocated now. `zerolab.residual.activation_checkpoints` computes them for a GPT.
 
     Attributes:
         held_bytes: what is kept on the device now.
@@ -47,7 +49,7 @@ class Checkpointing:
         makes are repeated, but for what follows the last activation that is needed; after
         `torch.utils.checkpoint.set_checkpoint_early_stop` (False) all of them.
     Raises: TypeError and ValueError for anything else, and for a folder that cannot be written to; OSError
-        in forward where it is full.
+        for a disk that has no room, at once for ``offload_bytes``, and in forward for what goes beyond.
     """
 
     def __init__(
@@ -55,22 +57,24 @@ class Checkpointing:
         partition: TensorParallel | None = None,
         offload: str | None = None,
         offload_dir: str | Path | None = None,
+        offload_bytes: int = 0,
     ):
         if partition is not None and not isinstance(partition, TensorParallel):
             raise TypeError(
                 f"partition is {type(partition).__name__}: pass the TensorParallel that parallelize() was "
                 "given, or None to keep whole inputs"
             )
-        check_offload(offload, offload_dir)
-        self.partition, self.offload, self.offload_dir = partition, offload, offload_dir
-        self._tier: Tier | None = None
+        check_offload(offload, offload_dir, offload_bytes)
+        self.partition, self.offload = partition, offload
+        self.offload_dir, self.offload_bytes = offload_dir, offload_bytes
+        self._tier: Tier | None = self._tier_for(torch.device("cpu")) if offload == "disk" else None
         self._kept: weakref.WeakSet[Kept] = weakref.WeakSet()
 
     def __deepcopy__(self, memo) -> "Checkpointing":
         return self  # the copy of a model keeps its inputs in the same place
 
     def __reduce__(self) -> tuple:
-        return Checkpointing, (self.partition, self.offload, self.offload_dir)
+        return Checkpointing, (self.partition, self.offload, self.offload_dir, self.offload_bytes)
 
     @property
     def held_bytes(self) -> int:
@@ -118,12 +122,15 @@ class Checkpointing:
         """Return what to keep of an input: of anything but an activation, the value itself."""
         if not _is_activation(value):
             return value
-        if self._tier is None:
-            self._tier = tier_of(self.offload, self.offload_dir, value.device, lambda: 0)
+        if self._tier is None or (value.is_meta and not isinstance(self._tier, CountingTier)):
+            self._tier = self._tier_for(value.device)
         plain = self.partition is None and self._tier is None
         kept = KeptWhole(value) if plain else KeptCopy(value, self.partition, self._tier)
         self._kept.add(kept)
         return kept
+
+    def _tier_for(self, device: torch.device) -> Tier | None:
+        return tier_of(self.offload, self.offload_dir, device, lambda: self.offload_bytes)
 
 
 class _Run:

@@ -128,7 +128,7 @@ class DiskTier(Tier):
         self._used = self._allocated = 0
         self._given_back: dict[int, list[int]] = {}
         self._staging: Tensor | None = None
-        self.reserve(nbytes)
+        self.reserve(nbytes or 1)  # an empty file fits on a full disk
 
     def reserve(self, nbytes: int) -> None:
         try:
@@ -244,11 +244,19 @@ def lies_in_memory(folder: Path) -> bool:
     return False
 
 
-def check_offload(offload: str | None, folder: Any) -> None:
+def check_offload(offload: str | None, folder: Any, nbytes: int = 0) -> None:
     """Refuse settings that do not fit each other, and a folder that cannot be written to.
 
+    Args: nbytes: how many bytes the user asks to reserve.
     Raises: ValueError, TypeError.
     """
+    if isinstance(nbytes, bool) or not isinstance(nbytes, int):
+        raise TypeError(f"offload_bytes is {nbytes!r}: pass a whole number of bytes")
+    if nbytes < 0 or (nbytes and offload != "disk"):
+        raise ValueError(
+            f"offload_bytes is {nbytes:,} and offload {offload!r}: it must be 0 or more, and is for "
+            'offload="disk" alone'
+        )
     if offload not in PLACES:
         raise ValueError(f"offload is {offload!r}: choose from {', '.join(map(repr, PLACES))}")
     if offload != "disk":

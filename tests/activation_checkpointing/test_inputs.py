@@ -6,6 +6,7 @@ import functools
 import gc
 import os
 import pickle
+import resource
 import sys
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from torch import nn
 
 import zerolab
 from zerolab import Checkpointing, TensorParallel
+from zerolab.residual import activation_checkpoints
 
 for module in (sys.modules[__name__], meshes):
     cloudpickle.register_pickle_by_value(module)  # spares the ranks the import of pytest
@@ -208,9 +210,68 @@ def test_a_full_disk_is_an_error_before_a_byte_is_written(tmp_path: Path, monkey
 
     checkpointing = Checkpointing(offload="disk", offload_dir=tmp_path)
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(OSError, match=r"offload_dir .* has no room for 12 bytes more"):
-        checkpointing(torch.sin, stream(3))
+    with pytest.raises(OSError, match=r"offload_dir .* has no room for 11 bytes more"):
+        checkpointing(torch.sin, stream(3))  # 12 bytes, of which one was allocated at the start
     assert checkpointing.written_bytes == checkpointing.offloaded_bytes == 0
+
+
+@pytest.mark.parametrize("offload_bytes", [0, 10**6])
+def test_a_disk_without_room_is_refused_before_anything_starts(tmp_path: Path, offload_bytes: int):
+    room = offload_bytes - 1 if offload_bytes else 0
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
+    try:
+        with pytest.raises(
+            OSError, match=rf"has no room for {offload_bytes or 1:,} bytes more .* are free\)"
+        ):
+            Checkpointing(offload="disk", offload_dir=tmp_path, offload_bytes=offload_bytes)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(tmp_path.iterdir())
+
+
+def test_with_room_reserved_no_more_is_allocated(tmp_path: Path, monkeypatch):
+    blocks, numel = 3, 1001
+    need = activation_checkpoints(blocks, hidden=numel, batch=1, seq=1, offload=True, bytes_per_element=4)
+    checkpointing = Checkpointing(offload="disk", offload_dir=tmp_path, offload_bytes=int(need.outside_bytes))
+    monkeypatch.setattr(os, "posix_fallocate", lambda *_: pytest.fail("more was allocated"))
+    for _ in range(2):
+        x = stream(numel)
+        for _ in range(blocks):
+            x = checkpointing(torch.sin, x)
+        assert checkpointing.offloaded_bytes == need.outside_bytes
+        x.sum().backward()
+    assert checkpointing.offloaded_bytes == 0
+
+
+def test_with_the_room_a_rehearsal_counts_and_writes_nothing(tmp_path: Path):
+    checkpointing = Checkpointing(offload="disk", offload_dir=tmp_path, offload_bytes=64)
+    x = torch.zeros(1000, device="meta", requires_grad=True)
+    checkpointing(torch.sin, checkpointing(torch.sin, x))
+    assert checkpointing.written_bytes == 2 * 4000
+
+
+@pytest.mark.parametrize(
+    "offload, nbytes, error",
+    [
+        ("disk", -1, "offload_bytes is -1 and offload 'disk': it must be 0 or more"),
+        ("cpu", 8, "offload_bytes is 8 and offload 'cpu': it must be 0 or more, and is for offload=\"disk\""),
+        (None, 8, "offload_bytes is 8 and offload None"),
+        ("disk", 1.5, "offload_bytes is 1.5: pass a whole number of bytes"),
+        ("disk", True, "offload_bytes is True: pass a whole number of bytes"),
+    ],
+)
+def test_room_that_makes_no_sense(tmp_path: Path, offload: str | None, nbytes: int, error: str):
+    with pytest.raises((ValueError, TypeError)) as caught:
+        Checkpointing(
+            offload=offload, offload_dir=tmp_path if offload == "disk" else None, offload_bytes=nbytes
+        )
+    assert str(caught.value).startswith(error)
+
+
+def test_the_room_is_pickled_with_the_rest(tmp_path: Path):
+    checkpointing = Checkpointing(offload="disk", offload_dir=tmp_path, offload_bytes=64)
+    assert pickle.loads(pickle.dumps(checkpointing)).offload_bytes == 64
 
 
 def test_a_copied_model_keeps_its_inputs_in_the_same_place_and_pickles():
