@@ -169,8 +169,9 @@ def test_a_model_on_a_gpu_is_refused_where_the_group_has_gloo_alone():
     assert "zerolab.device(), which is cpu here" in said and 'backend="nccl"' in said
 
 
-def test_a_model_on_two_devices_is_refused():
-    (said,) = zerolab.launch(refusal, 1, "cuda:0", "cpu", backend="gloo")
+@pytest.mark.parametrize("devices", [("cuda:0", "cpu"), ("cuda:0", "cpu", "cuda:1")])
+def test_a_model_on_several_devices_is_refused(devices: tuple[str, ...]):
+    (said,) = zerolab.launch(refusal, 1, *devices, backend="gloo")
     assert said.startswith("parameter weights.0 is on cuda:0 and weights.1 on cpu: move the whole model")
 
 

@@ -79,7 +79,7 @@ def device_of(model: nn.Module) -> torch.device:
     """
     devices = {p.device: name for name, p in model.named_parameters() if not p.is_meta}
     if len(devices) > 1:
-        (first, name), (second, other) = list(devices.items())[:2]
+        (first, name), (second, other), *_ = devices.items()
         raise ValueError(
             f"parameter {name} is on {first} and {other} on {second}: move the whole model to one device, as "
             "with model.to(zerolab.device()), before building the optimizer"
