@@ -247,6 +247,22 @@ def test_one_rank_alone_has_nothing_to_compare_below_stage_3(stage: int, reads: 
     assert found[1:] == [reads] * (STEPS - 1)
 
 
+def count_checksums_after_a_write(stage: int) -> int:
+    """How many units are read in the step after the one that has taken note of a write."""
+    optimizer, counts = build(stage), []
+    optimizer.model[0].weight.data.mul_(0.9)
+    assert train(optimizer, 1) == (1, "accepted")
+    plain = FlatUnit.checksum
+    FlatUnit.checksum = lambda unit: counts.append(unit) or plain(unit)
+    train(optimizer, 1)
+    return len(counts)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_a_write_that_was_accepted_is_not_looked_at_again(stage: int):
+    assert on_two_ranks(count_checksums_after_a_write, stage) == [1, 1]
+
+
 class Rooted(nn.Module):
     """Parameters of the root before and after three units."""
 
