@@ -255,20 +255,37 @@ def _refuse_captured(block: Callable) -> None:
     found = next((each for each in _captured(block) if _is_activation(each)), None)
     if found is not None:
         raise ValueError(
-            f"{_name_of(block)} has a tensor {list(found.shape)} in its closure or its defaults, which "
-            "checkpointing cannot take out of memory: pass it as an argument, as in "
+            f"{_name_of(block)} has a tensor {list(found.shape)} in its closure, its defaults or its object, "
+            "which checkpointing cannot take out of memory: pass it as an argument, as in "
             "checkpointing(block, stream, mask)"
         )
 
 
-def _captured(block: Callable) -> Iterator[Any]:
-    """Everything that a function brings along: in its closure, its defaults, and a partial's arguments."""
+def _captured(block: Any, seen: set[int] | None = None) -> Iterator[Any]:
+    """Everything that a function brings along, and what that brings along in its turn.
+
+    That is what is in its closure, its defaults and a partial's arguments, and in the attributes of an object
+    that is called, or whose method is. A module keeps what it has: its parameters, buffers and attributes.
+    """
+    seen = set() if seen is None else seen
+    if id(block) in seen or isinstance(block, (nn.Module, type)):
+        return
+    seen.add(id(block))
     if isinstance(block, functools.partial):
-        yield from tree_leaves((block.args, block.keywords))
-        yield from _captured(block.func)
+        found = [block.func, *tree_leaves((block.args, block.keywords))]
+    elif isinstance(block, types.MethodType):
+        held = {} if isinstance(block.__self__, nn.Module) else getattr(block.__self__, "__dict__", {})
+        found = [block.__func__, *tree_leaves(held)]
     elif isinstance(block, types.FunctionType):
         cells = [cell.cell_contents for cell in block.__closure__ or () if _is_filled(cell)]
-        yield from tree_leaves((cells, block.__defaults__ or (), block.__kwdefaults__ or {}))
+        found = tree_leaves((cells, block.__defaults__ or (), block.__kwdefaults__ or {}))
+    elif callable(block) and not isinstance(block, Tensor):
+        found = tree_leaves(getattr(block, "__dict__", {}))
+    else:
+        return
+    yield from found
+    for each in found:
+        yield from _captured(each, seen)
 
 
 def _is_filled(cell: types.CellType) -> bool:

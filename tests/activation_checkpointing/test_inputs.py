@@ -100,9 +100,9 @@ class Boom(Exception):
     pass
 
 
-@pytest.mark.parametrize("offload", [None, "cpu"])
-def test_nothing_is_left_after_an_exception(offload: str | None):
-    checkpointing = Checkpointing(offload=offload)
+@pytest.mark.parametrize("offload", [None, "cpu", "disk"])
+def test_nothing_is_left_after_an_exception(offload: str | None, tmp_path: Path):
+    checkpointing = Checkpointing(offload=offload, offload_dir=tmp_path if offload == "disk" else None)
     calls = []
 
     def raises_again(x):
@@ -126,9 +126,28 @@ def test_nothing_is_left_after_an_exception(offload: str | None):
     assert checkpointing.held_bytes + checkpointing.offloaded_bytes == 0
 
 
+class Adding:
+    """An object that adds what it holds, as a callable and by a method."""
+
+    def __init__(self, held: torch.Tensor):
+        self.held = [held]
+
+    def __call__(self, y):
+        return y + self.held[0]
+
+    def add(self, y):
+        return y + self.held[0]
+
+
 def captures(kind: str):
     x = stream(2, 3)
+    inner = lambda y: y + x
     return {
+        "a function in a closure": lambda y: inner(y),
+        "an object": Adding(x),
+        "an object's method": Adding(x).add,
+        "partial of an object": functools.partial(Adding(x)),
+        "an object in a closure": (lambda held: lambda y: held(y))(Adding(x)),
         "closure": lambda y: y + x,
         "list in a closure": (lambda held: lambda y: y + held[0])([x]),
         "default": lambda y, other=x: y + other,
@@ -138,12 +157,37 @@ def captures(kind: str):
     }[kind]
 
 
-@pytest.mark.parametrize(
-    "kind", ["closure", "list in a closure", "default", "partial", "partial keyword", "partial of a closure"]
-)
+CAPTURES = ["closure", "list in a closure", "default", "partial", "partial keyword", "partial of a closure"]
+CAPTURES += ["a function in a closure", "an object", "an object's method", "partial of an object"]
+
+
+@pytest.mark.parametrize("kind", [*CAPTURES, "an object in a closure"])
 def test_a_tensor_in_a_closure_is_refused(kind: str):
     with pytest.raises(ValueError, match=r"a tensor \[2, 3\] in its closure.*pass it as an argument"):
         Checkpointing(offload="cpu")(captures(kind), stream(2, 3))
+
+
+class Model(nn.Module):
+    """A module whose method is checkpointed, and a function that calls itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.mask = nn.Linear(3, 3), torch.ones(3)
+
+    def block(self, x):
+        return self.layer(x) * self.mask
+
+    def forward(self, x):
+        def twice(x, again=True):
+            return twice(self.block(x), False) if again else x
+
+        return Checkpointing()(twice, Checkpointing()(self.block, x))
+
+
+def test_what_a_module_holds_is_its_own():
+    model = Model()
+    model(stream(2, 3)).sum().backward()
+    assert model.layer.weight.grad is not None
 
 
 def test_a_parameter_in_a_closure_is_not_refused():

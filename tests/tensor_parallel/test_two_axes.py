@@ -1,14 +1,17 @@
 """Promise: what concerns the whole model is decided by the ranks of both groups."""
 
+import re
 import sys
 from functools import partial
 
 import cloudpickle
 import pytest
 import torch
+import torch.distributed as dist
 from support import cut_models, meshes
 from support.cut_models import SIZES
 from support.meshes import backward, cut_and_optimizer, values_of
+from torch.distributed.tensor import distribute_module
 
 import zerolab
 
@@ -148,6 +151,22 @@ def wrong(kind: str) -> None:
         parallelize(torch.nn.Sequential(*layers), parallel, pairs=[layers])
     if kind == "group":
         TensorParallel(mesh)
+    if kind in ("no group", "a mesh"):
+        parallelize(cut_models.whole_model(), None if kind == "no group" else mesh)
+    if kind == "no module":
+        parallelize("gpt", parallel)
+    if kind == "twice":
+        parallelize(parallelize(cut_models.whole_model(), parallel), parallel)
+    if kind == "sections":
+        layers = torch.nn.Linear(4, 8), torch.nn.Linear(8, 4)
+        parallelize(torch.nn.Sequential(*layers), parallel, pairs=[(*layers, 3)])
+    if kind == "two pairs":
+        layers = [torch.nn.Linear(4, 4) for _ in range(3)]
+        parallelize(torch.nn.Sequential(*layers), parallel, pairs=[layers[:2], layers[1:]])
+    if kind == "DTensor":
+        cut = torch.nn.Linear(4, 4)
+        distribute_module(cut, mesh["tp"])
+        parallelize(torch.nn.Sequential(cut), parallel)
     model = parallelize(cut_models.whole_model(), parallel)
     if kind == "not given":
         adam(model, process_group=mesh.get_group("dp"))
@@ -166,6 +185,13 @@ REFUSALS = {
     "foreign": r"is no linear layer of the model: pass nn.Linear modules that are found in",
     "own forward": r"0 is a Scaled with a forward of its own, which its part would not have: take a plain",
     "group": r"group is DeviceMesh: pass the process group of the ranks that share one copy",
+    "no group": r"parallel is NoneType: pass zerolab.TensorParallel\(group\), with the process group",
+    "a mesh": r"parallel is DeviceMesh: pass zerolab.TensorParallel\(group\)",
+    "no module": r"model is str: pass an nn.Module",
+    "twice": r"was cut by parallelize\(\) before: cut a model once, with all its pairs",
+    "sections": r"0 has 8 outputs, which 3 sections do not divide: pass the number of equal sections",
+    "two pairs": r"pairs: 1 is in two pairs, or twice in one: name each layer once",
+    "DTensor": r"parameter 0.weight is a DTensor, which PyTorch's own parallelism has cut: pass a model with",
     "not given": r"the model was cut for 2 ranks and tensor_parallel is None: cut it with parallelize",
     "not cut": r"the model is not cut and tensor_parallel is <",
     "same group": r"process_group has the ranks \[0, 1\] and the tensor-parallel group \[0, 1\]",
@@ -177,3 +203,45 @@ REFUSALS = {
 def test_what_does_not_fit_is_refused_with_a_way_out(kind: str):
     with pytest.raises(zerolab.WorkerError, match=REFUSALS[kind]):
         zerolab.launch(wrong, 2, kind, timeout=60)
+
+
+def crossed(stage: int) -> str:
+    """Data-parallel groups join the left half of one copy of the model and the right of the other."""
+    rank = dist.get_rank()
+    groups = {ranks: dist.new_group(ranks) for ranks in ((0, 1), (2, 3), (0, 3), (1, 2))}
+    mine = lambda *pairs: next(groups[pair] for pair in pairs if rank in pair)
+    parallel = zerolab.TensorParallel(mine((0, 1), (2, 3)))
+    model = zerolab.parallelize(cut_models.whole_model(), parallel)
+    try:
+        zerolab.ZeroOptimizer(
+            model,
+            torch.optim.Adam,
+            stage=stage,
+            process_group=mine((0, 3), (1, 2)),
+            tensor_parallel=parallel,
+        )
+    except ValueError as error:
+        return str(error)
+    return "accepted"
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_groups_that_average_different_parts_are_refused(stage: int):
+    for said in zerolab.launch(crossed, 4, stage, timeout=60):
+        assert re.search(r"process_group have the parts \[[01], [01]\] of the model.* take both groups", said)
+
+
+def buffers_and_parameters() -> list[torch.Tensor]:
+    """What a model that differs by rank holds after it was cut: none of it is in a pair."""
+    parallel = zerolab.TensorParallel(dist.group.WORLD)
+    torch.manual_seed(dist.get_rank())
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+    model.register_buffer("scale", torch.randn(3))
+    model.register_buffer("count", torch.tensor(dist.get_rank()))
+    zerolab.parallelize(model, parallel, pairs=[(model[0], model[1])])
+    return [model.scale, model.count, model[2].running_mean, model[1].bias.detach()]
+
+
+def test_buffers_start_as_rank_0s_too():
+    first, second = zerolab.launch(buffers_and_parameters, 2, timeout=60)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True)) and second[1] == 0

@@ -115,6 +115,13 @@ def _group_of_all(data_parallel: Comm, parallel: TensorParallel) -> dist.Process
             f"the ranks of the tensor-parallel group {across} are at places {found.tolist()} (rank, world "
             "size) of their data-parallel groups, and must be at the same one: take both from one mesh"
         )
+    parts = data_parallel.exchange(torch.tensor([parallel.rank]), "parts of the model").flatten().tolist()
+    if len(set(parts)) > 1:
+        raise ValueError(
+            f"the ranks {mine} of process_group have the parts {parts} of the model (their numbers in their "
+            "tensor-parallel groups), and must have the same one, because their gradients are averaged: take "
+            "both groups from one mesh"
+        )
     rows = parallel.comm.exchange(torch.tensor(mine), "ranks of the data-parallel groups")
     ranks = sorted(rows.flatten().tolist())  # a rehearsal has this rank's row for all; the number is right
     everyone = len(ranks) == dist.get_world_size()

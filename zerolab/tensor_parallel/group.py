@@ -107,11 +107,11 @@ class TensorParallel:
 
     @torch.no_grad()
     def copy_from_rank_0(self, name: str, values: Tensor) -> None:
-        """Overwrite the values of a parameter that is not cut with rank 0's. Comm: Ψ of it."""
+        """Overwrite the values of a parameter or a buffer with rank 0's. Comm: Ψ of it."""
         if not values.is_meta:
-            received = values.detach().clone(memory_format=torch.contiguous_format)
+            received = values.detach().clone(memory_format=torch.contiguous_format).view(-1)
             self.comm.broadcast(received, Message(name, received.numel()))
-            values.copy_(received)
+            values.copy_(received.view(values.shape))
 
     @torch.no_grad()
     def whole(self, part: Tensor, split: Split) -> Tensor:

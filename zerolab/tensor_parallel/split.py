@@ -1,13 +1,15 @@
 """parallelize: replace pairs of linear layers in a model by this rank's part of them."""
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from zerolab.models import Block
 from zerolab.tensor_parallel.group import TensorParallel
-from zerolab.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from zerolab.tensor_parallel.layers import ColumnParallelLinear, ParallelLinear, RowParallelLinear
 
 Pair = tuple[nn.Linear, nn.Linear] | tuple[nn.Linear, nn.Linear, int]
 """The layer that is cut by its outputs, the one that is cut by its inputs, and the sections of the first."""
@@ -17,8 +19,8 @@ Pair = tuple[nn.Linear, nn.Linear] | tuple[nn.Linear, nn.Linear, int]
 def parallelize(model: nn.Module, parallel: TensorParallel, pairs: Iterable[Pair] | None = None) -> nn.Module:
     """Cut pairs of linear layers of ``model`` over the ranks, in place; returns the model.
 
-    All parameters become rank 0's first. Between the layers of a pair the model may only work on each feature
-    alone, or on groups of them that stay together, such as an attention's heads.
+    All parameters and buffers become rank 0's first. Between the layers of a pair the model may only work on
+    each feature alone, or on groups of them that stay together, such as an attention's heads.
 
     Args:
         model: any module; the course's GPT needs no ``pairs``.
@@ -31,8 +33,10 @@ def parallelize(model: nn.Module, parallel: TensorParallel, pairs: Iterable[Pair
 
     Memory: the whole model on every rank, until it is cut; on the meta device none. Comm: Ψ, a broadcast.
     Raises: ValueError for sizes that the number of ranks does not divide, for a layer that is no part of the
-        model, and where there is no pair.
+        model or was cut before, for DTensor parameters, and where there is no pair; TypeError for anything
+        but a module and a TensorParallel.
     """
+    _check_types(model, parallel)
     found = [(*pair, 1)[:3] for pair in (_pairs_of_blocks(model, parallel.size) if pairs is None else pairs)]
     if not found:
         raise ValueError(
@@ -42,12 +46,34 @@ def parallelize(model: nn.Module, parallel: TensorParallel, pairs: Iterable[Pair
     names = {module: name for name, module in model.named_modules()}
     for column, row, sections in found:
         _check(names, column, row, sections, parallel.size)
-    for name, parameter in model.named_parameters():
-        parallel.copy_from_rank_0(name, parameter)
+    layers = [layer for column, row, _ in found for layer in (column, row)]
+    if twice := [names[layer] for layer in layers if layers.count(layer) > 1]:
+        raise ValueError(f"pairs: {twice[0]} is in two pairs, or twice in one: name each layer once")
+    for name, values in chain(model.named_parameters(), model.named_buffers()):
+        parallel.copy_from_rank_0(name, values)
     for column, row, sections in found:
         model.set_submodule(names[column], ColumnParallelLinear(column, parallel, names[column], sections))
         model.set_submodule(names[row], RowParallelLinear(row, parallel, names[row]))
     return model
+
+
+def _check_types(model: nn.Module, parallel: TensorParallel) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is {type(model).__name__}: pass an nn.Module")
+    if not isinstance(parallel, TensorParallel):
+        raise TypeError(
+            f"parallel is {type(parallel).__name__}: pass zerolab.TensorParallel(group), with the process "
+            "group of the ranks that share one copy of the model"
+        )
+    for name, module in model.named_modules():
+        if isinstance(module, ParallelLinear):
+            raise ValueError(f"{name} was cut by parallelize() before: cut a model once, with all its pairs")
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, DTensor):
+            raise ValueError(
+                f"parameter {name} is a DTensor, which PyTorch's own parallelism has cut: pass a model with "
+                "plain parameters"
+            )
 
 
 def _pairs_of_blocks(model: nn.Module, size: int) -> Iterator[Pair]:
@@ -74,6 +100,11 @@ def _check(names: dict, column: nn.Linear, row: nn.Linear, sections: int, size: 
                 f"{names[layer]} is a {type(layer).__name__} with a forward of its own, which its part would "
                 "not have: take a plain nn.Linear, and do the rest in the module around it"
             )
+    if column.out_features % sections:
+        raise ValueError(
+            f"{names[column]} has {column.out_features} outputs, which {sections} sections do not divide: "
+            "pass the number of equal sections, 3 for queries, keys and values"
+        )
     for layer, numel in ((column, column.out_features // sections), (row, row.in_features)):
         if numel % size:
             raise ValueError(

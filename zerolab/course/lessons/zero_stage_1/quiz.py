@@ -14,6 +14,15 @@ STAGE_1 = Prediction(
     "GB",
     why="(2 + 2 + 12/32) bytes × 20 billion.",
 )
+UNTRAINED = Prediction(
+    {
+        "you took every tensor to have an owner, and 29 // 4 rounds down": 0,
+        "you took all that one rank leaves out, and other ranks update most of it": 22,
+        "you took the tensors of one rank": 7,
+    },
+    "tensors",
+    why="29 // 4 is 7, and four ranks have 28 of them.",
+)
 TRAFFIC = Prediction(
     {
         "you took an all-reduce and then an all-gather, which sends a third for nothing": 3,
