@@ -68,6 +68,18 @@ def test_every_way_trains_the_same_bits_with_the_same_data_parallel_bytes(
             assert between == (11 if way[0] else 10) * message
 
 
+def far_ahead(stage: int, folder: Path) -> list[Trained]:
+    return [trained(stage, "fp32", way, folder, prefetch=3) for way in (None, (True, None))]
+
+
+def test_blocks_that_are_gathered_far_ahead_and_computed_again_have_the_same_bits(tmp_path: Path):
+    for (expected, (sent, _)), (found, (sent_then, _)) in zerolab.launch(
+        far_ahead, 4, 3, tmp_path, timeout=120
+    ):
+        assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
+        assert sent_then == sent
+
+
 def with_everything(folder: Path) -> tuple[dict, dict]:
     """The parameters of a plain training, and of one with all that ZeRO-R has, and offloaded state."""
     everything = {"offload": "disk", "offload_dir": folder, "bucket_bytes": 64}

@@ -66,11 +66,13 @@ def test_buckets_change_no_bit_no_byte_and_no_event(world_size: int):
 # Memory.
 
 
-def scratch_peaks(stages: tuple[int, ...], widths: list[int], settings: list[dict]) -> list[tuple[int, int]]:
+def scratch_peaks(
+    stages: tuple[int, ...], widths: list[int], settings: list[dict], depths: tuple[int, ...] = (5,)
+) -> list[tuple[int, int]]:
     """The most scratch at once, and how much of the whole peak the meter missed, of each combination."""
     found = []
-    for stage, width, each in itertools.product(stages, widths, settings):
-        model = subjects.Ladder(width=width)
+    for stage, width, depth, each in itertools.product(stages, widths, depths, settings):
+        model = subjects.Ladder(depth=depth, width=width)
         optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=stage, lr=0.1, **each)
         with HighWater(optimizer) as seen:
             model(torch.ones(2, width), torch.zeros(2, width)).backward()
@@ -98,6 +100,15 @@ def test_scratch_does_not_grow_with_the_width_of_a_unit():
     for (narrow, _), (whole_narrow, _), (wide, _), (whole_wide, _) in launched(2, (2,), [64, 512], settings):
         assert narrow == wide == 2 * 4096
         assert (whole_narrow, whole_wide) == (2 * 4 * 64**2 / 2, 2 * 4 * 512**2 / 2)
+
+
+def test_scratch_does_not_grow_with_the_depth_of_a_model_but_where_it_is_one_unit():
+    """Units bound it: two shards of one layer. With units=[] it is half of all gradients, 2Ψ bytes."""
+    depths, layer = (4, 16, 64), 16 * 16
+    for found in launched(2, (2,), [16], [{}, {"units": []}], depths):
+        by_unit, as_one = found[::2], found[1::2]
+        assert [scratch for scratch, _ in by_unit] == [2 * 4 * layer / 2] * 3
+        assert [scratch for scratch, _ in as_one] == [2 * depth * layer for depth in depths]
 
 
 def test_a_bucket_larger_than_the_shard_takes_no_more_than_the_shard():

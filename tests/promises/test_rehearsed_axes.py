@@ -131,6 +131,25 @@ def test_100_billion_parameters_on_400_gpus(capsys):
     assert planned == pytest.approx(found.rank_psi, rel=0.01)  # it leaves out positions, norms and biases
 
 
+def test_100_billion_parameters_with_everything_moved_away():
+    """P_a+cpu, and the optimizer's state in host memory: what the device holds, and what was moved."""
+    batch = lambda: (torch.zeros(32, 1024, dtype=torch.long),) * 2
+    found = zerolab.rehearse(
+        lambda: GPT(vocab=50257, width=8192, depth=125, heads=64, context=1024),
+        world_size=400,
+        stage=2,
+        tensor_parallel=16,
+        inputs=batch,
+        checkpointing=lambda ranks: zerolab.Checkpointing(ranks, offload="cpu"),
+        offload="cpu",
+    )
+    assert (found.checkpoints_bytes, found.offloaded_checkpoints_bytes) == (0, 67_108_864_000 // 16)
+    formula = zerolab.memory.model_states(found.rank_psi, 25, 2)
+    assert found.memory.optimizer_bytes == 0
+    assert found.memory.offloaded_bytes == pytest.approx(formula.optimizer_bytes, rel=1e-4)  # and padding
+    assert found.memory.params_bytes == pytest.approx(formula.params_bytes, rel=1e-9)
+
+
 def checkpoints(make, **settings) -> tuple[int, int, float]:
     """What rank 0 keeps on its device and elsewhere, and what a block sends to the ranks of its copy."""
     tokens = torch.zeros(2, 16, dtype=torch.long, device="meta")
