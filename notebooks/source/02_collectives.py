@@ -91,8 +91,8 @@ zerolab.launch(all_gather, 4)
 
 
 # %% [markdown]
-# **All-reduce**: every rank gets the whole sum. Now combine: what do you get from a reduce-scatter, followed
-# by an all-gather of the chunks?
+# **All-reduce**: every rank gets the whole sum. Now combine: a reduce-scatter, followed by an all-gather of
+# the chunks.
 
 
 # %%
@@ -290,5 +290,4 @@ answer(my_answers, quiz.QUESTIONS)
 # - On a ring each half sends (N-1)/N of the tensor per rank, for any number of ranks.
 # - Between the halves every rank has one complete chunk. ZeRO starts from that.
 #
-# **Next:** [03 · Data parallel](03_data_parallel.ipynb): gradients are sent in buckets while the backward
-# pass still runs.
+# **Next:** [03 · Data parallel](03_data_parallel.ipynb): the ranks train one model together.

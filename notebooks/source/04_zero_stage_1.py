@@ -94,8 +94,9 @@ predict(my_guess, states.total_bytes / 1e9, quiz.STAGE_1, *rows)
 # ## A sharded optimizer that is wrong
 #
 # Below is a first attempt as one often sees it. Each rank takes an equal part of the parameter *list* and
-# gives it to its own Adam. The code runs, the loss falls, and memory is saved. **It has three bugs. Find them
-# before you continue.**
+# gives it to its own Adam. The code runs, the loss falls, and memory is saved. It has three bugs. Find them
+# before you continue. One of them leaves parameters untrained. **How many of the 29 tensors of this model
+# does no rank update?**
 
 
 # %%
@@ -116,21 +117,27 @@ def a_sketch():
 
 
 # %%
+my_guess = ...
+
+# %%
 moved, cleared = zip(*zerolab.launch(a_sketch, 4), strict=True)
 names = [name for name, _ in build().named_parameters()]
-for rank in range(4):
-    print(f"rank {rank}: {sum(moved[rank])} of 29 tensors updated, {sum(cleared[rank])} gradients cleared")
+rows = [f"rank {r}: {sum(moved[r])} tensors updated, {sum(cleared[r])} gradients cleared" for r in range(4)]
 nobody = [name for place, name in enumerate(names) if not any(row[place] for row in moved)]
 lost = sum(build().get_parameter(name).numel() for name in nobody)
-print(f"updated by no rank: {', '.join(nobody)}, {lost:,} parameters")
+rows.append(f"updated by no rank: {', '.join(nobody)}, {lost:,} parameters")
+predict(my_guess, len(nobody), quiz.UNTRAINED, *rows)
 
 # %% [markdown]
+# <details><summary>The three bugs</summary>
+#
 # - **The remainder.** `len(parameters) // world_size` rounds down. 29 tensors make four parts of 7, and the
 #   last tensor, the whole output head, is never trained.
 # - **No communication.** Each rank updates its own 7 tensors and never gets the other 22. So there are four
 #   different models, and none of them is right.
 # - **`zero_grad()` clears only the gradients that its own Adam knows.** All other gradients are added up,
 #   step after step.
+# </details>
 #
 # It also has a weakness: 7 tensors can be large or small, so the parts differ in bytes. The rank with the
 # largest part decides whether the job fits.
@@ -513,9 +520,10 @@ show(fig, f"Loss of each step at stage 1 and in one process with plain Adam: the
 #
 # ## On GPUs
 #
-# If this machine has a GPU for every rank, the cells above used them, over NCCL. On any other machine they
-# used the CPU, over gloo. The next cell trains with stage 1 over NCCL, with one rank for each GPU, and
-# compares the bits with one process on one GPU. If there is only one GPU, it runs two ranks, which share it.
+# Two libraries send the messages here: NCCL between GPUs, and gloo between CPUs. If this machine has a GPU
+# for every rank, the cells above used them, over NCCL. On any other machine they used the CPU, over gloo. The
+# next cell trains with stage 1 over NCCL, with one rank for each GPU, and compares the bits with one process
+# on one GPU. If there is only one GPU, it runs two ranks, which share it.
 
 # %% tags=["nbval-ignore-output"]
 verify_on_gpus(stage=1)

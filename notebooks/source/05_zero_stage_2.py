@@ -346,8 +346,8 @@ predict(my_guess, zerolab.cost.communication_volume(1, stage=2, micro_batches=4)
 
 # %% [markdown]
 # There is a way to move less: `no_sync()`. Backward passes inside it collect whole gradients locally, and the
-# first backward pass outside reduces the total. So it moves 2Ψ again. (DDP and FSDP can do the same.
-# DeepSpeed's `no_sync()` raises an error at stages 2 and 3.)
+# first backward pass outside reduces the total. So it moves 2Ψ again. (DDP can do the same, and so can FSDP,
+# PyTorch's own sharding. DeepSpeed's `no_sync()` raises an error at stages 2 and 3.)
 #
 # The next cells measure what that costs in memory. The second of them takes 24 steps on four ranks, of up to
 # eight micro-batches each. That can take a minute, in which nothing is printed.
@@ -485,8 +485,11 @@ def average_grad_of(parameter):
 
 
 # %% [markdown]
-# Now all four combinations. Two ranks make three steps each on their own batches. **Which combinations keep
-# the two replicas equal? Which of the others raise an error?**
+# Now all four combinations. Two ranks make three steps each on their own batches. Which combinations keep the
+# two replicas equal, and which of the others raise an error? **How many of the four keep them equal?**
+
+# %%
+my_guess = ...
 
 
 # %%
@@ -503,16 +506,22 @@ def train_with_hooks(hook, function):
 
 
 # %%
+equal, rows = 0, []
 for hook in ("register_hook", "register_post_accumulate_grad_hook"):
     for function in (average, average_grad_of):
-        first, second = zerolab.launch(train_with_hooks, 2, hook, function)
-        print(f"{hook:<35} {function.__name__:<15} replicas equal: {torch.equal(first, second)}")
+        same = torch.equal(*zerolab.launch(train_with_hooks, 2, hook, function))
+        equal += same
+        rows.append(f"{hook:<35} {function.__name__:<15} replicas equal: {same}")
+predict(my_guess, equal, quiz.EQUAL_REPLICAS, *rows)
 
 # %% [markdown]
-# Two combinations are right, two are wrong, and none raises an error. `register_hook` passed a gradient to
-# `average_grad_of`. A gradient has no `.grad` of its own, so the `if` that was meant for unused parameters
-# skipped it. The other hook passed the *weights* to `average`: the weights were averaged, one step late, and
-# the gradients never. Only a comparison of the ranks shows the mistake.
+# <details><summary>Why</summary>
+#
+# None of the combinations raises an error. `register_hook` passed a gradient to `average_grad_of`. A gradient
+# has no `.grad` of its own, so the `if` that was meant for unused parameters skipped it. The other hook
+# passed the *weights* to `average`: the weights were averaged, one step late, and the gradients never. Only a
+# comparison of the ranks shows the mistake.
+# </details>
 #
 # zerolab uses the second hook. It is called when the gradient is complete, so the gradient can be moved into
 # the flat buffer at once.

@@ -591,17 +591,21 @@ for stage, run in rehearsed.items():
 # just stored the gradient of one matrix of the MLP, 5.2 GB more, which the engine is about to copy into the
 # block's gradient buffer. With the model states that is 94 GB.
 #
-# This lesson's options help. How many GB does the peak fall to if the engine waits for every collective?
+# This lesson's options help. **How many GB does the peak fall to if the engine waits for every collective,
+# with nothing gathered ahead and no reduction in flight?**
+
+# %%
+my_guess = ...
 
 # %% tags=["nbval-ignore-output"]
 counted = progress("stage 3, nothing ahead", trillion)
 patient = zerolab.rehearse(counted, world_size=1024, stage=3, prefetch=0, reduces_in_flight=0)
 
 # %%
-print(f"prefetch 0, nothing in flight: {max(patient.peak_by_phase.values()) / 1e9:.1f} GB at the peak")
+predict(my_guess, max(patient.peak_by_phase.values()) / 1e9, quiz.PATIENT_PEAK)
 
 # %% [markdown]
-# Now one block is whole instead of two, and one block's gradients: 2 × 15.7 GB less.
+# A price is paid in time: the engine computes nothing while it waits.
 #
 # Smaller units would help without waiting. `units=` takes a list of modules, and each of them is gathered as
 # one unit. So a model that has attention and MLP in modules of their own can be cut there. Whether a model

@@ -34,7 +34,7 @@ from zerolab.bench.contestants import CONTESTANTS, UPDATES, absent, fully_sharde
 from zerolab.bench.observe import Ledger, held_bytes, storage_bytes
 from zerolab.course import answer, choice, explore, figure, number, predict, show, show_source, slider
 from zerolab.course.lessons.in_the_wild import check_choices, check_json, check_shard, clusters, figures, quiz
-from zerolab.course.look import COLOURS, INK, PALE, QUIET
+from zerolab.course.look import COLOURS, INK, PALE, QUIET, magnify
 from zerolab.models import GPT
 from zerolab.parity.reference import reference
 
@@ -460,8 +460,8 @@ predict(my_guess, found["hybrid"][0]["between nodes"], quiz.ACROSS_NODES, *rows)
 # nodes after the last one only (`set_requires_all_reduce(False)` before). Then 2Ψ stay 2Ψ, and stage 3 has
 # 3MΨ.
 #
-# Move the sliders: eight nodes of eight A100 train 7B parameters. Where do the lines cross, and what does
-# accumulation do?
+# Move the sliders: eight nodes of eight A100 train 7B parameters. **Where do the lines cross, and what does
+# accumulation do?**
 
 
 # %%
@@ -501,12 +501,15 @@ def network_matters(fig, micro_batches, nodes):
 explore(network_matters, height=3, micro_batches=slider(1, 16, 1), nodes=choice([2, 4, 8, 16, 32], 8))
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # With one micro-batch stages 1 and 2 and hybrid sharding lie almost on one line, and stage 3 is 1.5 times as
 # high. On eight nodes the line of hybrid sharding crosses that of stages 1 and 2 between 200 and 400 Gbit/s.
 # At the right, where a node's network is as fast as NVLink, it meets that of stage 3: there hybrid sharding
 # only costs memory. With eight micro-batches stage 1 and hybrid sharding still move 2Ψ between nodes, stage 2
 # has 9Ψ, and stage 3 has 24Ψ. Then hybrid sharding is far below stage 3, and crosses stage 2 only beyond 800
 # Gbit/s.
+# </details>
 #
 # DeepSpeed's `zero_hpz_partition_size` goes a part of this way: it keeps a second shard of the parameters in
 # each node, so that the gather for backward stays inside.
@@ -568,6 +571,7 @@ def on_a_cluster(fig, cluster, stage, precision, checkpointing):
     ax.set(yticks=[], xlabel="GB on each GPU (dashed: 95 % of its memory)", xlim=(0, 1.1 * max(left, room)))
     title = verdict_on(chosen, stage, precision, checkpointing == "on", left)
     ax.set_title(title)
+    magnify(ax)
     return f"{title}. Stage {stage}, precision {precision}, checkpointing {checkpointing}."
 
 

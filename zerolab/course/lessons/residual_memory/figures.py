@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Polygon, Rectangle
 
-from zerolab.course.look import COLOURS, INK, PALE, PAPER, ink_on, rank_colour
+from zerolab.course.look import COLOURS, INK, PALE, PAPER, ink_on, magnify, rank_colour
 
 _CENTRED: dict[str, Any] = {"ha": "center", "va": "center"}
 # Of each rank: what it has of A and of B.
@@ -57,7 +57,8 @@ def memory_bars(ax: Axes, rows: Mapping[str, Mapping[str, float]], limit: float)
             behind = COLOURS[category] if shown else behind
             ax.barh(place, shown, left=left, color=COLOURS[category], label=label)
             left += shown
-        words = f"{total:.1f} GB{'' if total <= limit else ', too much'}{', bar cut' if is_cut else ''}"
+        verdict = "fits" if total <= limit else "does not fit"
+        words = f"{total:.1f} GB, {verdict}{', bar cut' if is_cut else ''}"
         if is_cut:
             _break(ax, 0.965 * widest, place, 0.012 * widest)
         if left > 0.65 * widest:
@@ -70,6 +71,7 @@ def memory_bars(ax: Axes, rows: Mapping[str, Mapping[str, float]], limit: float)
     ax.axvline(limit, color=INK, linestyle="--", linewidth=0.8)
     ax.set(xlim=(0, widest), ylim=(len(rows) - 0.3, -0.6), xlabel="GB on each GPU (dashed: what it has)")
     ax.set_yticks(range(len(rows)), list(rows))
+    magnify(ax)
     return "; ".join(said)
 
 

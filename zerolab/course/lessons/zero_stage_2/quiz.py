@@ -43,6 +43,16 @@ def gradient_peak(unit_bytes: Mapping[str, float]) -> Prediction:
     )
 
 
+EQUAL_REPLICAS = Prediction(
+    {
+        "you took every hook to fit every function": 4,
+        "you took one hook to work with one function only": 1,
+        "you took three to work, and each hook fits one function alone": 3,
+        "you took none to work": 0,
+    },
+    "combinations",
+    why="Each hook fits one of the two functions.",
+)
 TRAFFIC = Prediction(
     {
         "you took M = 1, or stage 1 under `no_sync()`": 2,

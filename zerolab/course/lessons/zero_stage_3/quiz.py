@@ -41,6 +41,17 @@ BLOCKS_AT_ONCE = Prediction(
     "blocks",
     why="The block that computes, and the one that is gathered ahead.",
 )
+PATIENT_PEAK = Prediction(
+    {
+        "you left one block's parameters out, and its gradients are gone too": 78.4,
+        "you left both blocks' parameters and gradients out, and one of each stays": 31.4,
+        "you took the peak to stay": 94,
+        "you took the model states alone, and the block at work is whole": 15.6,
+    },
+    "GB",
+    tolerance=0.03,
+    why="94 GB, and 2 × 15.7 GB less: one block is whole in place of two, and has gradients.",
+)
 QUESTIONS = (
     Quiz(
         "Your network is slow, and you accumulate over 8 micro-batches. The model fits at stage 2 and at "
