@@ -195,7 +195,7 @@ def ask():
         except RuntimeError as error:
             answers.append(str(error))
     with optimizer.full_params():  # collective: every rank enters
-        answers.append(f"in full_params(): a {type(weight).__name__}, finite: {weight.isfinite().all()}")
+        answers.append(f"in full_params(): all {weight.numel()} values, finite: {weight.isfinite().all()}")
     return answers
 
 

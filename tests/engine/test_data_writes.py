@@ -391,6 +391,16 @@ def copies() -> list[type]:
     return [type(copied[0].weight), type(loaded), own]
 
 
+def shown() -> list[str]:
+    model = build(0).model
+    return [repr(model[0].bias), repr(nn.Parameter(model[0].bias.detach().clone()))]
+
+
+def test_it_looks_like_any_parameter():
+    for own, plain in on_two_ranks(shown):
+        assert own == plain and own.startswith("Parameter containing:\ntensor([")
+
+
 def test_a_copy_is_an_ordinary_parameter():
     for copied, loaded, own in on_two_ranks(copies):
         assert copied is loaded is nn.Parameter and issubclass(own, nn.Parameter)

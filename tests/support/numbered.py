@@ -8,13 +8,14 @@ import torch
 from torch import nn
 
 import zerolab
+from zerolab.unit.sharded import Sharded
 
 
 def build(stage: int = 2, model: nn.Module | None = None, optimizer=torch.optim.Adam, **settings):
     """On a rank: an optimizer that has state."""
     model = model or nn.Sequential(nn.Linear(31, 17), nn.Linear(17, 5))
     zero = zerolab.ZeroOptimizer(model, optimizer, stage, lr=0.01, **settings)
-    sum(p.sum() for p in model.parameters() if type(p) is nn.Parameter).backward()
+    sum(p.sum() for p in model.parameters() if not isinstance(p, Sharded)).backward()
     zero.step()
     zero.zero_grad()
     return zero

@@ -60,6 +60,9 @@ class WatchedParameter(nn.Parameter):
     def data(self, tensor: torch.Tensor) -> None:
         _DATA.__set__(self, tensor)
 
+    def __repr__(self) -> str:  # type: ignore[override]  # mypy loses the name of torch's keyword
+        return repr(nn.Parameter(self.detach(), self.requires_grad))
+
     def __deepcopy__(self, memo):
         copied = super().__deepcopy__(memo)
         copied.__class__ = nn.Parameter
