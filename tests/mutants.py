@@ -44,8 +44,12 @@ TESTS = {
     ),
     "collectives": ("collectives", "engine/test_diverging_ranks.py", "engine/test_trace.py"),
     "checkpoint": ("checkpoint",),
+    "tensor_parallel": ("tensor_parallel",),
+    "checkpointing.py": ("activation_checkpointing",),
+    "tier.py": ("offload",),
 }
-"""By package: the tests that run after `EVERYWHERE`, and alone for checkpoints."""
+"""By package or module: the tests that run after `EVERYWHERE`, and alone for those that follow."""
+ALONE = ("checkpoint", "tensor_parallel", "checkpointing.py", "tier.py")
 
 ON_GPUS = ("native.py", "producers.py")  # their work is seen on GPUs only
 
@@ -77,6 +81,11 @@ class Mutant:
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line}: {self.before!r} -> {self.text!r}"
+
+
+def modules_of(package: str) -> list[Path]:
+    place = ROOT / "zerolab" / package
+    return [place] if place.is_file() else sorted(place.glob("*.py"))
 
 
 def mutants_of(path: Path) -> Iterator[Mutant]:
@@ -135,7 +144,7 @@ def chosen(count: int, seed: int, packages: list[str]) -> list[Mutant]:
     chance, found = random.Random(seed), []
     by_package = {}
     for package in packages:
-        paths = [path.relative_to(ROOT) for path in sorted((ROOT / "zerolab" / package).glob("*.py"))]
+        paths = [path.relative_to(ROOT) for path in modules_of(package)]
         every = [mutant for path in paths if path.name not in ON_GPUS for mutant in mutants_of(path)]
         by_package[package] = chance.sample(every, len(every))
     while len(found) < count and any(by_package.values()):
@@ -148,7 +157,7 @@ def survives(mutant: Mutant, tree: Path) -> tuple[bool, str]:
     target = tree / mutant.path
     source = target.read_text("utf-8")
     target.write_text(mutant.apply(source))
-    general = [] if mutant.package == "checkpoint" else [f"tests/{each}" for each in EVERYWHERE]
+    general = [] if mutant.package in ALONE else [f"tests/{each}" for each in EVERYWHERE]
     own = [f"tests/{each}" for each in TESTS[mutant.package]]
     try:
         said = failure(tree, general) if general else ""

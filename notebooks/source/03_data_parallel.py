@@ -306,6 +306,7 @@ def buckets(fig, bucket_MB=3000, gpus=64):
     curve.loglog(figures.BUCKET_MB, waits)
     curve.plot(bucket_MB, now, "o", color=COLOURS["gradients"], markersize=9, clip_on=False)
     curve.set(xlabel="bucket size, MB", ylabel="waiting, ms")
+    [axis.set_major_formatter("{x:,g}") for axis in (curve.xaxis, curve.yaxis)]
     many = f"{len(sent):,} message{'s' * (len(sent) > 1)} of {bucket_MB:,} MB"
     return f"{many}, {gpus} GPUs: {now:,.0f} ms. By bucket size: {figures.by_bucket(waits)}"
 
