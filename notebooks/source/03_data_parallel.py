@@ -295,8 +295,7 @@ for average_them in (average_each, average_flat):
 
 # %%
 def buckets(fig, bucket_MB=3000, gpus=64):
-    lanes, curve = fig.subplots(2)
-    sent = figures.send_buckets(bucket_MB, gpus)
+    (lanes, curve), sent = fig.subplots(2), figures.send_buckets(bucket_MB, gpus)
     waits = [1e3 * figures.exposed_seconds(size, gpus) for size in figures.BUCKET_MB]
     now = waits[figures.BUCKET_MB.index(bucket_MB)]
     lanes.barh("backward", figures.BACKWARD_SECONDS, color=QUIET)
@@ -306,7 +305,8 @@ def buckets(fig, bucket_MB=3000, gpus=64):
     curve.loglog(figures.BUCKET_MB, waits)
     curve.plot(bucket_MB, now, "o", color=COLOURS["gradients"], markersize=9, clip_on=False)
     curve.set(xlabel="bucket size, MB", ylabel="waiting, ms")
-    [axis.set_major_formatter("{x:,g}") for axis in (curve.xaxis, curve.yaxis)]
+    ticks, labels = [1, 10, 100, 1000], ["1", "10", "100", "1,000"]
+    curve.set(xticks=ticks, xticklabels=labels, yticks=ticks, yticklabels=labels)
     many = f"{len(sent):,} message{'s' * (len(sent) > 1)} of {bucket_MB:,} MB"
     return f"{many}, {gpus} GPUs: {now:,.0f} ms. By bucket size: {figures.by_bucket(waits)}"
 

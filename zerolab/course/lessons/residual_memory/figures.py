@@ -58,7 +58,7 @@ def memory_bars(ax: Axes, rows: Mapping[str, Mapping[str, float]], limit: float)
             ax.barh(place, shown, left=left, color=COLOURS[category], label=label)
             left += shown
         verdict = "fits" if total <= limit else "does not fit"
-        words = f"{total:.1f} GB, {verdict}{', bar cut' if is_cut else ''}"
+        words = f"{total:.1f} GB, {verdict}"
         if is_cut:
             _break(ax, 0.965 * widest, place, 0.012 * widest)
         if left > 0.65 * widest:
@@ -67,7 +67,7 @@ def memory_bars(ax: Axes, rows: Mapping[str, Mapping[str, float]], limit: float)
         else:
             paper = {"facecolor": PAPER, "edgecolor": "none", "pad": 1}
             ax.text(left + 0.5, place, words, va="center", size=9, bbox=paper)
-        said.append(f"{name} {words}")
+        said.append(f"{name} {words}{', bar cut' if is_cut else ''}")
     ax.axvline(limit, color=INK, linestyle="--", linewidth=0.8)
     ax.set(xlim=(0, widest), ylim=(len(rows) - 0.3, -0.6), xlabel="GB on each GPU (dashed: what it has)")
     ax.set_yticks(range(len(rows)), list(rows))
