@@ -4,11 +4,13 @@ import gc
 import itertools
 import math
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support import ROOT
 from support.examples import always_the_same
 from support.live_bytes import live_bytes
 from torch.utils.checkpoint import checkpoint
@@ -327,6 +329,40 @@ def test_nothing_is_recorded_on_the_meta_device_or_after_the_end():
     kept.clear()
     gc.collect()
     assert sequence == [Alloc(0, 32, long_lived=True)]
+
+
+def test_on_the_meta_device_sizes_are_recorded_and_nothing_else():
+    def step() -> None:
+        shape = torch.empty(8, device="meta")
+        shape.view(2, 4).mul_(2)
+        kept.append(torch.ones(8))
+        other = shape + 1
+        del shape, other
+
+    kept: list[torch.Tensor] = []
+    assert record(step, meta=True) == [Alloc(0, 32), Alloc(1, 32), Free(0), Free(1)]
+
+
+def test_the_shapes_of_gpt_2_xl_need_what_the_page_says():
+    """2.5 seconds, and no memory."""
+    with torch.device("meta"):
+        model = models.GPT(vocab=50_257, width=1600, depth=48, heads=25, context=1024)
+        tokens = torch.zeros(4, 1025, dtype=torch.long)
+    for block in model.blocks:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+
+    def step() -> Iterator[None]:
+        loss = model(tokens[:, :-1], tokens[:, 1:])
+        yield
+        loss.backward()
+
+    sequence = record(step, meta=True)
+    found = [replay(sequence, fit, regions) for fit in ("first", "best") for regions in (1, 2)]
+    gradients_bytes = 4 * sum(p.numel() for p in model.parameters())
+    assert found[0].peak_bytes > gradients_bytes  # and checkpoints, and one block
+    row = " | ".join(f"{each.excess_percent:.1f} %" for each in found)
+    page = (ROOT / "docs/fragmentation.md").read_text("utf-8")
+    assert f"| 48, 1600, 4 | {row} |" in page or not torch.__version__.startswith("2.13")
 
 
 # Both together: the step of a model with checkpoints.

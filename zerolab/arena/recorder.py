@@ -23,7 +23,7 @@ class Free(NamedTuple):
     block: int
 
 
-def record(step: Callable[[], Any]) -> list[Alloc | Free]:
+def record(step: Callable[[], Any], meta: bool = False) -> list[Alloc | Free]:
     """Run ``step`` and return the allocations and releases of its tensors' storages, in their order.
 
     A block is long-lived if it lives when the step ends. If ``step`` is a generator function, so are those
@@ -32,8 +32,11 @@ def record(step: Callable[[], Any]) -> list[Alloc | Free]:
     A storage is seen where an operation of torch returns it. So these are not in the sequence: memory that an
     operation takes and frees itself, tensors that were there before, states of random number generators, and
     what ``untyped_storage().resize_()`` changes, as stage 3 does.
+
+    Args: meta: record the tensors on the meta device, and no others. They have sizes and no memory, so a step
+        of any size can be recorded.
     """
-    recorder = _Recorder()
+    recorder = _Recorder(meta)
     with recorder:
         running = step()
         if isinstance(running, Generator):
@@ -47,8 +50,9 @@ def record(step: Callable[[], Any]) -> list[Alloc | Free]:
 class _Recorder(TorchDispatchMode):
     """Looks after each operation for storages that were not there before it."""
 
-    def __init__(self) -> None:
+    def __init__(self, meta: bool) -> None:
         super().__init__()
+        self._meta = meta
         self.sequence: list[Alloc | Free] = []
         self.live: dict[int, tuple[int, weakref.ref]] = {}  # by the storage's address: its block
         self._allocs: list[int] = []  # of each block, where it is in the sequence
@@ -56,9 +60,9 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         made_of_numbers = function is torch.ops.aten.lift_fresh.default  # torch.tensor(...) passes its result
         given = () if made_of_numbers else (args, kwargs)
-        before = {storage._cdata: storage.nbytes() for storage in _storages(given)}
+        before = {storage._cdata: storage.nbytes() for storage in self._storages(given)}
         result = function(*args, **(kwargs or {}))
-        for storage in _storages((args, kwargs, result)):
+        for storage in self._storages((args, kwargs, result)):
             known_bytes = before.get(storage._cdata, 0)
             if storage.nbytes() != known_bytes:  # a new one, or one that the operation has resized
                 self._free(storage._cdata)
@@ -86,8 +90,7 @@ class _Recorder(TorchDispatchMode):
             assert isinstance(alloc, Alloc)
             self.sequence[place] = alloc._replace(long_lived=True)
 
-
-def _storages(tree: object) -> list[torch.UntypedStorage]:
-    """The storages of all tensors in nested arguments or results; shapes on the meta device have none."""
-    tensors = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor) and not leaf.is_meta]
-    return [tensor.untyped_storage() for tensor in tensors]
+    def _storages(self, tree: object) -> list[torch.UntypedStorage]:
+        """The storages of all tensors in nested arguments or results that are to be recorded."""
+        tensors = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+        return [tensor.untyped_storage() for tensor in tensors if tensor.is_meta == self._meta]
