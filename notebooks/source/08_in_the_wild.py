@@ -774,6 +774,29 @@ predict(my_guess, quiz.SILENT, quiz.MISSING_RANK)
 # that differs took another path. PyTorch's flight recorder (`TORCH_NCCL_TRACE_BUFFER_SIZE`, which the log
 # itself recommends) keeps the last collectives of every rank, with their stacks, for just this comparison.
 #
+# Now two logs of real jobs. These are the numbers that users posted (LlamaFactory's issues
+# [6269](https://github.com/hiyouga/LlamaFactory/issues/6269) and
+# [2902](https://github.com/hiyouga/LlamaFactory/issues/2902), the comment of 23 November 2024):
+#
+# | job | rank | SeqNum | OpType | NumelIn | NumelOut |
+# |---|---|---|---|---|---|
+# | first | 0, 3, 4 and more | 7753 | _REDUCE_SCATTER_BASE | 544,997,376 | 68,124,672 |
+# | second | 0 | 1516 | ALLREDUCE | 25,427,968 | 25,427,968 |
+# | second | 1 | 1517 | ALLREDUCE | 1 | 1 |
+#
+# **How many ranks has the first job, and which stages can it be? What do you ask of the second?**
+#
+# <details><summary>Answer</summary>
+#
+# Eight: a reduce-scatter leaves each rank 1/N, and 544,997,376 / 68,124,672 = 8. Gradients are reduced to
+# shards, as stages 1, 2 and 3 do it. The ranks agree on the call, so look for a rank that is missing.
+#
+# In the second job two ranks wait in different calls. Rank 0 waits in number 1516, for 25 million gradients.
+# Rank 1 is one call further, with a single number, as for a loss or a flag. Neither can go on. Ask for the
+# list of the last calls of both ranks: do they count the same ones? A branch that one rank alone takes, for
+# logging or for a batch that was too short, adds a call to its list.
+# </details>
+#
 # ## Payoff: it writes Python
 #
 # The rest of this lesson trains a GPT at stage 3 on two ranks, on a file of Python's own standard library,
