@@ -17,6 +17,11 @@ def storage_bytes(tensors: Iterable[torch.Tensor | None]) -> int:
     return sum(sizes.values())
 
 
+def is_dtensor(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a DTensor, whose storage is a part. By name: to import the class takes a second."""
+    return any(kind.__name__ == "DTensor" for kind in type(tensor).__mro__)
+
+
 @contextmanager
 def allocated(tensor: torch.Tensor) -> Iterator[None]:
     """Inside the with block the tensor's storage has its size, with unknown contents, if it is freed.

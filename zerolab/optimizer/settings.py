@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from zerolab.engine.units import Unit
+from zerolab.storages import is_dtensor
 
 engaged: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 """Models that have a ZeroOptimizer: a second one would move the parameters out of the first one's buffers."""
@@ -115,7 +116,7 @@ def _refuse_wrapped(model: nn.Module) -> None:
                     "that it was made from, in a process where it was not wrapped"
                 )
     for name, parameter in model.named_parameters():
-        if any(kind.__name__ == "DTensor" for kind in type(parameter).__mro__):
+        if is_dtensor(parameter):
             raise ValueError(
                 f"parameter {name} is a DTensor, as after fully_shard() or parallelize_module(): pass a "
                 "model of plain parameters, and ZeroOptimizer shards them"

@@ -5,9 +5,9 @@ from itertools import chain
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from zerolab.models import Block
+from zerolab.storages import is_dtensor
 from zerolab.tensor_parallel.group import TensorParallel
 from zerolab.tensor_parallel.layers import ColumnParallelLinear, ParallelLinear, RowParallelLinear
 
@@ -69,7 +69,7 @@ def _check_types(model: nn.Module, parallel: TensorParallel) -> None:
         if isinstance(module, ParallelLinear):
             raise ValueError(f"{name} was cut by parallelize() before: cut a model once, with all its pairs")
     for name, parameter in model.named_parameters():
-        if isinstance(parameter, DTensor):
+        if is_dtensor(parameter):
             raise ValueError(
                 f"parameter {name} is a DTensor, which PyTorch's own parallelism has cut: pass a model with "
                 "plain parameters"

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.weak import WeakIdKeyDictionary
+from torch.utils.weak import WeakTensorKeyDictionary
 
 _DATA: Any = torch.Tensor.data
 """The attribute as PyTorch defines it."""
@@ -44,7 +44,7 @@ class DataAliases:
         self._by_storage.clear()
 
 
-_ALIASES: WeakIdKeyDictionary = WeakIdKeyDictionary()
+_ALIASES: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """The aliases of each watched parameter's unit. The parameter's own attributes would be pickled with it."""
 
 
