@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 07 · Residual memory: what no stage divides
 #
-# > **70 minutes, and 25 more with the optional parts.** *You need:* lesson 06, after which all model states
+# > **60 minutes, and 35 more with the optional parts.** *You need:* lesson 06, after which all model states
 # > are divided by N.
 # >
 # > *Afterwards you can* say what else fills a GPU, split a block over ranks with two operators, predict what
@@ -710,7 +710,7 @@ explore(draw_arena, height=3, percent_to_spare=slider(0, 25, 5))
 # allocator and on the model**.
 
 # %% [markdown]
-# ## An explorer: N_d × N_m
+# ## An explorer: N_d × N_m (optional)
 #
 # Now put everything together. The paper compares five configurations. All have C_B and M_D:
 #
