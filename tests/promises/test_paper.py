@@ -33,7 +33,7 @@ def test_the_sizes_are_those_of_the_layers():
 def test_the_presets_are_runs_of_the_paper():
     shapes = {(run.billions, run.layers, run.hidden, run.heads) for run in RUNS if run.zero}
     large = [model for name, model in presets.MODELS.items() if name.startswith("zero-") and model.heads]
-    assert len(large) == 8
+    assert len(large) == 10
     for model in large:
         assert (model.psi / 1e9, model.layers, model.hidden, model.heads) in shapes, model.name
         assert model.seq == SEQ

@@ -16,6 +16,11 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares the ranks 
 RANKS, STEPS = 2, 3
 
 
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
 class Gated(nn.Module):
     """Two pairs between which features stay apart: a gate beside its values, and a plain pair with a norm."""
 
