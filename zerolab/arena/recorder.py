@@ -26,15 +26,15 @@ class Free(NamedTuple):
 def record(step: Callable[[], Any], meta: bool = False) -> list[Alloc | Free]:
     """Run ``step`` and return the allocations and releases of its tensors' storages, in their order.
 
+    With ``meta`` those of tensors on the meta device are recorded, and no others. They have sizes and no
+    memory, so a step of any size can be recorded.
+
     A block is long-lived if it lives when the step ends. If ``step`` is a generator function, so are those
     that live at one of its ``yield``: one between forward and backward makes what forward keeps long-lived.
 
     A storage is seen where an operation of torch returns it. So these are not in the sequence: memory that an
     operation takes and frees itself, tensors that were there before, states of random number generators, and
     what ``untyped_storage().resize_()`` changes, as stage 3 does.
-
-    Args: meta: record the tensors on the meta device, and no others. They have sizes and no memory, so a step
-        of any size can be recorded.
     """
     recorder = _Recorder(meta)
     with recorder:
