@@ -174,7 +174,7 @@ explore(partial(figures.partition_map, layer=layer), height=3.4, ranks=slider(1,
 #
 # Adam allows a cut through a tensor because its update is *elementwise*: the new value of each parameter
 # depends on its own gradient, m and v alone. (Some optimizers use a whole matrix for each update, such as
-# Muon. Their matrices cannot be cut like this. zerolab gives each of them to one rank as a whole.)
+# Muon. They cannot be cut like this, and zerolab refuses them.)
 #
 # ## Exercise: which slices does a rank own?
 #

@@ -48,15 +48,9 @@ class ShardedState(OptimizerBase):
         return {"rank": self.rank, "world_size": self.world_size, "layout": layout}
 
     @property
-    def optimizer_names(self) -> str:
-        """The class of the stock optimizers; that of each group where there are several."""
-        names = [update.name for update in self.updates.of_groups]
-        return ", ".join(names if len(set(names)) > 1 else names[:1])
-
-    @property
-    def has_owners(self) -> bool:
-        """Whether one rank alone has the optimizer's state of some parameters."""
-        return any(unit.cuts is not None for unit in self.units)
+    def optimizer_class(self) -> type[torch.optim.Optimizer]:
+        """The class of the stock optimizers that update this rank's slices."""
+        return type(self.local.optimizers[0])
 
     def require_idle(self, action: str) -> None:
         """Check that no forward or backward pass and no full_params() is open.
@@ -86,10 +80,7 @@ class ShardedState(OptimizerBase):
             if disjoint and not self.axes.counts(span.parameter):
                 continue
             share = self.stage.share(unit) if disjoint else unit.owned
-            if unit.cuts is None:
-                own = shard.within(share.start - span.offset, share.stop - span.offset)
-            else:  # all or nothing, and state may have other numbers of elements
-                own = shard if share.start <= span.offset < share.stop else shard.within(0, 0)
+            own = shard.within(share.start - span.offset, share.stop - span.offset)
             yield dataclasses.replace(own, part=self.axes.part(span.parameter))
 
     def describe_state(self) -> dict[str, dict]:

@@ -1,7 +1,6 @@
 """TensorParallel: the ranks that share one copy of the model, and Megatron's two operators, f and g."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,7 +42,6 @@ class Message:
     """Identifies an activation in the trace and in messages; a Comm calls it a subject."""
 
     index = 0  # one is sent at a time
-    cuts: Sequence[int] | None = None
 
     def __init__(self, name: str, numel: int):
         self.name, self.numel = name, numel
