@@ -19,6 +19,7 @@ OWN_SHARE = {
     "evaluate",
     "without_sync",
     "raise_in_forward",
+    "raise_inside",
     "raise_in_closure",
     "freeze",
     "thaw",
