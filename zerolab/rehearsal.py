@@ -56,7 +56,7 @@ def rehearse(
     inputs: Callable[[], object] | None = None,
     tensor_parallel: int = 1,
     pairs: Callable[[nn.Module], Iterable[Pair]] | None = None,
-    checkpointing: Callable[[TensorParallel | None], Checkpointing] | None = None,
+    checkpointing: Callable[[TensorParallel], Checkpointing] | None = None,
     **defaults: Any,
 ) -> Rehearsal:
     """Run two training steps of ``model_fn()`` as one of ``world_size`` ranks, without data or peers.
@@ -70,12 +70,13 @@ def rehearse(
         tensor_parallel: how many ranks share one copy of the model, cut by `zerolab.parallelize`.
         pairs: its pairs of linear layers, given the model, where it is not made of zerolab.models.Block.
         checkpointing: makes the `Checkpointing` of a zerolab.models.GPT, given the ranks that share its copy:
-            ``zerolab.Checkpointing`` itself partitions over them.
+            ``zerolab.Checkpointing`` itself partitions over them. ``lambda ranks: zerolab.Checkpointing()``
+            keeps whole inputs.
         defaults: the optimizer's keywords, and ZeroOptimizer's own.
     Memory: a few MB for objects and shapes, however large the model.
     Raises: RuntimeError where this process belongs to a process group already; ValueError and TypeError as
-        ZeroOptimizer and parallelize, for a world size below 1, and for one that ``tensor_parallel`` does not
-        divide.
+        ZeroOptimizer, Checkpointing and parallelize, for a world size below 1, and for one that
+        ``tensor_parallel`` does not divide.
     """
     _check(world_size, tensor_parallel)
     with _fake_world(world_size):
@@ -83,32 +84,24 @@ def rehearse(
             model = model_fn()
             arguments = _tokens() if inputs is None else inputs()
         psi = _numel(model)
-        parallel = None
+        sharing = TensorParallel(_group(range(tensor_parallel)))  # the ranks of one copy
         if tensor_parallel > 1:
-            parallel = _cut(model, tensor_parallel, pairs)
-            defaults["process_group"] = _group(range(0, world_size, tensor_parallel))
-        kept = Checkpointing() if checkpointing is None else _checkpoint(model, checkpointing(parallel))
-        optimizer = ZeroOptimizer(
-            model, optimizer_class, stage=stage, precision=precision, tensor_parallel=parallel, **defaults
-        )
+            parallelize(model, sharing, None if pairs is None else pairs(model))
+            others = _group(range(0, world_size, tensor_parallel))
+            defaults.update(tensor_parallel=sharing, process_group=others)
+        kept = Checkpointing() if checkpointing is None else _checkpoint(model, checkpointing(sharing))
+        optimizer = ZeroOptimizer(model, optimizer_class, stage=stage, precision=precision, **defaults)
         checkpoints_bytes, offloaded_bytes = _train(optimizer, arguments, kept)
         return Rehearsal(
             psi=psi,
             rank_psi=_numel(model),
             memory=optimizer.memory(),
             traffic=optimizer.trace.traffic(1),
-            tensor_parallel_traffic=Traffic() if parallel is None else parallel.trace.traffic(1),
+            tensor_parallel_traffic=Traffic() if tensor_parallel == 1 else sharing.trace.traffic(1),
             peak_by_phase=dict(optimizer.meter.peak_by_phase),
             checkpoints_bytes=checkpoints_bytes,
             offloaded_checkpoints_bytes=offloaded_bytes,
         )
-
-
-def _cut(model: nn.Module, ranks: int, pairs: Callable[[nn.Module], Iterable[Pair]] | None) -> TensorParallel:
-    """Leave rank 0's part of the model; its neighbours share the copy with it."""
-    parallel = TensorParallel(_group(range(ranks)))
-    parallelize(model, parallel, None if pairs is None else pairs(model))
-    return parallel
 
 
 def _train(optimizer: ZeroOptimizer, arguments: object, kept: Checkpointing) -> tuple[int, int]:

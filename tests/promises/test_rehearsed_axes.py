@@ -170,8 +170,17 @@ def test_checkpoints_are_the_formulas():
     assert checkpoints(away, tensor_parallel=4) == (0, kept / 4, sent)
 
 
+@pytest.mark.parametrize("make", [zerolab.Checkpointing, lambda ranks: zerolab.Checkpointing(ranks, "cpu")])
+def test_checkpoints_partitioned_over_nobody(make):
+    with pytest.raises(ValueError, match=r"partition has 1 rank.*pass the TensorParallel of 2 ranks or more"):
+        checkpoints(make)
+
+
 def test_checkpointing_of_another_model_is_its_own_business():
     with pytest.raises(ValueError, match=r"for a Linear: a rehearsal sets that of a zerolab.models.GPT"):
         zerolab.rehearse(
-            lambda: nn.Linear(2, 2), 2, inputs=lambda: torch.zeros(1, 2), checkpointing=zerolab.Checkpointing
+            lambda: nn.Linear(2, 2),
+            2,
+            inputs=lambda: torch.zeros(1, 2),
+            checkpointing=lambda ranks: zerolab.Checkpointing(),
         )
