@@ -52,8 +52,8 @@ def reference(data_parallel: int, parts: int, precision: str, max_norm: float):
 
 
 MESHES = [(2, 2, "fp32"), (1, 4, "fp32"), (2, 1, "fp32")]
-MESHES += [(2, 2, precision) for precision in ("mixed", "mixed_fp32_grads", "mixed_fp16")]
-MESHES += [(1, 4, precision) for precision in ("mixed", "mixed_fp16")]
+PRECISIONS = ("mixed", "mixed_fp32_grads", "mixed_fp16")
+MESHES += [(*mesh, precision) for mesh in ((2, 2), (1, 4)) for precision in PRECISIONS]
 
 
 @pytest.mark.parametrize(("data_parallel", "tensor_parallel", "precision"), MESHES)
