@@ -193,8 +193,8 @@ def test_what_else_reads_the_states_reads_no_more_than_it_needs(tmp_path: Path):
         assert found == {name: (nbytes, 0) for name, nbytes in expected.items()}
 
 
-def resident_growth(offload: str | None, folder: str | None) -> int:
-    """By how many bytes resident memory is larger after a step than before the optimizer was built."""
+def resident_after_a_step(offload: str | None, folder: str | None) -> int:
+    """The bytes of this process' resident memory after a step."""
     resident_memory.give_memory_back_when_freed()
     model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024, bias=False) for _ in range(8)))
     optimizer = zerolab.ZeroOptimizer(
@@ -203,13 +203,12 @@ def resident_growth(offload: str | None, folder: str | None) -> int:
     model(torch.randn(1, 1024)).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS"))
+    return resident_memory.status("VmRSS")
 
 
 def test_a_disk_takes_the_states_out_of_resident_memory(disk: str):
     (plain,), (ours,) = (
-        zerolab.launch(resident_growth, 1, *way, timeout=60) for way in ((None, None), ("disk", disk))
+        zerolab.launch(resident_after_a_step, 1, *way, timeout=60) for way in ((None, None), ("disk", disk))
     )
     states_bytes = 8 * 8 * 1024**2
     assert plain - ours == pytest.approx(states_bytes, abs=6e6)

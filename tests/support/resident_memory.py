@@ -4,13 +4,14 @@ import ctypes
 from pathlib import Path
 
 
+def status(field: str) -> int:
+    """Bytes of this process: "VmRSS" is its resident memory now, and "VmHWM" the most it was."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+
+
 def growth(act) -> int:
     """By how many bytes this process' memory rose above what it was, at the most, while ``act`` ran."""
-
-    def status(field: str) -> int:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
-
     Path("/proc/self/clear_refs").write_text("5")
     before = status("VmRSS")
     act()
