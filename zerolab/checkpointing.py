@@ -48,9 +48,8 @@ class Checkpointing:
     Comm: with ``partition`` an all-gather of each input in backward. The all-reduces that a block's forward
         makes are repeated, but for what follows the last activation that is needed; after
         `torch.utils.checkpoint.set_checkpoint_early_stop` (False) all of them.
-    Raises: TypeError and ValueError for anything else, for a partition of one rank, and for a folder that
-        cannot be written to; OSError for a disk that has no room, at once for ``offload_bytes``, and in
-        forward for what goes beyond.
+    Raises: TypeError and ValueError for anything else, and for a folder that cannot be written to; OSError
+        for a disk that has no room, at once for ``offload_bytes``, and in forward for what goes beyond.
     """
 
     def __init__(
@@ -64,11 +63,6 @@ class Checkpointing:
             raise TypeError(
                 f"partition is {type(partition).__name__}: pass the TensorParallel that parallelize() was "
                 "given, or None to keep whole inputs"
-            )
-        if partition is not None and partition.size == 1:
-            raise ValueError(
-                "partition has 1 rank, so there is nobody to share the inputs with: pass the TensorParallel "
-                "of 2 ranks or more that share one copy of the model, or partition=None to keep whole inputs"
             )
         check_offload(offload, offload_dir, offload_bytes)
         self.partition, self.offload = partition, offload

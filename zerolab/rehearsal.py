@@ -75,8 +75,8 @@ def rehearse(
         defaults: the optimizer's keywords, and ZeroOptimizer's own.
     Memory: a few MB for objects and shapes, however large the model.
     Raises: RuntimeError where this process belongs to a process group already; ValueError and TypeError as
-        ZeroOptimizer, Checkpointing and parallelize, for a world size below 1, and for one that
-        ``tensor_parallel`` does not divide.
+        ZeroOptimizer and parallelize, for a world size below 1, for one that ``tensor_parallel`` does not
+        divide, and for checkpoints that are partitioned without tensor parallelism.
     """
     _check(world_size, tensor_parallel)
     with _fake_world(world_size):
@@ -125,6 +125,12 @@ def _checkpoint(model: nn.Module, checkpointing: Checkpointing) -> Checkpointing
             f"checkpointing was given for a {type(model).__name__}: a rehearsal sets that of a "
             "zerolab.models.GPT; call the blocks of another model through checkpointing(block, ...) in its "
             "forward"
+        )
+    if checkpointing.partition is not None and checkpointing.partition.size == 1:
+        raise ValueError(
+            "checkpointing partitions over the ranks that share a copy of the model, and tensor_parallel is "
+            "1, so none do: pass tensor_parallel=2 or more, or keep whole inputs with "
+            "checkpointing=lambda ranks: zerolab.Checkpointing()"
         )
     model.checkpointing = checkpointing
     return checkpointing

@@ -154,7 +154,7 @@ def held_each_way(folder: Path) -> list[tuple]:
     return [held(checkpointing_of(way, parallel, folder)) for way in WAYS[1:]]
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_only_the_inputs_are_kept_and_of_them_a_part(ranks: int, tmp_path: Path):
     """Fifteen elements: neither 2 nor 4 divide them. A file has no bytes of a tensor."""
     whole, part, nothing, expected = 4 * 15 * 4, 4 * 4 * -(-15 // ranks), (0, 0), []

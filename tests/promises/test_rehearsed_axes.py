@@ -172,7 +172,7 @@ def test_checkpoints_are_the_formulas():
 
 @pytest.mark.parametrize("make", [zerolab.Checkpointing, lambda ranks: zerolab.Checkpointing(ranks, "cpu")])
 def test_checkpoints_partitioned_over_nobody(make):
-    with pytest.raises(ValueError, match=r"partition has 1 rank.*pass the TensorParallel of 2 ranks or more"):
+    with pytest.raises(ValueError, match=r"tensor_parallel is 1, so none do: pass tensor_parallel=2 or more"):
         checkpoints(make)
 
 
