@@ -22,6 +22,7 @@
 # free but in pieces. No stage divides any of them. This lesson takes them one after the other.
 
 # %%
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -35,7 +36,7 @@ from zerolab.course.lessons.residual_memory import check_block, check_bytes, che
 from zerolab.course.lessons.residual_memory.operators import operator
 from zerolab.course.lessons.residual_memory.saved import saved_bytes
 from zerolab.course.lessons.residual_memory.scratch import watch_scratch
-from zerolab.course.look import INK, PALE
+from zerolab.course.look import COLOURS, INK, PALE, PAPER, magnify
 from zerolab.parity import compute_deterministically
 
 # %% [markdown]
@@ -433,9 +434,27 @@ def on_a_gpu(layers, width, sequences, ranks, copies, stage=2, way="whole"):
 
 
 # %%
+def memory_bars(ax, rows, gpu_GB=32):
+    """A bar for each name in `rows`, made of the sizes of its categories; returns what it shows, in words."""
+    total = np.zeros(len(rows))
+    for category in next(iter(rows.values())):
+        sizes = [sizes[category] for sizes in rows.values()]
+        drawn = ax.barh(list(rows), sizes, left=total, color=COLOURS[category], label=category)
+        total += sizes
+    ax.axvline(gpu_GB, color=INK, linestyle="--")
+    said = [f"{size:.1f} GB, {'fits' if size <= gpu_GB else 'does not fit'}" for size in total]
+    ax.bar_label(drawn, said, padding=7, size=9, backgroundcolor=PAPER)
+    ax.margins(x=0.75)
+    ax.invert_yaxis()
+    magnify(ax)
+    ax.set(xlabel="GB on each GPU (dashed: what it has)")
+    return "; ".join(map(" ".join, zip(rows, said, strict=True)))
+
+
+# %%
 fig = figure(height=2.3)
 bars = {way: on_a_gpu(125, 8192, 32, ranks=16, copies=25, way=way) for way in WAYS}
-said = figures.memory_bars(fig.subplots(), bars, limit=32)
+said = memory_bars(fig.subplots(), bars)
 show(fig, f"GB on each of 400 GPUs for 100 billion parameters, by what is done with checkpoints: {said}.")
 
 # %% [markdown]
@@ -734,7 +753,7 @@ def configurations(fig, model, N_m, N_d, batch):
     shape = LAYERS_OF[model], 8192, batch, N_m, N_d
     bars = {name: on_a_gpu(*shape, *how) for name, how in CONFIGURATIONS.items()}
     ax = fig.subplots()
-    said = figures.memory_bars(ax, bars, limit=32)
+    said = memory_bars(ax, bars)
     ax.set_title(f"{model} on {N_m * N_d:,} GPUs, {batch} sequences for each copy")
     return f"{ax.get_title('left')}: {said}."
 

@@ -30,7 +30,7 @@ def configurations(**moved) -> str:
     "moved",
     [
         {},
-        {"N_m": 1, "N_d": 1},  # bars that are much longer than the figure
+        {"N_m": 1, "N_d": 1},  # bars of very different lengths
         {"N_m": 32, "N_d": 64, "batch": 1, "model": "40B"},
         {"N_m": 4, "N_d": 64, "batch": 1, "model": "170B"},  # the parameters alone are too much
         {"N_m": 8, "N_d": 25, "batch": 12, "model": "60B"},
@@ -41,7 +41,6 @@ def test_the_explorer_is_legible_wherever_the_sliders_are(moved: dict):
     for bar in said.partition(": ")[2].rstrip(".").split("; "):
         total = float(bar.split()[1])
         assert ("does not fit" in bar) == (total > 32) and "fit" in bar, bar
-        assert ("bar cut" in bar) == (total > 60.8), bar
 
 
 def test_the_explorer_has_what_the_text_says_of_170_billion_parameters():

@@ -1,13 +1,11 @@
-"""Lesson 07's drawings: a pair of layers that is cut over two ranks, and the memory of a GPU in one bar."""
+"""Lesson 07's drawing: a pair of layers that is cut over two ranks."""
 
-from collections.abc import Mapping
 from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Polygon, Rectangle
+from matplotlib.patches import Rectangle
 
-from zerolab.course.look import COLOURS, INK, PALE, PAPER, ink_on, magnify, rank_colour
+from zerolab.course.look import INK, PALE, ink_on, rank_colour
 
 _CENTRED: dict[str, Any] = {"ha": "center", "va": "center"}
 # Of each rank: what it has of A and of B.
@@ -40,43 +38,3 @@ def split_pair(fig: Figure) -> str:
         "rows. On each rank x goes through f, the columns of A, gelu, the rows of B and g, and becomes y. "
         "The two f add up over the ranks in backward, the two g in forward."
     )
-
-
-def memory_bars(ax: Axes, rows: Mapping[str, Mapping[str, float]], limit: float) -> str:
-    """A bar for each row, its GB by category, beside the memory of a GPU; returns what it shows, in words.
-
-    A bar that is much too long is cut: two slanted strokes and its label say so.
-    """
-    widest, said = 1.9 * limit, []
-    for place, (name, sizes) in enumerate(rows.items()):
-        left, total, behind = 0.0, sum(sizes.values()), PAPER
-        is_cut = total > widest
-        for category, size in sizes.items():
-            label = category if place == 0 else None
-            shown = max(0.0, min(size, widest - left))
-            behind = COLOURS[category] if shown else behind
-            ax.barh(place, shown, left=left, color=COLOURS[category], label=label)
-            left += shown
-        verdict = "fits" if total <= limit else "does not fit"
-        words = f"{total:.1f} GB, {verdict}"
-        if is_cut:
-            _break(ax, 0.965 * widest, place, 0.012 * widest)
-        if left > 0.65 * widest:
-            end = 0.94 * widest if is_cut else left - 0.5
-            ax.text(end, place, words, ha="right", va="center", size=9, color=ink_on(behind))
-        else:
-            paper = {"facecolor": PAPER, "edgecolor": "none", "pad": 1}
-            ax.text(left + 0.5, place, words, va="center", size=9, bbox=paper)
-        said.append(f"{name} {words}{', bar cut' if is_cut else ''}")
-    ax.axvline(limit, color=INK, linestyle="--", linewidth=0.8)
-    ax.set(xlim=(0, widest), ylim=(len(rows) - 0.3, -0.6), xlabel="GB on each GPU (dashed: what it has)")
-    ax.set_yticks(range(len(rows)), list(rows))
-    magnify(ax)
-    return "; ".join(said)
-
-
-def _break(ax: Axes, left: float, place: int, width: float) -> None:
-    """Two slanted strokes across a bar."""
-    for shift in (0.0, 1.6 * width):
-        corners = [(-width, 0.42), (0.0, 0.42), (width, -0.42), (0.0, -0.42)]
-        ax.add_patch(Polygon([(left + shift + x, place + y) for x, y in corners], facecolor=PAPER, zorder=3))
