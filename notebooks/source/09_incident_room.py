@@ -343,7 +343,7 @@ check_7(Repaired)
 # > are right, I have compared every number. It has to be the momentum, and I do not see how."
 #
 # This engine has two units of 42 and 61 elements. Each unit is padded, so that all its shards are equally
-# long. It is the longest of the twelve, because it also saves and loads.
+# long. Its `step` does all of a step, so that saving and loading are what there is to read.
 
 # %%
 before, after = watch_resume(Engine8, resumed_on=4)

@@ -14,14 +14,11 @@ UNITS = (42, 61)  # elements of the two units that flat consists of
 
 class Engine8:
     def __init__(self, flat, lr):
-        self.units, self.lr = flat.split(UNITS), lr
+        self.units = flat.split(UNITS)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-        self.cut()
-
-    def cut(self):
         self.padded = [self.pad(unit) for unit in self.units]
         self.shards = [self.own(padded) for padded in self.padded]
-        self.optimizer = torch.optim.SGD(self.shards, self.lr, MOMENTUM)
+        self.optimizer = torch.optim.SGD(self.shards, lr, MOMENTUM)
 
     def pad(self, unit):
         return torch.cat([unit, unit.new_zeros(-len(unit) % self.world_size)])
@@ -29,23 +26,15 @@ class Engine8:
     def own(self, padded):
         return padded.view(self.world_size, -1)[self.rank]
 
-    def reduce(self, gradient):
+    def step(self, batches):
+        (batch,) = batches
+        gradient = batch.gradient(torch.cat(self.units))
         for shard, part in zip(self.shards, gradient.split(UNITS), strict=True):
             shard.grad = ring.reduce_scatter(self.pad(part)) / self.world_size
-
-    def update(self):
         self.optimizer.step()
-
-    def gather(self):
         for unit, padded in zip(self.units, self.padded, strict=True):
             ring.all_gather(padded)
             unit.copy_(padded[: len(unit)])
-
-    def step(self, batches):
-        (batch,) = batches
-        self.reduce(batch.gradient(torch.cat(self.units)))
-        self.update()
-        self.gather()
 
     def momentum(self, place):
         whole = torch.zeros_like(self.padded[place])
