@@ -104,6 +104,11 @@ def after(shard, max_norm):
     return summed(shard.norm() ** 2) ** 0.5
 
 
+def own_after(shard, max_norm):
+    clip(shard, max_norm)
+    return shard.norm()
+
+
 def the_shard(shard, max_norm):
     clip(shard, max_norm)
     return shard
@@ -165,6 +170,7 @@ CLIP_WRONG = [
     (with_factor(max), "the smaller of 1 and max_norm / norm, not the larger"),
     (clamped, "each element is clamped"),
     (after, "the norm after the clipping"),
+    (own_after, "the norm of this rank's own shard after the clipping"),
     (twice, "the shard is scaled twice"),
     (by_the_square, "by max_norm over the square of the norm: take the root before you divide"),
     (by_the_square_of_all, "by max_norm over the square of the norm"),

@@ -78,6 +78,7 @@ def test_every_right_way_passes(solution):
         ),
         (lambda psi, n, stage: formula()(psi, n, stage) * n, "that is the sum over all GPUs"),
         (lambda psi, n, stage: formula()(psi, 8, stage), "8 whatever the number of GPUs"),
+        (lambda psi, n, stage: formula()(psi, max(1, n - 1), stage), "divides by N - 1, the number of the"),
         (lambda psi, n, stage: formula()(7e9, n, stage), "7e9 parameters whatever psi is"),
         (lambda psi, n, stage: formula()(psi, n, stage + 1), "the stages are one too high"),
         (lambda psi, n, stage: psi**2, "and the formula gives"),

@@ -40,8 +40,8 @@ def through_rank_0(finish, back=True, add=torch.Tensor.add_, buffer=torch.empty_
     return average
 
 
-def everyone_to_everyone(own):
-    """Right: each rank sends to all others and adds up for itself."""
+def everyone_to_everyone(own, combine=lambda every: every.mean(dim=0)):
+    """Right, with a knob for what is made of all: each rank sends to all others and adds up for itself."""
     rank, size = dist.get_rank(), dist.get_world_size()
     others = [peer for peer in range(size) if peer != rank]
     landing = {peer: torch.empty_like(own) for peer in others}
@@ -51,7 +51,7 @@ def everyone_to_everyone(own):
     for work in sends:
         work.wait()
     landing[rank] = own
-    return torch.stack([landing[peer] for peer in range(size)]).mean(dim=0)
+    return combine(torch.stack([landing[peer] for peer in range(size)]))
 
 
 def around_the_ring(own, steps=-1, divide=True, growing=False):
@@ -244,6 +244,9 @@ WRONG = [
         "7 elements of float64",
     ),
     (averages_in_halves, "mean of means"),
+    (lambda own: everyone_to_everyone(own, lambda every: every.amin(dim=0)), "that is the smallest of"),
+    (lambda own: everyone_to_everyone(own, lambda every: every.median(dim=0).values), "torch.median gives"),
+    (lambda own: everyone_to_everyone(own, lambda every: every.quantile(0.5, dim=0)), "torch.quantile gives"),
     (received_into_its_own, "rank 0 receives into the tensor that it was given"),
     (lambda own: received_into_its_own(own, root=1), "rank 1 receives into the tensor that it was given"),
     (

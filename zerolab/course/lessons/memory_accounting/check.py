@@ -94,6 +94,8 @@ MISTAKES: dict[str, Callable[[float, int, int], float]] = {
         lambda psi, n, stage: states(psi, stage, stage),
     "that divides by 8 whatever the number of GPUs: use world_size":
         lambda psi, n, stage: states(psi, 8, stage),
+    "that divides by N - 1, the number of the other GPUs: a GPU's share is one of N parts":
+        lambda psi, n, stage: states(psi, max(1, n - 1), stage),
     "that has 7e9 parameters whatever psi is: use psi":
         lambda psi, n, stage: states(7000000000.0, n, stage),
 }

@@ -70,6 +70,12 @@ MISTAKES: dict[str, Callable[[list[torch.Tensor], int], torch.Tensor]] = {
             comb(len(own) - 1, hop) * own[rank - hop] / len(own) for hop in range(len(own))),
     "that is the largest of the ranks' elements, not their mean":
         lambda own, rank: reduce(torch.maximum, own),
+    "that is the smallest of the ranks' elements, not their mean":
+        lambda own, rank: reduce(torch.minimum, own),
+    "that is the median of the ranks' elements, as torch.median gives it, and not their mean":
+        lambda own, rank: torch.stack(own).median(dim=0).values,
+    "that is the median of the ranks' elements, as torch.quantile gives it, and not their mean":
+        lambda own, rank: torch.stack(own).quantile(0.5, dim=0),
     "that is the product of the gradients, not their mean":
         lambda own, rank: reduce(torch.mul, own),
     "that is the mean over the elements of one gradient: average over the ranks, element by element":

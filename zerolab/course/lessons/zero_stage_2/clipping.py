@@ -102,6 +102,8 @@ def _of_norms(case: Case, outcome: Attempt, norms: Norms) -> Finding:
             lambda norms, r: sum(shard.square().sum() / max(1, len(shard)) for shard in case.shards()) ** 0.5
         ),
         "that is the norm after the clipping: return the one before": lambda norms, r: factor * whole(norms),
+        "that is the norm of this rank's own shard after the clipping: return that of the whole gradient "
+        "before it": lambda norms, r: factor * norms[r],
         "that is the factor: return the norm": lambda norms, r: factor,
         "that is max_norm: return the norm of the gradient": lambda norms, r: case.max_norm,
     }
