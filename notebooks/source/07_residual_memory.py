@@ -22,7 +22,6 @@
 # free but in pieces. No stage divides any of them. This lesson takes them one after the other.
 
 # %%
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -436,7 +435,7 @@ def on_a_gpu(layers, width, sequences, ranks, copies, stage=2, way="whole"):
 # %%
 def memory_bars(ax, rows, gpu_GB=32):
     """A bar for each name in `rows`, made of the sizes of its categories; returns what it shows, in words."""
-    total = np.zeros(len(rows))
+    total = torch.zeros(len(rows)).numpy()
     for category in next(iter(rows.values())):
         sizes = [sizes[category] for sizes in rows.values()]
         drawn = ax.barh(list(rows), sizes, left=total, color=COLOURS[category], label=category)
