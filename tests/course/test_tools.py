@@ -3,7 +3,6 @@
 import base64
 import html
 import re
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree
@@ -12,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
 from support.lessons import drawing, solutions_travel_by_value
 
 from zerolab import course, ring
@@ -192,13 +192,15 @@ def test_a_play_button_has_as_many_steps_as_its_slider():
 @pytest.mark.parametrize(
     ("lesson", "name"), [("memory_accounting", "stage_bars"), ("data_parallel", "buckets")]
 )
-def test_a_redraw_takes_less_than_a_tenth_of_a_second_of_the_processor(lesson: str, name: str):
-    canvas, draw, seconds = figure(2.8), drawing(lesson, name), []
-    for gpus in (2, 8, 64, 256, 64, 8, 2):
-        start = time.process_time()
+def test_a_redraw_draws_the_figure_once_and_no_minor_ticks(monkeypatch, lesson: str, name: str):
+    """Both cost more than the rest of a redraw, and a reader waits while the slider moves."""
+    canvas, draw, drawn = figure(2.8), drawing(lesson, name), []
+    monkeypatch.setattr(canvas, "draw", lambda page: drawn.append(page) or Figure.draw(canvas, page))
+    for gpus in (2, 64):
         paint(canvas, draw, {"gpus": gpus})
-        seconds.append(time.process_time() - start)
-    assert min(seconds) < 0.1  # the others may have waited for other processes
+    assert len(drawn) == 2
+    axes = [axis for each in canvas.axes for axis in (each.xaxis, each.yaxis)]
+    assert axes and not any(axis.get_minor_ticks() for axis in axes)
 
 
 def test_a_redraw_is_the_picture_that_a_new_figure_would_be():
