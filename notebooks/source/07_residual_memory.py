@@ -435,11 +435,11 @@ def on_a_gpu(layers, width, sequences, ranks, copies, stage=2, way="whole"):
 # %%
 def memory_bars(ax, rows, gpu_GB=32):
     """A bar for each name in `rows`, made of the sizes of its categories; returns what it shows, in words."""
-    total = torch.zeros(len(rows)).numpy()
+    total = [0.0] * len(rows)
     for category in next(iter(rows.values())):
         sizes = [sizes[category] for sizes in rows.values()]
         drawn = ax.barh(list(rows), sizes, left=total, color=COLOURS[category], label=category)
-        total += sizes
+        total = [before + size for before, size in zip(total, sizes, strict=True)]
     ax.axvline(gpu_GB, color=INK, linestyle="--")
     said = [f"{size:.1f} GB, {'fits' if size <= gpu_GB else 'does not fit'}" for size in total]
     ax.bar_label(drawn, said, padding=7, size=9, backgroundcolor=PAPER)
