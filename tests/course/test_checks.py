@@ -14,7 +14,7 @@ from support.lessons import EXERCISES, exercise, solutions_travel_by_value
 
 import zerolab
 from zerolab.course import attempts
-from zerolab.course.alive import Alive, kept_by, nbytes
+from zerolab.course.alive import Alive, first_name, kept_by, nbytes
 from zerolab.course.attempts import Brief, Odd, attempt
 from zerolab.course.evidence import Finding, examine
 from zerolab.course.exercise import Result, graded
@@ -345,6 +345,7 @@ def test_new_storages_are_found_and_the_name_that_keeps_each():
     assert names == ["self.history[0]", "Keeper.shelf['m']"]
     assert kept_by(made[2], fn=fn) == "fn's default" and kept_by(made[3], fn=fn) == "made[3]"
     assert kept_by(weight.grad, w=weight) == "w.grad" and kept_by(made[4], self=keeper) is None
+    assert first_name([None, "history[10]", "log[2]", "log[0]"]) == "log[0]" and first_name([None]) is None
     held = functools.reduce(lambda inner, _: [inner], range(3), made[4])
     assert kept_by(made[4], held=held) == "held[0][0][0]"
 

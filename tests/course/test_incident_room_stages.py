@@ -58,7 +58,7 @@ def test_what_a_wrong_stage_spoils_is_named(problems, stage):
     values, rest = problems[stage].removeprefix("values: ").split(". Traffic: ")
     traffic, memory = rest.split(". Memory: ")
     for said, expected in zip((values, traffic, memory), WRONG[stage][1:], strict=True):
-        assert said == RIGHT if expected == RIGHT else expected in said
+        assert (said == RIGHT) if expected == RIGHT else (expected in said), said
 
 
 @pytest.mark.parametrize("stage", STOPPED, ids=lambda stage: stage.__name__)

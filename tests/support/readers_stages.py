@@ -1,5 +1,6 @@
 """Stages as readers of lesson 09 write them: right in other styles, and wrong, with what the check says."""
 
+import gc
 import sys
 
 import cloudpickle
@@ -226,6 +227,8 @@ LOG: list = []
 class KeepsALog(Stage2):
     def after_reduce(self, unit):
         LOG.append(unit.grads.local)
+        if len(LOG) == 1:
+            gc.collect(0)  # LOG[0] is behind the later ones in the collector's list then
         super().after_reduce(unit)
 
 

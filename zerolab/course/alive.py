@@ -68,6 +68,14 @@ def kept_by(tensor: torch.Tensor, **roots: Any) -> str | None:
     return None
 
 
+def first_name(names: Iterable[str | None]) -> str | None:
+    """Return the shortest name, and of those the first in the alphabet: ``log[0]`` rather than ``log[2]``.
+
+    The tensors come in the order of the garbage collector's list, which depends on when it ran.
+    """
+    return min(filter(None, names), key=lambda name: (len(name), name), default=None)
+
+
 def _parts(name: str, thing: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(thing, Mapping):
         yield from ((f"{name}[{key!r}]" if isinstance(key, str) else f"{name}[...]", value)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 import zerolab
-from zerolab.course.alive import Alive, kept_by, nbytes
+from zerolab.course.alive import Alive, first_name, kept_by, nbytes
 from zerolab.course.evidence import sum_of
 from zerolab.course.lessons.incident_room.installed import install
 from zerolab.events import CONTROL, Event
@@ -232,4 +232,4 @@ def _copies(optimizer: ZeroOptimizer, alive: Alive, alone: OneProcess) -> tuple[
         found = alive.storages(known, at_least=smallest)
         names = {key: kept_by(tensor, **own) for key, tensor in found.items()}
         kept = {key: tensor for key, tensor in found.items() if names[key]}
-        return nbytes(kept), next(filter(None, names.values()), None)
+        return nbytes(kept), first_name(names.values())

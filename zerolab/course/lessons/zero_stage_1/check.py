@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from zerolab.course.alive import Alive, kept_by, nbytes
+from zerolab.course.alive import Alive, first_name, kept_by, nbytes
 from zerolab.course.attempts import Attempt, attempt
 from zerolab.course.evidence import Finding, examine, first_wrong
 from zerolab.course.exercise import graded
@@ -85,16 +85,21 @@ def _train(cls: Callable, world: World, rank: int) -> Ended:
             sizes.append(nbytes(held))
     new = [tensor for key, tensor in held.items() if key not in before]
     whole = [t for t in held.values() if t.untyped_storage().nbytes() >= flat.nbytes]
-    names = (kept_by(tensor, self=mine) for tensor in [*new, *whole])
     grown = min(after - before for before, after in pairwise(sizes))
     return Ended(
         flat.detach().clone(),
         _state_bytes(),
         grown,
         len(whole),
-        next((name for name in names if name and not name.endswith(".grad")), None),
+        _name(new, mine) or _name(whole, mine),
         watch.seen,
     )
+
+
+def _name(tensors: list[torch.Tensor], mine: Any) -> str | None:
+    """The name under which `mine` keeps one of the tensors, other than as a gradient."""
+    names = (kept_by(tensor, self=mine) for tensor in tensors)
+    return first_name(name for name in names if name and not name.endswith(".grad"))
 
 
 def _state_bytes() -> int | None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from zerolab import ring
-from zerolab.course.alive import Alive, kept_by, nbytes
+from zerolab.course.alive import Alive, first_name, kept_by, nbytes
 from zerolab.course.attempts import Attempt, Odd, attempt, returned
 from zerolab.course.evidence import Finding, examine, sum_of
 from zerolab.course.exercise import graded
@@ -146,7 +146,7 @@ def _step(fn: Callable, rank: int, numel: int) -> list[Kept]:
         other_bytes = nbytes(others)
         others.clear()  # the harness keeps nothing alive itself
         behind = kept.untyped_storage().nbytes() if is_tensor else 0
-        seen.append(Kept(returned(kept), behind, other_bytes, next(filter(None, names), None)))
+        seen.append(Kept(returned(kept), behind, other_bytes, first_name(names)))
     return seen
 
 

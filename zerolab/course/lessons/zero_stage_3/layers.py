@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from zerolab.course.alive import Alive, kept_by
+from zerolab.course.alive import Alive, first_name, kept_by
 
 WIDTH, DEPTH = 6, 4
 NUMEL = WIDTH * WIDTH
@@ -47,7 +47,8 @@ class Watch:
         own = [tensor for layer in self.layers for tensor in (layer.flat, layer.grad, layer.grad_shard)]
         found = self.alive.storages(own, at_least=8 * NUMEL) if self.alive else {}
         if found and not self.copy_name:
-            self.copy_name = kept_by(next(iter(found.values())), **roots, layers=self.layers)
+            roots = {**roots, "layers": self.layers}
+            self.copy_name = first_name(kept_by(tensor, **roots) for tensor in found.values())
         self.copies = max(self.copies, len(found))
         self.unreduced = max(self.unreduced, sum(layer.grad is not None for layer in self.layers))
         self.kept_gradient |= any(each.cdata in found for each in self.gradients if not each.expired())
