@@ -167,6 +167,22 @@ def test_a_gradient_of_an_input_reduces_nothing_and_leaves_the_bits():
             assert training.differing(found, expected) == [] and more_reductions == 0
 
 
+def slopes_through_one_graph(stage: int) -> list[torch.Tensor]:
+    """The gradient of an input, asked for three times through one graph."""
+    torch.manual_seed(0)
+    model = Net()
+    zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=stage, lr=0.1)
+    x = training.micro_batch(0, 0).requires_grad_()
+    loss = model(x).square().mean()
+    return [torch.autograd.grad(loss, x, retain_graph=True)[0] for _ in range(3)]
+
+
+def test_a_gradient_can_be_asked_for_again_through_the_same_graph():
+    for rank in zerolab.launch(lambda: [slopes_through_one_graph(stage) for stage in (0, 3)], 2, timeout=60):
+        first, *others = [slope for slopes in rank for slope in slopes]
+        assert first.any() and all(torch.equal(each, first) for each in others)
+
+
 def test_gradients_of_gradients_have_the_same_bits():
     training.assert_same_bits(gradient_penalty, 2)
 

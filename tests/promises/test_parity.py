@@ -26,7 +26,7 @@ OPTIMIZERS = (
     ("RMSprop", {"lr": 0.01, "centered": True}),
     ("Adagrad", {"lr": 0.1, "lr_decay": 0.01}),
 )
-MODELS = ("gpt", "tied", "patchwork", "tiny")
+MODELS = ("gpt", "tied", "patchwork", "tiny", "headed")
 # Each model meets each stage, and the optimizers take turns: not the whole product.
 CASES = [
     (model, stage, *OPTIMIZERS[(place + 2 * stage) % len(OPTIMIZERS)])

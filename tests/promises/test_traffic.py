@@ -25,7 +25,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares the ranks 
 
 WORLD_SIZES = (1, 2, 3, 4)
 STEPS = 3
-MODELS = ("gpt", "ladder", "patchwork")
+MODELS = ("gpt", "ladder", "patchwork", "headed")
 
 
 @pytest.fixture(autouse=True)

@@ -63,6 +63,20 @@ class Ladder(nn.Module):
         return nn.functional.mse_loss(self.layers(x), y)
 
 
+class Headed(Ladder):
+    """A root that backward needs first and never again, and of which odd ranks alone use a part."""
+
+    def __init__(self):
+        super().__init__(depth=3)
+        self.head, self.detour = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        found = self.head(self.layers(x))
+        if len(x) == 3:
+            found = found + self.detour(found)
+        return nn.functional.mse_loss(found, y)
+
+
 def gpt(tied: bool = False, depth: int = 2) -> nn.Module:
     return models.GPT(vocab=23, width=12, depth=depth, heads=2, context=6, tied=tied)
 
@@ -100,6 +114,12 @@ def vectors(step: int, rank: int) -> tuple:
     return drawn[0], drawn[1]
 
 
+def uneven_vectors(step: int, rank: int) -> tuple:
+    """Odd ranks hold a batch of another size."""
+    drawn = torch.randn(2, 2 + rank % 2, 16, generator=_generator(step, rank))
+    return drawn[0], drawn[1]
+
+
 SUBJECTS: dict[str, tuple[Callable[[], nn.Module], Callable[[int, int], tuple]]] = {
     "gpt": (gpt, tokens),
     "tied": (tied_gpt, tokens),
@@ -107,6 +127,7 @@ SUBJECTS: dict[str, tuple[Callable[[], nn.Module], Callable[[int, int], tuple]]]
     "patchwork": (Patchwork, images),
     "tiny": (Tiny, numbers),
     "ladder": (Ladder, vectors),
+    "headed": (Headed, uneven_vectors),
 }
 
 

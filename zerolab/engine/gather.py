@@ -1,5 +1,6 @@
 """Gatherer: track which units are whole or being gathered, and which is needed next."""
 
+from collections.abc import Callable
 from itertools import islice
 
 from zerolab.collectives import Work
@@ -50,17 +51,23 @@ class Gatherer:
 
     def prefetch_forward(self) -> None:
         """Start on the units after the one just entered."""
-        self._start(self._order[self._position : self._position + self.prefetch])
+        for run in self._order[self._position : self._position + self.prefetch]:
+            self._start(run.flats)
 
-    def prefetch_backward(self, run: UnitRun) -> None:
-        """Start on the units that were entered before this one and expect a backward pass, nearest first."""
+    def prefetch_backward(self, run: UnitRun, is_done: Callable[[FlatUnit], bool]) -> None:
+        """Start on the units that were entered before this one and expect a backward pass, nearest first.
+
+        Args: is_done: whether backward has no more need of a buffer, as of a root that only has the head.
+        """
         entered_before = reversed(self._order[: self._last_place.get(run, 0)])
         expected = (each for each in entered_before if each.expects_backward)
-        self._start(list(islice(expected, self.prefetch)))
+        needed = ([flat for flat in each.flats if not is_done(flat)] for each in expected)
+        for flats in islice(filter(None, needed), self.prefetch):
+            self._start(flats)
 
     def unshard(self, run: UnitRun) -> None:
         """Make the unit whole, waiting for its gathers."""
-        self._start([run])
+        self._start(run.flats)
         for flat in run.flats:
             if flat in self._under_way:
                 self._under_way.pop(flat).wait()
@@ -78,7 +85,7 @@ class Gatherer:
             work.wait()
             self.reshard([flat])
 
-    def _start(self, runs: list[UnitRun]) -> None:
-        for flat in (flat for run in runs for flat in run.flats):
+    def _start(self, flats: list[FlatUnit]) -> None:
+        for flat in flats:
             if flat.state is ParamState.SHARDED:
                 self._under_way[flat] = self.stage.unshard(flat)

@@ -171,19 +171,14 @@ class ModelHooks:
         if pass_number() != self.backward.number:
             self._begin_backward()
         been_here = run is self.backward.at_work or run.is_root
-        if been_here and all([flat.whole or self._has_all_gradients(flat) for flat in run.flats]):
+        if been_here and all([flat.whole or self.reducer.has_all_gradients(flat) for flat in run.flats]):
             return
         if not run.is_root and pass_number() == self.backward.number:
             if self.backward.at_work is not None:
                 self._mark_unused(self.backward.at_work)
             self.backward.at_work = run
         self.gatherer.unshard(run)
-        self.gatherer.prefetch_backward(run)
-
-    @staticmethod
-    def _has_all_gradients(flat: FlatUnit) -> bool:
-        """Whether every parameter of a unit has had its gradient, so that nothing in backward needs it."""
-        return flat.trainable and flat.all_require_grad and not flat.grads.missing
+        self.gatherer.prefetch_backward(run, self.reducer.has_all_gradients)
 
     def _mark_unused(self, run: UnitRun) -> None:
         """Backward has come to another unit: gradients that are no longer on their way here count as zero.

@@ -74,6 +74,13 @@ class Reducer:
         grads.collect(span, gradient)
         return not grads.missing and self._complete(flat)
 
+    def has_all_gradients(self, flat: FlatUnit) -> bool:
+        """Whether each parameter of a unit has had its gradient, so that this backward needs none of them.
+
+        A pass of torch.autograd.grad, which stores no gradients, cannot tell.
+        """
+        return self.collecting and flat.trainable and flat.all_require_grad and not flat.grads.missing
+
     def mark_unused(self, flat: FlatUnit) -> bool:
         """Stop waiting for gradients that this backward will not bring; whether that completes the unit."""
         unused = {span for span in flat.grads.missing if not _will_come(span)}
