@@ -1,9 +1,11 @@
 """Which optimizers of a library can be sharded: python tests/optimizer_verdicts.py torch.optim timm.optim
 
-For every optimizer class of the modules it prints the probe's refusal, or how training on two ranks at stages
-1 and 3 compares with training in one process with the class itself (support/references.py). Each class is
-tried with its defaults and with weight decay, and with ``--keywords`` also with each boolean keyword changed.
-The exit code is 1 if an optimizer was accepted and left other bits, and 2 if a module is not installed.
+For every optimizer class of the modules it prints the probe's refusal, or its kind and how training on two
+ranks at stages 1 and 3 compares with training in one process with the class itself (support/references.py).
+An optimizer of whole parameters gets those of a number of dimensions that it takes, and SGD the others. Each
+class is tried with its defaults and with weight decay, and with ``--keywords`` also with each boolean keyword
+changed. The exit code is 1 if an optimizer was accepted and left other bits, and 2 if a module is not
+installed.
 """
 
 import argparse
@@ -12,14 +14,17 @@ import inspect
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from support import subjects
+from support.whole_updates import together
+from torch import nn
 
 import zerolab
-from zerolab.optimizer.probe import state_bytes_per_parameter
+from zerolab.optimizer.probe import Kind, verdict_of
 
 STEPS, STAGES, SUBJECTS, WORLD_SIZE = 8, (1, 3), ("patchwork", "gpt"), 2
 TIMEOUT_SECONDS = 120
@@ -32,6 +37,11 @@ class Verdict(NamedTuple):
     keywords: dict
     result: str
     reason: str
+
+    @property
+    def kind(self) -> str:
+        """What it is counted as: accepted optimizers by how they are sharded."""
+        return f"accepted {self.reason.split(', ')[-1]}" if self.result == "accepted" else self.result
 
     def __str__(self) -> str:
         given = ", ".join(f"{key}={value}" for key, value in self.keywords.items())
@@ -58,18 +68,41 @@ def keywords_of(kind: type, switches: bool) -> Iterator[dict]:
             yield required | decay | {key: not each.default}
 
 
-def lower_rate(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 if step < STEPS // 2 else 0.3)
+class LowerRate:
+    """Lowers the learning rate of groups that have one, once, in the middle of the training."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer):
+        self.optimizer, self.steps = optimizer, 0
+
+    def step(self) -> None:
+        self.steps += 1
+        for group in self.optimizer.param_groups:
+            if self.steps == STEPS // 2 and "lr" in group:
+                group["lr"] *= 0.3
 
 
-def differences(kind: type, keywords: dict) -> list[str]:
+def groups_for(dimensions: tuple[int, ...] | None) -> Callable[[nn.Module], list[dict]]:
+    """Groups of the parameters with these numbers of dimensions, None for all of them, and of the others."""
+
+    def groups(model: nn.Module) -> list[dict]:
+        trainable = [p for p in model.parameters() if p.requires_grad]
+        taken = [p for p in trainable if dimensions is None or p.dim() in dimensions]
+        others = [p for p in trainable if not any(p is each for each in taken)]
+        by_sgd = {"params": others, "optimizer": torch.optim.SGD, "lr": 0.01}
+        return [{"params": taken}, *([by_sgd] if others else [])]
+
+    return groups
+
+
+def differences(kind: type, keywords: dict, dimensions: tuple[int, ...] | None) -> list[str]:
     """On one rank: where training with the engine leaves other parameters than training in one process."""
-    found = []
+    found, groups = [], groups_for(dimensions)
     for subject in SUBJECTS:
-        arguments = kind, STEPS, None, lower_rate
-        whole = subjects.train_replicas(subject, WORLD_SIZE, *arguments, **keywords)[0].parameters
+        arguments = STEPS, groups, LowerRate
+        both = partial(together, main=kind)
+        whole = subjects.train_replicas(subject, WORLD_SIZE, both, *arguments, **keywords)[0].parameters
         for stage in STAGES:
-            run, _ = subjects.train_sharded(subject, stage, *arguments, **keywords)
+            run, _ = subjects.train_sharded(subject, stage, kind, *arguments, **keywords)
             pairs = [(run.parameters[name], value) for name, value in whole.items()]
             if not all(torch.allclose(*pair, rtol=0, atol=0, equal_nan=True) for pair in pairs):
                 found.append(f"other parameters at stage {stage} of {subject}")
@@ -80,17 +113,20 @@ def verdict(kind: type, keywords: dict) -> Verdict:
     """Probe a class, and train with it if it is accepted."""
     judged = lambda *result: Verdict(f"{kind.__module__}.{kind.__qualname__}", keywords, *result)
     try:
-        state_bytes_per_parameter(kind, keywords)
+        probed = verdict_of(kind, keywords)
     except Exception as error:
-        refused = isinstance(error, ValueError) and "cannot be sharded" in str(error)
-        return judged("refused" if refused else "own error", f"{type(error).__name__}: {error}")
+        return judged("own error", f"{type(error).__name__}: {error}")
+    if probed.refusal:
+        return judged("refused", probed.refusal)
+    dimensions = tuple(probed.found.taken) if probed.found else None
     try:
-        found = zerolab.launch(differences, WORLD_SIZE, kind, keywords, timeout=TIMEOUT_SECONDS)
+        found = zerolab.launch(differences, WORLD_SIZE, kind, keywords, dimensions, timeout=TIMEOUT_SECONDS)
     except RuntimeError as error:
         return judged("wrong", f"training failed: {error}")
-    return judged(
-        "wrong" if any(found) else "accepted", ", ".join(sorted({*found[0], *found[1]})) or "same bits"
-    )
+    if any(found):
+        return judged("wrong", ", ".join(sorted({*found[0], *found[1]})))
+    how = "by parameter" if probed.kind is Kind.BY_PARAMETER else "elementwise"
+    return judged("accepted", f"same bits, {how}")
 
 
 def main(argv: list[str]) -> int:
@@ -108,7 +144,7 @@ def main(argv: list[str]) -> int:
     for kind in kinds:
         for keywords in keywords_of(kind, args.keywords):
             each = verdict(kind, keywords)
-            count[each.result] += 1
+            count[each.kind] += 1
             print(each, flush=True)
     print(", ".join(f"{number} {result}" for result, number in sorted(count.items())))
     return int(count["wrong"] > 0)

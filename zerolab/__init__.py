@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # for type checkers and the documentation, which do not run _
     from zerolab.launcher import init_process_group as init_process_group
     from zerolab.launcher import launch as launch
     from zerolab.optimizer import ZeroOptimizer as ZeroOptimizer
+    from zerolab.optimizer import matrices_by as matrices_by
     from zerolab.parity import verify as verify
     from zerolab.rehearsal import rehearse as rehearse
     from zerolab.tensor_parallel import TensorParallel as TensorParallel
@@ -34,6 +35,7 @@ _MODULE_OF = {
     "LaunchTimeout": "launcher",
     "device": "devices",
     "ZeroOptimizer": "optimizer",
+    "matrices_by": "optimizer",
     "Checkpointing": "checkpointing",
     "TensorParallel": "tensor_parallel",
     "parallelize": "tensor_parallel",

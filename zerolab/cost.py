@@ -85,6 +85,34 @@ def unit_bytes(
     return _number("numel", numel) * (reduce_scatter * gradient_bytes + all_gather * gathered_bytes)
 
 
+def owner_bytes(
+    numel: float,
+    own_numel: float,
+    world_size: int,
+    stage: int,
+    parameter_bytes: float = 4,
+    gradient_bytes: float = 4,
+    kept: bool = False,
+) -> float:
+    """Bytes that a rank sends of one unit in a step, where it owns `own_numel` of its parameters.
+
+    It sends each owner the gradients of what that one owns, and its own parameters to all others. Where
+    ranks own whole parameters, as for Muon, their shares differ, and so do these bytes. Their mean over the
+    ranks is that of equal shards.
+
+    Comm: Ψ - Ψ_own for a reduction, (N-1)Ψ_own for a gather, as often as in `passes_per_step`.
+    Raises: TypeError or ValueError for sizes that are no finite numbers >= 0, or an unknown stage.
+    """
+    reduce_scatter, all_gather = passes_per_step(stage)
+    if kept and stage == 3:
+        all_gather -= 1
+    numel, own_numel = _number("numel", numel), _number("own_numel", own_numel)
+    gathered_bytes = gradient_bytes if stage == 0 else parameter_bytes
+    reduced = (numel - own_numel) * _number("gradient_bytes", gradient_bytes)
+    gathered = own_numel * (_whole("world_size", world_size) - 1) * _number("bytes", gathered_bytes)
+    return reduce_scatter * reduced + all_gather * gathered
+
+
 def wire_bytes(payload_bytes: float, world_size: int, collective: str) -> float:
     """Bytes that a rank really sends, and as many that it receives, when the collective runs on a ring.
 

@@ -6,7 +6,6 @@ equal) and Adam's step counters are counted separately, so the rest can be compa
 byte.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -67,9 +66,9 @@ def census(
     grads = storage_bytes([*own_grads, *(u.grads.local for u in units), *(u.grads.reduced for u in units)])
     counters = storage_bytes(t for t in state if t.dim() == 0)
     optimizer = storage_bytes([*(t for t in state if t.dim() > 0), *(master for _, master in masters)])
-    params_padding = sum(_padding_bytes(u, (u.flat, u.shard)) for u in units)
-    masters_padding = sum(_padding_bytes(u, (master,)) for u, master in masters)
-    grads_padding = sum(_padding_bytes(u, (u.grads.local, u.grads.reduced)) for u in units)
+    params_padding = sum(_padding_bytes(u, u.flat, u.shard) for u in units)
+    masters_padding = sum(_padding_bytes(u, None, master) for u, master in masters)
+    grads_padding = sum(_padding_bytes(u, u.grads.local, u.grads.reduced) for u in units)
     return MeasuredStates(
         params_bytes=params - params_padding,
         grads_bytes=grads - grads_padding,
@@ -82,7 +81,14 @@ def census(
     )
 
 
-def _padding_bytes(unit: FlatUnit, buffers: Iterable[torch.Tensor | None]) -> float:
-    """Return the share of the buffers' storages that holds no parameter: of a shard as of the whole."""
-    padding_numel = unit.padded_numel - unit.numel
-    return storage_bytes(buffers) * padding_numel / unit.padded_numel if unit.padded_numel else 0.0
+def _padding_bytes(unit: FlatUnit, whole: torch.Tensor | None, shard: torch.Tensor | None) -> float:
+    """Return how many bytes hold no parameter in the storages of a whole buffer and of this rank's shard.
+
+    Where shards are equal, of each the same share, as of the whole. A shard may lie inside the whole buffer.
+    """
+    padding = (unit.padded_numel - unit.numel) / max(1, unit.padded_numel)
+    of_shard = (
+        padding if unit.cuts is None else 1 - unit.owned_numel / max(1, unit.owned.stop - unit.owned.start)
+    )
+    in_whole = storage_bytes([whole])
+    return in_whole * padding + (storage_bytes([whole, shard]) - in_whole) * of_shard

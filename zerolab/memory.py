@@ -34,7 +34,7 @@ CONVENTIONS = {
 }
 
 # How many fp32 numbers an optimizer remembers for each parameter.
-OPTIMIZER_MOMENTS = {"adam": 2, "adamw": 2, "sgd": 0, "momentum": 1, "rmsprop": 1, "adagrad": 1}
+OPTIMIZER_MOMENTS = {"adam": 2, "adamw": 2, "sgd": 0, "momentum": 1, "muon": 1, "rmsprop": 1, "adagrad": 1}
 
 
 @dataclass(frozen=True)
@@ -68,11 +68,14 @@ def model_states(
     precision: str = "mixed",
     k: float | None = None,
     frozen_psi: float = 0,
+    own_share: float | None = None,
 ) -> ModelStates:
     """Bytes of parameters, gradients and optimizer state on each of `world_size` ranks.
 
     `psi` counts the trainable parameters, `frozen_psi` the others: a frozen parameter has no gradient and no
     optimizer state, so it costs its own bytes alone, and stage 3 shards it like any other parameter.
+    `own_share` is the part of the parameters that one rank owns, 1/N by default. Where ranks own whole
+    parameters, as for Muon, each has another share; their mean is 1/N.
 
     Memory: with K=12, 16Ψ at stage 0, then 4Ψ + 12Ψ/N, 2Ψ + 14Ψ/N and 16Ψ/N.
     Raises: TypeError or ValueError for sizes not finite or below 0, world sizes below 1, unknown names.
@@ -81,11 +84,12 @@ def model_states(
     psi, frozen_psi = _number("psi", psi), _number("frozen_psi", frozen_psi)
     world_size, stage = _whole("world_size", world_size), _whole("stage", stage, 0, 3)
     per_parameter, k = _conventions(precision, k)
-    ranks_sharing = lambda sharded_from: world_size if stage >= sharded_from else 1
+    own_share = 1 / world_size if own_share is None else _number("own_share", own_share)
+    held = lambda numel, sharded_from: numel * own_share if stage >= sharded_from else numel
     return ModelStates(
-        params_bytes=per_parameter.params_bytes * (psi + frozen_psi) / ranks_sharing(3),
-        grads_bytes=per_parameter.grads_bytes * psi / ranks_sharing(2),
-        optimizer_bytes=k * psi / ranks_sharing(1),
+        params_bytes=per_parameter.params_bytes * held(psi + frozen_psi, 3),
+        grads_bytes=per_parameter.grads_bytes * held(psi, 2),
+        optimizer_bytes=k * held(psi, 1),
     )
 
 

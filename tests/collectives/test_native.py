@@ -85,8 +85,8 @@ class Buffer:
 
     index = 0
 
-    def __init__(self, numel: int, name: str = "buffer"):
-        self.name, self.numel = name, numel
+    def __init__(self, numel: int, name: str = "buffer", cuts: list[int] | None = None):
+        self.name, self.numel, self.cuts = name, numel, cuts
 
     def describe(self, part: slice) -> tuple[str, ...]:
         return ()

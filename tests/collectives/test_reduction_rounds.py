@@ -31,7 +31,9 @@ def comm_here(bucket_bytes: int | None) -> Comm:
 
 
 def subject(index: int, numel: int = NUMEL) -> SimpleNamespace:
-    return SimpleNamespace(name=f"unit {index}", index=index, numel=numel, describe=lambda part: ())
+    return SimpleNamespace(
+        name=f"unit {index}", index=index, numel=numel, cuts=None, describe=lambda part: ()
+    )
 
 
 def values(rank: int, index: int, numel: int = NUMEL) -> torch.Tensor:

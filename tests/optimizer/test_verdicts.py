@@ -7,7 +7,8 @@ import optimizer_verdicts
 import pytest
 import torch
 from support import odd_optimizers
-from support.odd_optimizers import OwnSchedule, Projection, SignSGD
+from support.odd_optimizers import GlobalNorm, OwnSchedule, Projection, SignSGD
+from support.whole_updates import Orthogonal
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares the ranks the import of pytest
 
@@ -25,14 +26,21 @@ class Unforeseen(SignSGD):
 
 
 def test_each_class_is_refused_or_trained(monkeypatch, capsys):
-    monkeypatch.setattr(optimizer_verdicts, "classes_of", lambda module: [OwnSchedule, Projection])
+    classes = [OwnSchedule, Projection, GlobalNorm, Orthogonal]
+    monkeypatch.setattr(optimizer_verdicts, "classes_of", lambda module: classes)
     assert optimizer_verdicts.main(["a.module"]) == 0
-    accepted, refused, total = capsys.readouterr().out.splitlines()
-    assert accepted == "accepted  support.odd_optimizers.OwnSchedule()  same bits"
-    assert refused.startswith(
-        "refused   support.odd_optimizers.Projection()  ValueError: Projection cannot be"
-    )
-    assert total == "1 accepted, 1 refused"
+    schedule, projection, norm, *orthogonal, total = capsys.readouterr().out.splitlines()
+    assert schedule == "accepted  support.odd_optimizers.OwnSchedule()  same bits, elementwise"
+    assert projection == "accepted  support.odd_optimizers.Projection()  same bits, by parameter"
+    assert norm.startswith("refused   support.odd_optimizers.GlobalNorm()  GlobalNorm cannot be sharded: ")
+    assert all(each.endswith("same bits, by parameter") for each in orthogonal) and len(orthogonal) == 2
+    assert total == "3 accepted by parameter, 1 accepted elementwise, 1 refused"
+
+
+def test_an_optimizer_of_matrices_leaves_other_parameters_to_sgd(monkeypatch, capsys):
+    monkeypatch.setattr(optimizer_verdicts, "classes_of", lambda module: [torch.optim.Muon])
+    assert optimizer_verdicts.main(["torch.optim"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "2 accepted by parameter"
 
 
 def test_an_optimizer_that_the_probe_accepts_by_mistake_is_found_by_training(monkeypatch, capsys):

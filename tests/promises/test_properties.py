@@ -94,7 +94,7 @@ def test_shards_tile_the_buffer_and_slices_tile_every_parameter(shapes, world_si
         unit.own(owned)
         assert owned.start == stop and owned.start * unit.dtype.itemsize % 64 == 0
         stop = owned.stop
-        for each in cut([unit], [parameter for _, parameter in named], 0.0):
+        for each in cut([unit], [parameter for _, parameter in named], lambda _: 0.0):
             slices[each.span.name].append(each.tensor.detach())
         said += unit.describe(owned)
     assert stop == unit.padded_numel
@@ -172,7 +172,7 @@ def go_round(lengths: list[int]) -> list[str]:
         flats = [numbers(r, numel * world_size, whole=False) for r in range(world_size)]
         in_order = sum(flats[1:], flats[0].clone())
         shards = torch.cat([comm.own(flat, r) for r, flat in enumerate(flats)])
-        unit = SimpleNamespace(name="unit", index=index, numel=numel, describe=lambda piece: ())
+        unit = SimpleNamespace(name="unit", index=index, numel=numel, cuts=None, describe=lambda piece: ())
         rings = {name: every[rank].clone() for name in ("reduce_scatter", "all_gather", "all_reduce")}
         ours = {name: flats[rank].clone() for name in rings}
         for name in rings:

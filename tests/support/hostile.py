@@ -33,7 +33,7 @@ class LateWork:
 
     def wait(self) -> None:
         for tensor in self.poisoned:
-            if not tensor.untyped_storage().nbytes():
+            if tensor.numel() and not tensor.untyped_storage().nbytes():
                 raise AssertionError(f"a buffer of {self.op} was freed before it was waited for")
             if not bool((bytes_of(tensor) == POISON_BYTE).all()):
                 raise AssertionError(f"a buffer of {self.op} was written to before it was waited for")
@@ -86,16 +86,54 @@ def all_gather(flat: torch.Tensor, own: torch.Tensor, group=None, async_op=False
     return LateWork("all_gather", [flat[: rank * numel], flat[(rank + 1) * numel :]], arrive)
 
 
+def reduce_scatter_uneven(
+    output: torch.Tensor, parts: list[torch.Tensor], op=ReduceOp.SUM, group=None, async_op=False
+):
+    """The parts lie one behind the other in one tensor, and the output is this rank's."""
+    wait, rank, sizes = gathered(torch.cat(parts), group), dist.get_rank(group), [len(p) for p in parts]
+
+    def arrive() -> None:
+        output.copy_(reduced([each.split(sizes)[rank] for each in wait()], op))
+
+    return LateWork("reduce_scatter", [part for part in parts if len(part)], arrive)
+
+
+def all_gather_uneven(parts: list[torch.Tensor], own: torch.Tensor, group=None, async_op=False):
+    """The own part is only read, so it keeps its contents."""
+    rank, sizes = dist.get_rank(group), [len(part) for part in parts]
+    padded = own.new_zeros(max(sizes))
+    padded[: len(own)] = own
+    wait = gathered(padded, group)
+    others = [part for place, part in enumerate(parts) if place != rank and len(part)]
+
+    def arrive() -> None:
+        for part, values in zip(parts, wait(), strict=True):
+            part.copy_(values[: len(part)])
+
+    return LateWork("all_gather", others, arrive)
+
+
 def all_reduce(flat: torch.Tensor, op=ReduceOp.SUM, group=None, async_op=False):
     wait = gathered(flat, group)
     return LateWork("all_reduce", [flat], lambda: flat.copy_(reduced(wait(), op)))
 
 
-def all_to_all(rows: torch.Tensor, flat: torch.Tensor, group=None, async_op=False):
-    wait, rank, numel = gathered(flat, group), dist.get_rank(group), len(flat) // dist.get_world_size(group)
+def all_to_all(
+    rows: torch.Tensor,
+    flat: torch.Tensor,
+    output_split_sizes: list[int] | None = None,
+    input_split_sizes: list[int] | None = None,
+    group=None,
+    async_op=False,
+):
+    """Without sizes, equal parts. Each rank receives as much from everyone."""
+    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+    sizes = input_split_sizes or [len(flat) // ranks] * ranks
+    assert output_split_sizes in (None, [sizes[rank]] * ranks)
+    wait = gathered(flat, group)
 
     def arrive() -> None:
-        rows.copy_(torch.cat([each[rank * numel :][:numel] for each in wait()]))
+        rows.copy_(torch.cat([each.split(sizes)[rank] for each in wait()]))
 
     return LateWork("all_to_all", [rows], arrive)
 
@@ -105,7 +143,12 @@ def hostile_backend() -> Iterator[None]:
     """On a rank: every Comm that is made inside is a NativeComm over these collectives."""
     before = native.reduce_scatter_single, native.all_gather_single, native.dist, collectives.DirectComm
     native.reduce_scatter_single, native.all_gather_single = reduce_scatter, all_gather
-    native.dist = types.SimpleNamespace(all_reduce=all_reduce, all_to_all_single=all_to_all)
+    native.dist = types.SimpleNamespace(
+        all_reduce=all_reduce,
+        all_to_all_single=all_to_all,
+        reduce_scatter=reduce_scatter_uneven,
+        all_gather=all_gather_uneven,
+    )
     collectives.DirectComm = native.NativeComm
     LateWork.under_way = 0
     try:

@@ -10,6 +10,7 @@ from torch import nn
 
 import zerolab
 from support.references import Replicas, Tensors, copies, seeded
+from support.whole_updates import together
 
 WIDTH, BATCH, STEPS = 8, 4, 3
 DEFAULTS = {"lr": 0.05, "weight_decay": 0.1}  # decay moves a parameter that should have been left alone
@@ -35,10 +36,19 @@ def passes(losses: Losses, model: nn.Module, step: int, rank: int) -> Iterator[N
 
 
 def train_plain(
-    build: Callable[[], nn.Module], losses: Losses, world_size: int, steps: int = STEPS
+    build: Callable[[], nn.Module],
+    losses: Losses,
+    world_size: int,
+    steps: int = STEPS,
+    groups: Callable[[nn.Module], list[dict]] | None = None,
+    precision: str = "fp32",
 ) -> Tensors:
-    """The parameters by name after training in this process alone, for ``world_size`` ranks."""
-    replicas = Replicas(build, world_size, torch.optim.AdamW, **DEFAULTS)
+    """The parameters by name after training in this process alone, for ``world_size`` ranks.
+
+    Args: groups: parameter groups with optimizers of their own.
+    """
+    optimizer = torch.optim.AdamW if groups is None else together
+    replicas = Replicas(build, world_size, optimizer, groups, precision, **DEFAULTS)
     replicas.train(lambda model, step, rank: passes(losses, model, step, rank), steps)
     return copies(replicas.whole.named_parameters())
 
@@ -72,7 +82,8 @@ def compare(make: Callable[[], tuple], stages: tuple[int, ...], **settings) -> d
     ``make`` gives a function that builds the model, and the losses of one step.
     """
     build, losses = make()
-    expected = train_plain(build, losses, dist.get_world_size())
+    groups, precision = settings.get("params"), settings.get("precision", "fp32")
+    expected = train_plain(build, losses, dist.get_world_size(), groups=groups, precision=precision)
     found: dict[int, list[str] | str] = {}
     for stage in stages:
         try:

@@ -43,7 +43,7 @@ def save(optimizer: ZeroOptimizer, path: str | Path, extra: Any = None, keep: in
         raise ValueError(f"keep is {keep!r}: pass how many generations to keep, 1 or more")
     optimizer.require_idle("save")
     comm = optimizer.axes.everyone
-    description = from_rank_0(comm, lambda: manifest.describe(optimizer))
+    description = _describe(optimizer)
     lock = FolderLock(Path(path).resolve())
     try:
         from_rank_0(comm, lock.acquire)
@@ -51,6 +51,15 @@ def save(optimizer: ZeroOptimizer, path: str | Path, extra: Any = None, keep: in
         _write_generation(folder, optimizer, description, extra, keep)
     finally:
         lock.release()
+
+
+def _describe(optimizer: ZeroOptimizer) -> dict:
+    """The manifest without records. Comm: it; and where ranks own state, a description of each one's."""
+    comm, here = optimizer.axes.everyone, lambda: manifest.state_here(optimizer)
+    if not optimizer.has_owners:
+        return from_rank_0(comm, lambda: manifest.describe(optimizer, [here()]))
+    states = gather(comm, on_every_rank(comm, "the optimizer's state could not be described", here))
+    return from_rank_0(comm, lambda: manifest.describe(optimizer, states))
 
 
 def require_zero_optimizer(optimizer: ZeroOptimizer) -> None:

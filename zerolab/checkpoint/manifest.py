@@ -1,6 +1,7 @@
 """Describe a checkpoint's contents, so that it loads only into a matching model."""
 
 import pickle
+from collections import ChainMap
 from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 from pathlib import Path
@@ -27,10 +28,19 @@ def _key(shard: Shard, part: str) -> str:
     return f"model.{name}" if shard.key is None else f"optimizer.{name}.{shard.key}"
 
 
-def describe(optimizer: ZeroOptimizer) -> dict:
+def state_here(optimizer: ZeroOptimizer) -> tuple[dict, dict]:
+    """Describe this rank's state by parameter name and key, and say how many elements each stored tensor has.
+
+    Raises: ValueError for state that cannot be stored.
+    """
+    return optimizer.describe_state(), _tensors(optimizer)
+
+
+def describe(optimizer: ZeroOptimizer, states: list[tuple[dict, dict]]) -> dict:
     """Describe the parameters, the optimizer's class, its parameter groups by name, and its state.
 
     Of values that are sharded it has the dtype only. The records are added later.
+    Args: states: as `state_here` returns them, of all ranks that may have state that others have not.
 
     Warns of values that `read` refuses without ``trust``. Raises: ValueError for one that does not pickle.
     """
@@ -42,11 +52,11 @@ def describe(optimizer: ZeroOptimizer) -> dict:
         "parameters": _forms(optimizer.model),
         "buffers": _buffer_forms(optimizer.model),
         "extra_state": _extra_state_forms(optimizer.model),
-        "optimizer": optimizer.optimizer_class.__name__,
+        "optimizer": optimizer.optimizer_names,
         "loss_scale": None if optimizer.loss_scale is None else optimizer.loss_scale.state_dict(),
         "groups": [{"names": names, "options": _options(group)} for names, group in groups],
-        "state": optimizer.describe_state(),
-        "tensors": _tensors(optimizer)
+        "state": dict(ChainMap(*(state for state, _ in states))),
+        "tensors": dict(ChainMap(*(tensors for _, tensors in states)))
         | {buffers.key_of(name, 0): b.numel() for name, b in buffers.persistent(optimizer.model).items()},
     }
     for what, value in _named_values(description):
@@ -141,7 +151,7 @@ def check(manifest: dict, optimizer: ZeroOptimizer) -> None:
         )
     _check_forms("parameter", manifest["parameters"], _forms(optimizer.model))
     check_modules(manifest, optimizer.model)
-    stored, ours = manifest["optimizer"], optimizer.optimizer_class.__name__
+    stored, ours = manifest["optimizer"], optimizer.optimizer_names
     if stored != ours:
         raise ValueError(
             f"the checkpoint is of {stored} and the optimizer is {ours}: "

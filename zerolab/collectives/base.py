@@ -1,8 +1,9 @@
 """Comm: the engine's three collectives. Each is recorded in the trace."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Protocol, Self
 
 import torch
@@ -31,6 +32,9 @@ class Subject(Protocol):
     name: str
     index: int
     numel: int
+
+    @property
+    def cuts(self) -> Sequence[int] | None: ...
 
     def describe(self, part: slice) -> tuple[str, ...]:
         """The parameter slices in that part of the flat buffer."""
@@ -115,15 +119,30 @@ class Comm(ABC):
     def all_reduce(self, flat: torch.Tensor, unit: Subject, op: Op = ReduceOp.SUM) -> Work:
         """Reduce over the ranks. Every rank gets the whole result. Comm: 2(N-1)/N of the payload per rank."""
 
-    def shard_range(self, padded_numel: int, rank: int | None = None) -> slice:
-        """Return the part of a flat buffer that belongs to this rank, or to the rank given."""
-        shard_numel = padded_numel // self.world_size
-        start = shard_numel * (self.rank if rank is None else rank)
-        return slice(start, start + shard_numel)
+    def shard_range(
+        self, padded_numel: int, rank: int | None = None, cuts: Sequence[int] | None = None
+    ) -> slice:
+        """Return the part of a flat buffer that belongs to this rank, or to the rank given.
 
-    def own(self, flat: torch.Tensor, rank: int | None = None) -> torch.Tensor:
+        Args: cuts: where the ranks' parts begin, as in `Subject`.
+        """
+        rank = self.rank if rank is None else rank
+        if cuts is not None:
+            return slice(cuts[rank], cuts[rank + 1])
+        shard_numel = padded_numel // self.world_size
+        return slice(shard_numel * rank, shard_numel * (rank + 1))
+
+    def own(
+        self, flat: torch.Tensor, rank: int | None = None, cuts: Sequence[int] | None = None
+    ) -> torch.Tensor:
         """Return the shard of ``flat`` that belongs to this rank, or to the rank given, as a view."""
-        return flat[self.shard_range(flat.numel(), rank)]
+        return flat[self.shard_range(flat.numel(), rank, cuts)]
+
+    def parts(self, flat: torch.Tensor, unit: Subject) -> Sequence[torch.Tensor]:
+        """Return the shards of all ranks, as views."""
+        if unit.cuts is None:
+            return flat.chunk(self.world_size) if flat.numel() else [flat] * self.world_size
+        return flat.split_with_sizes([stop - start for start, stop in pairwise(unit.cuts)])
 
     def broadcast(self, tensor: torch.Tensor, unit: Subject, source: int = 0) -> None:
         """Overwrite ``tensor`` with the source rank's, on every rank."""
@@ -161,6 +180,6 @@ class Comm(ABC):
 
         The slices noted are this rank's: the part of the result it gets, or the part it sends.
         """
-        mine = self.shard_range(flat.numel()) if passes == 1 else slice(0, flat.numel())
+        mine = self.shard_range(flat.numel(), cuts=unit.cuts) if passes == 1 else slice(0, flat.numel())
         logical_bytes = passes * unit.numel * flat.element_size()
         return self.trace.begin(op, unit.name, flat, unit.describe(mine), logical_bytes=logical_bytes)

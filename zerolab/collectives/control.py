@@ -95,12 +95,13 @@ class Control:
     def post(
         self, outgoing: torch.Tensor, to: int, incoming: torch.Tensor, source: int, tag: int
     ) -> list[dist.Work]:
-        """Start one receive and one send.
+        """Start one receive and one send, each unless its tensor is empty.
 
         By the group's own methods: gathers go on after a training loop has called destroy_process_group(),
         and the functions of torch.distributed do not know the group any more.
         """
-        return [self.group.recv([incoming], source, tag), self.group.send([outgoing], to, tag)]
+        works = [self.group.recv([incoming], source, tag)] if incoming.numel() else []
+        return [*works, self.group.send([outgoing], to, tag)] if outgoing.numel() else works
 
 
 class SilentControl(Control):

@@ -1,7 +1,7 @@
 """Collectives made of sends and receives, for gloo, with sums in rank order, for equal bits."""
 
-import itertools
 from functools import partial
+from itertools import chain, zip_longest
 from typing import final
 
 import torch
@@ -33,7 +33,7 @@ class DirectComm(Comm):
         event = self._begin("reduce_scatter", flat, unit, passes=1)
         if self.world_size == 1:
             return self._alone(event)
-        scratch = self._scratch(flat)
+        scratch = self._scratch(flat, unit)
         return self._start(event, self._reduce(flat, scratch, unit, event, op), scratch)
 
     def all_gather(self, flat: torch.Tensor, unit: Subject) -> Work:
@@ -48,10 +48,8 @@ class DirectComm(Comm):
         event = self._begin("all_reduce", flat, unit, passes=2)
         if self.world_size == 1:
             return self._alone(event)
-        scratch = self._scratch(flat)
-        halves = itertools.chain(
-            self._reduce(flat, scratch, unit, event, op), self._gather(flat, unit, event)
-        )
+        scratch = self._scratch(flat, unit)
+        halves = chain(self._reduce(flat, scratch, unit, event, op), self._gather(flat, unit, event))
         return self._start(event, halves, scratch)
 
     def _alone(self, event: Event) -> Work:
@@ -79,15 +77,19 @@ class DirectComm(Comm):
         yield from collective
         self.trace.finish(event)
 
-    def _scratch(self, flat: torch.Tensor) -> torch.Tensor:
-        """Where the other ranks' values of this rank's shard are received, a row for each, in rank order.
-
-        A row has no more elements than the bucket can hold in fp32, in which 16 bits are added up.
-        """
-        row_numel = flat.numel() // self.world_size
-        if self.bucket_bytes is not None:
-            row_numel = min(row_numel, self.bucket_bytes // max(4, flat.element_size()))
+    def _scratch(self, flat: torch.Tensor, unit: Subject) -> torch.Tensor:
+        """Where the other ranks' values of this rank's shard are received, a row for each, in rank order."""
+        row_numel = self._row_numel(self.own(flat, cuts=unit.cuts))
         return flat.new_empty((self.world_size - 1, row_numel))
+
+    def _row_numel(self, shard: torch.Tensor) -> int:
+        """How many elements of a shard are received at a time from each rank.
+
+        No more than the bucket can hold in fp32, in which 16 bits are added up.
+        """
+        if self.bucket_bytes is None:
+            return shard.numel()
+        return min(shard.numel(), self.bucket_bytes // max(4, shard.element_size()))
 
     def _reduce(
         self, flat: torch.Tensor, scratch: torch.Tensor, unit: Subject, event: Event, op: Op
@@ -95,31 +97,33 @@ class DirectComm(Comm):
         """From each rank receive its values of this rank's shard; send it those of its own; then reduce.
 
         So for each part of the shards that fits into the scratch. Messages of one tag arrive in the order
-        they were sent, so those of all parts can have the unit's.
+        they were sent, so those of all parts can have the unit's. Where shards are not equal, those that are
+        smaller end before the others.
         """
-        shards = flat.view(self.world_size, flat.numel() // self.world_size)
-        for part in shards.split(scratch.shape[1], dim=1):
-            rows, works = scratch[:, : part.shape[1]], []
+        shards = [shard.split(self._row_numel(shard)) for shard in self.parts(flat, unit)]
+        for parts in zip_longest(*shards, fillvalue=flat[:0]):
+            own, works = parts[self.rank], []
+            rows = scratch[:, : own.numel()]
             for to, source in self.control.peers:
                 landing = rows[source - (source > self.rank)]
-                works += self._trade(part[to], to, landing, source, 2 * unit.index, event)
+                works += self._trade(parts[to], to, landing, source, 2 * unit.index, event)
             yield from arrival(works)
-            reduce_in_rank_order(part[self.rank], rows, self.rank, op)
+            if own.numel():
+                reduce_in_rank_order(own, rows, self.rank, op)
 
     def _gather(self, flat: torch.Tensor, unit: Subject, event: Event) -> Collective:
         """Send this rank's shard to every rank; receive theirs into place."""
         works = []
         for to, source in self.control.peers:
-            landing = self.own(flat, source)
-            works += self._trade(self.own(flat), to, landing, source, 2 * unit.index + 1, event)
+            landing = self.own(flat, source, unit.cuts)
+            own = self.own(flat, cuts=unit.cuts)
+            works += self._trade(own, to, landing, source, 2 * unit.index + 1, event)
         yield from arrival(works)
 
     def _trade(
         self, outgoing: torch.Tensor, to: int, incoming: torch.Tensor, source: int, tag: int, event: Event
     ) -> list:
         """Post one receive and one send. The bytes are counted here, from the tensor that is sent."""
-        if not outgoing.numel():
-            return []
         event.wire_bytes += outgoing.nbytes
         control = self.control
         return control.post(as_bytes(outgoing), to, as_bytes(incoming), source, control.first_tag + tag)

@@ -54,29 +54,36 @@ class NativeComm(Comm):
 
         Memory: none; N shards of scratch with deterministic algorithms.
         """
-        event, own = self._begin("reduce_scatter", flat, unit, passes=1), self.own(flat)
+        event, own = self._begin("reduce_scatter", flat, unit, passes=1), self.own(flat, cuts=unit.cuts)
         if self._adds_in_rank_order():
-            work = self._exchange_and_add(event, flat, op)
-        else:
+            work = self._exchange_and_add(event, flat, unit, op)
+        elif unit.cuts is None:
             work = self._reduce(event, flat, own, op, partial(reduce_scatter_single, own, flat))
+        else:
+            parts = list(self.parts(flat, unit))
+            work = self._reduce(event, flat, own, op, partial(dist.reduce_scatter, own, parts))
         return work.then(partial(self.trace.finish, event))
 
     def all_gather(self, flat: torch.Tensor, unit: Subject) -> Work:
         """The native all-gather, in place: the input is this rank's own slice of the output."""
         event = self._begin("all_gather", flat, unit, passes=1)
-        return self._gather(event, flat).then(partial(self.trace.finish, event))
+        return self._gather(event, flat, unit).then(partial(self.trace.finish, event))
 
     def all_reduce(self, flat: torch.Tensor, unit: Subject, op: Op = ReduceOp.SUM) -> Work:
         """The native all-reduce; with deterministic algorithms its two halves in turn."""
         event = self._begin("all_reduce", flat, unit, passes=2)
         if self._adds_in_rank_order():
-            work = self._exchange_and_add(event, flat, op).then(partial(self._gather, event, flat))
+            halves = self._exchange_and_add(event, flat, unit, op)
+            work = halves.then(partial(self._gather, event, flat, unit))
         else:
             work = self._reduce(event, flat, flat, op, partial(dist.all_reduce, flat), passes=2)
         return work.then(partial(self.trace.finish, event))
 
-    def _gather(self, event: Event, flat: torch.Tensor) -> Work:
-        return self._issue(event, flat, partial(all_gather_single, flat, self.own(flat)))
+    def _gather(self, event: Event, flat: torch.Tensor, unit: Subject) -> Work:
+        if unit.cuts is None:
+            return self._issue(event, flat, partial(all_gather_single, flat, self.own(flat)))
+        parts = list(self.parts(flat, unit))
+        return self._issue(event, flat, partial(dist.all_gather, parts, parts[self.rank]))
 
     def _reduce(
         self,
@@ -94,13 +101,18 @@ class NativeComm(Comm):
         work = self._issue(event, flat, partial(native, op=native_op), passes)
         return work.then(partial(_divide, result, after))
 
-    def _exchange_and_add(self, event: Event, flat: torch.Tensor, op: Op) -> Work:
+    def _exchange_and_add(self, event: Event, flat: torch.Tensor, unit: Subject, op: Op) -> Work:
         """Every rank's part of this rank's shard, added up in rank order as on gloo."""
-        rows = flat.new_empty((self.world_size, flat.numel() // self.world_size))
-        work = self._issue(event, flat, partial(dist.all_to_all_single, rows.view(-1), flat))
+        own = self.own(flat, cuts=unit.cuts)
+        rows = flat.new_empty((self.world_size, own.numel()))
+        exchange = partial(dist.all_to_all_single, rows.view(-1), flat)
+        if unit.cuts is not None:
+            received, sent = [own.numel()] * self.world_size, [p.numel() for p in self.parts(flat, unit)]
+            exchange = partial(exchange, output_split_sizes=received, input_split_sizes=sent)
+        work = self._issue(event, flat, exchange)
         self.meter.report(work, rows)
         scratch = [rows]  # a list, so that `_add` can free what is in it
-        return work.then(partial(self._add, work, scratch, self.own(flat), op))
+        return work.then(partial(self._add, work, scratch, own, op))
 
     def _add(self, work: Work, scratch: list[torch.Tensor], own: torch.Tensor, op: Op) -> None:
         if self.world_size > 1:

@@ -24,6 +24,7 @@ from zerolab.optimizer.offload import Offload
 from zerolab.optimizer.settings import describe_groups
 from zerolab.optimizer.slices import Slice
 from zerolab.optimizer.slots import Slots
+from zerolab.optimizer.updates import Updates
 from zerolab.stages.base import Stage
 from zerolab.storages import MemoryMeter
 from zerolab.trace import Trace
@@ -43,6 +44,7 @@ class OptimizerBase(torch.optim.Optimizer):
     units: list[FlatUnit]
     offload: Offload
     local: LocalUpdate
+    updates: Updates
     loss_scale: LossScale | None
     training: TrainingRun
     engine: Engine

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from zerolab.optimizer.slices import Slice
+from zerolab.optimizer.updates import Update
 from zerolab.unit import FlatUnit
 from zerolab.unit.span import Span
 
@@ -17,13 +18,17 @@ gradients may be converted at a time. A call for each small unit would take most
 """
 
 
-def updated_together(units: list[FlatUnit]) -> list[list[FlatUnit]]:
-    """The units in their order, in lists of neighbours that one call updates. A large unit has its own."""
+def updated_together(units: list[FlatUnit], update_of: Callable[[FlatUnit], Update]) -> list[list[FlatUnit]]:
+    """The units in their order, in lists of neighbours that one call updates. A large unit has its own.
+
+    Args: update_of: says which stock optimizer updates a unit. Several are never in one list.
+    """
+    kind_of = lambda unit: (update_of(unit), unit.master.dtype)
     found: list[list[FlatUnit]] = []
     numel = 0
     for unit in units:
         numel += unit.shard_numel
-        if not found or numel > TOGETHER_NUMEL or unit.master.dtype != found[-1][0].master.dtype:
+        if not found or numel > TOGETHER_NUMEL or kind_of(unit) != kind_of(found[-1][0]):
             found.append([])
             numel = unit.shard_numel
         found[-1].append(unit)
@@ -59,25 +64,29 @@ def owned_numel(unit: FlatUnit, span: Span) -> int:
 class Batch:
     """Slices of neighbouring parameters that are updated together, and their stock optimizer.
 
+    Attributes: update: whose stock optimizer it is.
+
     Args:
         spans: the parameters, by unit.
-        groups: options and slices of each of the user's groups; the slices of other batches are left out.
+        update: the class of their optimizer.
+        groups: options and slices of each of the user's groups that it updates; the slices of other batches
+            are left out, and so are empty ones where it updates whole parameters.
     """
 
     def __init__(
         self,
         spans: list[tuple[FlatUnit, list[Span]]],
-        optimizer_class: type,
-        defaults: dict,
+        update: Update,
         groups: list[tuple],
     ):
+        self.update = update
         self._units = [unit for unit, _ in spans]
         self._spans = {span for _, of_unit in spans for span in of_unit}
         self._slices: list[Slice] = []
         # one call: a tensor that several groups have stays one tensor
-        defaults, options = deepcopy((defaults, [each for each, _ in groups]))
+        defaults, options = deepcopy((update.defaults, [each for each, _ in groups]))
         own = [self._group_of(each, slices) for each, (_, slices) in zip(options, groups, strict=True)]
-        self.optimizer = optimizer_class(own, **defaults)
+        self.optimizer = update.optimizer_class(own, **defaults)
         self._sort()
 
     def add_group(self, options: dict, slices: list[Slice]) -> None:
@@ -86,7 +95,9 @@ class Batch:
         self._sort()
 
     def _group_of(self, options: dict, slices: list[Slice]) -> dict:
-        mine = [each for each in slices if each.span in self._spans]
+        mine = [
+            each for each in slices if each.span in self._spans and (each.tensor.numel() or not each.whole)
+        ]
         self._slices += mine
         return options | {"params": [each.tensor for each in mine]}
 
@@ -105,12 +116,12 @@ class Batch:
         Memory: no copy in that dtype, unless they have to be divided by ``scale``.
         """
         found: list[torch.Tensor] = []
-        for unit, part, sizes, places in self._cuts:
+        for unit, slices, part, sizes, places in self._cuts:
             gradients = unit.grads.reduced[part].to(unit.master.dtype)
             if scale != 1:
                 gradients = gradients / scale
             cut = gradients.split_with_sizes(sizes)
-            found += [cut[place] for place in places]
+            found += [each.formed(cut[place]) for each, place in zip(slices, places, strict=True)]
         return found
 
     def _sort(self) -> None:
@@ -119,8 +130,9 @@ class Batch:
         A unit's gradients are cut into slices, and gaps where there is padding between two.
         """
         self._slices.sort(key=lambda each: (self._units.index(each.unit), each.part.start, each.part.stop))
-        self._cuts: list[tuple[FlatUnit, slice, list[int], list[int]]] = []
-        for unit, slices in itertools.groupby(self._slices, key=lambda each: each.unit):
+        self._cuts: list[tuple[FlatUnit, list[Slice], slice, list[int], list[int]]] = []
+        for unit, of_unit in itertools.groupby(self._slices, key=lambda each: each.unit):
+            slices = list(of_unit)
             parts = [each.part for each in slices]
             start = stop = parts[0].start
             sizes: list[int] = []
@@ -131,7 +143,7 @@ class Batch:
                 places.append(len(sizes))
                 sizes.append(part.stop - part.start)
                 stop = part.stop
-            self._cuts.append((unit, slice(start, stop), sizes, places))
+            self._cuts.append((unit, slices, slice(start, stop), sizes, places))
 
     def load_state_dict(
         self,
@@ -140,7 +152,8 @@ class Batch:
         state_of: Callable[[Slice], dict | None],
     ) -> None:
         """Load the options in a state_dict of all slices, which have these ``numbers``, and own state."""
-        pairs = zip(state_dict["param_groups"], self.optimizer.param_groups, strict=True)
+        theirs = [state_dict["param_groups"][place] for place in self.update.places]
+        pairs = zip(theirs, self.optimizer.param_groups, strict=True)
         groups = [saved | {"params": [numbers[each] for each in own["params"]]} for saved, own in pairs]
         mine = ((numbers[each.tensor], state_of(each)) for each in self._slices)
         state = {number: values for number, values in mine if values is not None}

@@ -17,7 +17,7 @@ class GradientsOf:
 
     def __init__(self, unit: FlatUnit):
         self.name, self.index = f"gradients of {unit.name}", unit.index + GRADIENTS_FROM
-        self.numel, self.describe = unit.numel, unit.describe
+        self.numel, self.cuts, self.describe = unit.numel, unit.cuts, unit.describe
 
 
 def clip_grads(

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -13,6 +14,8 @@ from zerolab.engine.units import Unit
 from zerolab.optimizer.axes import Axes
 from zerolab.optimizer.materialise import materialise_buffers, materialise_unit
 from zerolab.optimizer.offload import Offload
+from zerolab.optimizer.owners import choose_owners
+from zerolab.optimizer.updates import Updates
 from zerolab.precision import PRECISIONS, Precision
 from zerolab.stages.base import Stage
 from zerolab.storages import MemoryMeter
@@ -28,6 +31,7 @@ def lay_out(
     meter: MemoryMeter,
     axes: Axes,
     offload: Offload,
+    updates: Updates,
 ) -> list[UnitRun]:
     """Move all parameters into flat units, with rank 0's values, and shard each unit before the next is made.
 
@@ -36,16 +40,14 @@ def lay_out(
 
     Raises: ValueError where a module on the meta device has no way to initialize itself.
     """
-    exact = _kept_exact(model)
+    kinds = Kinds(model, units, updates, comm.world_size, precision)
     runs, index = [], itertools.count()
     materialise_buffers(model, comm.device)
     for unit in units:
         materialise_unit(unit, comm.device)
         run = UnitRun(unit)
-        for name, parameters in _kinds(unit, exact):
-            own = PRECISIONS["fp32"] if id(parameters[0][1]) in exact else precision
-            ranks = comm.world_size
-            flat = FlatUnit(name, next(index), parameters, ranks, own, meter, replicas=ranks)
+        for kind in kinds.of(unit):
+            flat = kind.flat_unit(next(index), comm.world_size, meter)
             comm.broadcast(flat.flat, flat)
             if axes.parallel is not None:
                 for span in (each for each in flat.spans if each.parameter not in axes.splits):
@@ -63,31 +65,24 @@ def bytes_to_offload(
     comm: Comm,
     stage: Stage,
     precision: Precision,
-    state_bytes: dict[int, float],
+    updates: Updates,
 ) -> int:
     """Return how many bytes of masters and optimizer state this rank will have after `lay_out`.
 
     The stage shards each unit on the meta device, where that takes no memory, and changes nothing.
-    Args: state_bytes: of each parameter that is optimized, by id: the bytes of state for each element.
     """
-    exact, found = _kept_exact(model), 0.0
+    kinds, found = Kinds(model, units, updates, comm.world_size, precision), 0.0
     for unit in units:
-        for name, parameters in _kinds(unit, exact):
-            own = PRECISIONS["fp32"] if id(parameters[0][1]) in exact else precision
-            flat = FlatUnit(name, 0, _on_meta(parameters), comm.world_size, own)
+        for kind in kinds.of(unit):
+            flat = kind.on_meta().flat_unit(0, comm.world_size)
             stage.setup(flat)
             if not flat.trainable:
                 continue
             found += flat.master.nbytes if flat.has_own_master else 0
-            for (_, parameter), span in zip(parameters, flat.spans, strict=True):
+            for (_, parameter), span in zip(kind.parameters, flat.spans, strict=True):
                 part = span.within(flat.owned.start, flat.owned.stop)
-                found += (part.stop - part.start) * state_bytes.get(id(parameter), 0.0)
+                found += (part.stop - part.start) * updates.state_bytes(parameter)
     return math.ceil(found)
-
-
-def _on_meta(parameters: list[tuple[str, nn.Parameter]]) -> list[tuple[str, nn.Parameter]]:
-    shape_of = lambda p: nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=p.requires_grad)
-    return [(name, shape_of(parameter)) for name, parameter in parameters]
 
 
 def in_forward_order(runs: list[UnitRun]) -> list[FlatUnit]:
@@ -95,22 +90,79 @@ def in_forward_order(runs: list[UnitRun]) -> list[FlatUnit]:
     return [flat for run in sorted(runs, key=lambda run: not run.is_root) for flat in run.flats]
 
 
-def _kinds(unit: Unit, exact: set[int]) -> Iterator[tuple[str, list[tuple[str, nn.Parameter]]]]:
-    """A unit's parameters by what a flat buffer has one of: trainable or frozen, dtype, device.
+@dataclass
+class Kind:
+    """Parameters of one unit that can be in one flat buffer.
 
-    Each has a name of its own, because ranks compare collectives by name.
+    Attributes:
+        precision: in which they are trained.
+        owners: of each, in ascending order, the rank that updates it whole; None where they are cut anywhere.
     """
-    kinds: dict[tuple, list[tuple[str, nn.Parameter]]] = {}
-    for name, parameter in unit.parameters:
-        key = (not parameter.requires_grad, parameter.dtype, parameter.device, id(parameter) in exact)
-        kinds.setdefault(key, []).append((name, parameter))
-    given: set[str] = set()
-    for (frozen, dtype, *_), parameters in kinds.items():
-        name = f"{unit.name} (frozen {str(dtype).removeprefix('torch.')})" if frozen else unit.name
-        if name in given:
-            name += " (kept in fp32)" if id(parameters[0][1]) in exact else " (not kept in fp32)"
-        given.add(name)
-        yield name, parameters
+
+    name: str
+    parameters: list[tuple[str, nn.Parameter]]
+    precision: Precision
+    owners: list[int] | None
+
+    def flat_unit(self, index: int, ranks: int, meter: MemoryMeter | None = None) -> FlatUnit:
+        """Move them into a flat buffer."""
+        return FlatUnit(self.name, index, self.parameters, ranks, self.precision, meter, ranks, self.owners)
+
+    def on_meta(self) -> "Kind":
+        """The same without memory; the parameters stay where they are."""
+        form = lambda p: nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=p.requires_grad)
+        return replace(self, parameters=[(name, form(parameter)) for name, parameter in self.parameters])
+
+
+class Kinds:
+    """The parameters of a model by what a flat buffer has one of.
+
+    That is: trainable or frozen, dtype, device, precision, and the optimizer that updates them.
+    """
+
+    def __init__(
+        self, model: nn.Module, units: list[Unit], updates: Updates, ranks: int, precision: Precision
+    ):
+        self._exact, self._updates, self._precision = _kept_exact(model), updates, precision
+        whole = [[p for _, p in unit.parameters if self._needs_whole(p)] for unit in units]
+        self._owners = choose_owners(whole, ranks)
+
+    def _needs_whole(self, parameter: nn.Parameter) -> bool:
+        return parameter.requires_grad and self._updates.of(parameter).needs_whole
+
+    def of(self, unit: Unit) -> Iterator[Kind]:
+        """The kinds of one unit's parameters."""
+        kinds: dict[tuple, list[tuple[str, nn.Parameter]]] = {}
+        for name, parameter in unit.parameters:
+            trainable, exact = parameter.requires_grad, id(parameter) in self._exact
+            update = self._updates.of(parameter) if trainable else None
+            key = (trainable, parameter.dtype, parameter.device, exact, update)
+            kinds.setdefault(key, []).append((name, parameter))
+        names: set[str] = set()
+        for (_, _, _, exact, update), parameters in kinds.items():
+            name, owners = self._name(unit, parameters[0][1], names), None
+            names.add(name)
+            if update is not None and update.needs_whole:
+                parameters.sort(key=lambda each: self._owners[id(each[1])])
+                owners = [self._owners[id(parameter)] for _, parameter in parameters]
+            yield Kind(name, parameters, PRECISIONS["fp32"] if exact else self._precision, owners)
+
+    def _name(self, unit: Unit, parameter: nn.Parameter, taken: set[str]) -> str:
+        """The unit's name, and what is special about these parameters.
+
+        No two have one name, because ranks compare collectives by name.
+        """
+        special = []
+        if not parameter.requires_grad:
+            special.append(f"frozen {str(parameter.dtype).removeprefix('torch.')}")
+        elif (update := self._updates.of(parameter)) is not self._updates.of_groups[0]:
+            special.append(update.name)
+        name = lambda: f"{unit.name} ({', '.join(special)})" if special else unit.name
+        if name() in taken:
+            special.append("kept in fp32" if id(parameter) in self._exact else "not kept in fp32")
+        if name() in taken:
+            special.append(str(len(taken)))
+        return name()
 
 
 def _kept_exact(model: nn.Module) -> set[int]:

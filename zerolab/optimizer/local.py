@@ -10,9 +10,10 @@ import torch
 from zerolab.optimizer.batch import TOGETHER_NUMEL, Batch, batches, owned_numel, updated_together
 from zerolab.optimizer.groups import SharedGroup, options_of
 from zerolab.optimizer.offload import Offload
-from zerolab.optimizer.probe import state_bytes_per_parameter
+from zerolab.optimizer.probe.values import tensors_in
 from zerolab.optimizer.slice_states import SliceStates
 from zerolab.optimizer.slices import Slice, cut
+from zerolab.optimizer.updates import Updates
 from zerolab.unit import FlatUnit
 from zerolab.unit.span import Span
 
@@ -35,25 +36,30 @@ class LocalUpdate:
 
     def __init__(
         self,
-        optimizer_class: type,
-        defaults: dict,
+        updates: Updates,
         units: list[FlatUnit],
         groups: list[dict],
         offload: Offload,
     ):
-        self._class, self._defaults, self._units = optimizer_class, defaults, units
-        self._offload = offload
+        self._updates, self._units, self._offload = updates, units, offload
         self._cuts = [self._cut(group) for group in groups]
         self.members = [_names(slices) for slices in self._cuts]
         own = list(zip(map(options_of, groups), self._cuts, strict=True))
         trainable = [unit for unit in units if unit.trainable]
         largest = max(owned_numel(unit, span) for unit in trainable for span in unit.spans)
         most = max(largest, TOGETHER_NUMEL)
-        self._together = {units[0]: units for units in updated_together(trainable)}
+        update_of = lambda unit: updates.of(unit.spans[0].parameter)
+        self._together = {units[0]: units for units in updated_together(trainable, update_of)}
+        groups_of = lambda update: [own[place] for place in update.places]
+        used = {update_of(unit) for unit in self._together}
+        without_units = [update for update in dict.fromkeys(updates.of_groups) if update not in used]
         self._batches: dict[FlatUnit, list[Batch]] = {}
         for first, units in self._together.items():
             with offload.masters(units):
-                built = [Batch(spans, optimizer_class, defaults, own) for spans in batches(units, most)]
+                update = update_of(first)
+                built = [Batch(spans, update, groups_of(update)) for spans in batches(units, most)]
+                built += [Batch([], each, groups_of(each)) for each in without_units]
+            without_units = []
             self._batches[first] = built
             offload.take_states(units, partial(_own_state, units, built))
         self.optimizers = [batch.optimizer for each in self._batches.values() for batch in each]
@@ -62,42 +68,50 @@ class LocalUpdate:
             self.state.include(optimizer)
         self._shared = [self._share(place) for place in range(len(groups))]
         memo: dict = {}
-        for shared, group in zip(self._shared, groups, strict=True):
-            shared.fill_in(group, defaults, memo)
+        for place, (shared, group) in enumerate(zip(self._shared, groups, strict=True)):
+            shared.fill_in(group, updates.of_groups[place].defaults, memo)
 
     @property
     def slices(self) -> list[Slice]:
         return list(chain.from_iterable(self._cuts))
 
     def _cut(self, group: dict) -> list[Slice]:
-        """The slices of a group's parameters, after the optimizer was probed with the group's options."""
-        cost = state_bytes_per_parameter(self._class, self._defaults, options_of(group))
-        return cut(self._units, group["params"], cost)
+        """The slices of a group's parameters."""
+        return cut(self._units, group["params"], self._updates.state_bytes)
 
     def _share(self, place: int) -> SharedGroup:
-        """Return one group of all optimizers. The user is shown a copy of it that has parameters."""
-        copies = [optimizer.param_groups[place] for optimizer in self.optimizers]
+        """Return one group of all its optimizers. The user is shown a copy of it that has parameters."""
+        own = self._updates.of_groups[place].places.index(place)
+        copies = [optimizer.param_groups[own] for optimizer in self._optimizers_of(place)]
         return SharedGroup(copies, next((each for each in copies if each["params"]), copies[0]))
+
+    def _optimizers_of(self, place: int) -> list[torch.optim.Optimizer]:
+        """The stock optimizers that have a part of one group."""
+        update = self._updates.of_groups[place]
+        every = chain.from_iterable(self._batches.values())
+        return [batch.optimizer for batch in every if batch.update is update]
 
     def add_group(self, group: dict) -> None:
         """Cut the parameters of a new group, and add each slice to its batch's optimizer."""
+        self._updates.add(group)
+        update = self._updates.of_groups[-1]
         slices = self._cut(group)
         self._offload.reserve(math.ceil(sum(s.tensor.numel() * s.state_bytes_per_element for s in slices)))
         for units, of_units in self._windows():
             with self._offload.resident(units):
-                for batch in of_units:
+                for batch in (each for each in of_units if each.update is update):
                     batch.add_group(options_of(group), slices)
                     self.state.include(batch.optimizer)
         self._cuts.append(slices)
         self.members.append(_names(slices))
-        self._shared.append(self._share(-1))
-        self._shared[-1].fill_in(group, self._defaults, {})
+        self._shared.append(self._share(len(self._cuts) - 1))
+        self._shared[-1].fill_in(group, update.defaults, {})
 
     def hand_over(self, groups: list[dict]) -> None:
         """Copy what the user, or a scheduler, changed in the user's groups to the optimizers."""
-        memos: list[dict] = [{} for _ in self.optimizers]
-        for shared, group in zip(self._shared, groups, strict=True):
-            shared.hand_over(group, memos)
+        memos: dict[torch.optim.Optimizer, dict] = {optimizer: {} for optimizer in self.optimizers}
+        for place, (shared, group) in enumerate(zip(self._shared, groups, strict=True)):
+            shared.hand_over(group, [memos[optimizer] for optimizer in self._optimizers_of(place)])
 
     def take_back(self, groups: list[dict]) -> None:
         """Copy what the optimizers changed in their groups to the user's."""
@@ -136,7 +150,7 @@ class LocalUpdate:
 
     def state_tensors(self) -> list[torch.Tensor]:
         """Return every tensor in the optimizers' state."""
-        return [t for each in self.state.values() for t in each.values() if isinstance(t, torch.Tensor)]
+        return [tensor for each in self.state.values() for tensor in tensors_in(each)]
 
     def excess_bytes(self) -> float:
         """Return how much more state this rank has than an even share, over the slices that have state.
@@ -157,7 +171,7 @@ class LocalUpdate:
         It holds the state's own tensors, or copies of them where they are offloaded.
         """
         state: dict[int, dict] = {}
-        numbers = {each.tensor: number for number, each in enumerate(self.slices)}
+        numbers: dict[torch.Tensor, int] = {each.tensor: number for number, each in enumerate(self.slices)}
         for units, of_units in self._windows():
             with self._offload.states(units):
                 for batch in of_units:
@@ -221,8 +235,8 @@ def _own_state(units: list[FlatUnit], of_units: list[Batch]) -> list[torch.Tenso
     state = chain.from_iterable(batch.optimizer.state.values() for batch in of_units)
     return [
         value
-        for value in chain.from_iterable(each.values() for each in state)
-        if isinstance(value, torch.Tensor) and value.dim() > 0
+        for value in chain.from_iterable(map(tensors_in, state))
+        if value.dim() > 0
         if (storage := value.untyped_storage())._cdata not in used and storage.resizable()
     ]
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, UntypedStorage
+from torch.utils._pytree import tree_map
 
 from zerolab.storages import MemoryMeter
 from zerolab.tier import Tier
@@ -136,7 +137,7 @@ class Offload:
         """Return one parameter's state in tensors that nobody frees: copies, where state is offloaded."""
         if self.tier is None:
             return values
-        return {key: t.clone() if isinstance(t, torch.Tensor) else t for key, t in values.items()}
+        return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, values)
 
     def has_master_of(self, unit: FlatUnit) -> bool:
         return unit in self._masters

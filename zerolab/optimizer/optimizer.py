@@ -30,7 +30,6 @@ from zerolab.optimizer.local import LocalUpdate
 from zerolab.optimizer.loss_scale import LossScale
 from zerolab.optimizer.losses import Losses
 from zerolab.optimizer.offload import Offload
-from zerolab.optimizer.probe import state_bytes_of_groups
 from zerolab.optimizer.settings import (
     check_settings,
     choose,
@@ -40,12 +39,12 @@ from zerolab.optimizer.settings import (
     held,
     parameter_groups,
     signature,
-    with_fused,
 )
 from zerolab.optimizer.sharded_state import ShardedState
 from zerolab.optimizer.slice_states import StatesAway
 from zerolab.optimizer.slots import Slots, guard_loading
 from zerolab.optimizer.state_dict_storages import separate_storages
+from zerolab.optimizer.updates import Updates
 from zerolab.optimizer.whole_tensors import WholeTensors
 from zerolab.precision import PRECISIONS
 from zerolab.stages.stage0 import Stage0
@@ -68,10 +67,13 @@ class ZeroOptimizer(WholeTensors, ShardedState, Losses):
     Args:
         model: any module; its parameters move into flat buffers and start as rank 0's. Buffers stay per rank.
             One built on the meta device is given memory and start values here, unit by unit.
-        optimizer_class: a torch.optim.Optimizer class with an elementwise update; ``defaults`` goes to it. On
-            GPUs Adam and AdamW are fused by default, other than under deterministic algorithms.
+        optimizer_class: a torch.optim.Optimizer class; ``defaults`` goes to it. Its update is elementwise, as
+            Adam's, or of each parameter by itself, as Muon's: one rank updates a parameter whole. On GPUs
+            Adam and AdamW are fused by default, other than under deterministic algorithms.
         stage: 0 nothing sharded, 1 optimizer state, 2 and gradients, 3 and parameters.
-        params: parameter groups as any optimizer takes them; all trainable parameters by default.
+        params: parameter groups as any optimizer takes them, or a function of the model that returns them;
+            all trainable parameters by default. A group may have an ``optimizer`` of its own, a class like
+            ``optimizer_class``; its other options are then that class's keywords. See `matrices_by`.
         units: modules to gather and reduce as one; the outermost containers' children by default.
         precision: "fp32"; "mixed" for bf16 parameters and gradients with fp32 masters, 2+2+12 bytes with
             Adam; "mixed_fp32_grads" for 2+4+12; "mixed_fp16" for fp16, where losses go through `scale`.
@@ -104,7 +106,7 @@ class ZeroOptimizer(WholeTensors, ShardedState, Losses):
         model: nn.Module,
         optimizer_class: type[torch.optim.Optimizer],
         stage: int = 2,
-        params: Iterable | None = None,
+        params: Iterable | Callable[[nn.Module], Iterable] | None = None,
         units: list[nn.Module] | None = None,
         precision: str = "fp32",
         process_group: torch.distributed.ProcessGroup | None = None,
@@ -121,27 +123,28 @@ class ZeroOptimizer(WholeTensors, ShardedState, Losses):
         stage_class = choose("stage", stage, STAGES)
         self.precision = choose("precision", precision, PRECISIONS)
         groups = parameter_groups(model, params)
-        state_bytes = state_bytes_of_groups(optimizer_class, defaults, groups)
-        defaults = with_fused(optimizer_class, defaults, groups, device_of(model))
+        self.updates = Updates(optimizer_class, defaults, groups, device_of(model))
         self.model, self.trace, self.meter = model, Trace(), MemoryMeter()
         self.comm = connect(process_group, device_of(model), self.trace, self.meter, bucket_bytes)
         self.trace.rank = self.comm.rank
         self.axes = axes_of(model, self.comm, tensor_parallel)
         self.stage = stage_class(self.comm)
+        self.updates.begin_layout(model, self.axes)
         found = find_units(model, units)
-        nbytes = lambda: bytes_to_offload(model, found, self.comm, self.stage, self.precision, state_bytes)
+        nbytes = lambda: bytes_to_offload(model, found, self.comm, self.stage, self.precision, self.updates)
         self.offload = Offload(tier_of(offload, offload_dir, self.comm.device, nbytes), self.meter)
         agreed = found, stage_class, precision, prefetch, bucket_bytes, optimizer_class, defaults
         agree_on(self.axes.everyone, "the model and its optimizer", signature(*agreed))
-        agree_on(self.axes.everyone, "the parameter groups", group_signature(model, groups))
-        settings = (self.comm, self.stage, self.precision, self.meter, self.axes, self.offload)
+        of_groups = [*self.updates.describe(), *group_signature(model, groups)]
+        agree_on(self.axes.everyone, "the parameter groups", of_groups)
+        settings = (self.comm, self.stage, self.precision, self.meter, self.axes, self.offload, self.updates)
         runs = lay_out(model, found, *settings)
         self.units = [flat for run in runs for flat in run.flats]
         self._slots = Slots(model, self.units)
         super().__init__(groups, {})
         in_order = in_forward_order(runs)  # what is updated first is whole again first
         self._updated = [flat for flat in in_order if flat.trainable]
-        self.local = LocalUpdate(optimizer_class, defaults, in_order, self.param_groups, self.offload)
+        self.local = LocalUpdate(self.updates, in_order, self.param_groups, self.offload)
         self.defaults = self.local.optimizers[0].defaults
         self.state = self.local.state if offload is None else StatesAway(self.local.state)
         self.loss_scale = LossScale() if self.precision.scales_loss else None

@@ -3,7 +3,7 @@
 import inspect
 import itertools
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
@@ -151,12 +151,14 @@ def choose(name: str, value, choices: dict):
     return choices[value]
 
 
-def parameter_groups(model: nn.Module, params: Iterable | None, may_be_empty: bool = False) -> list[dict]:
+def parameter_groups(
+    model: nn.Module, params: Iterable | Callable[[nn.Module], Iterable] | None, may_be_empty: bool = False
+) -> list[dict]:
     """Return the parameter groups in one form: dicts with a list of the model's parameters.
 
     Accepts what torch's optimizers accept: parameters, (name, parameter) pairs, or dicts of either with their
-    options. Raises: TypeError for anything else; ValueError for a parameter that is not the model's, or none
-    at all.
+    options; or a function that returns these, given the model.
+    Raises: TypeError for anything else; ValueError for a parameter that is not the model's, or none at all.
     """
     if params is None:
         return [{"params": [p for p in model.parameters() if p.requires_grad]}]
@@ -164,7 +166,7 @@ def parameter_groups(model: nn.Module, params: Iterable | None, may_be_empty: bo
         raise TypeError(
             "params is one tensor: pass a list of parameters, as in params=[weight], or leave it out"
         )
-    entries = list(params)
+    entries = list(params(model) if callable(params) else params)
     groups = entries if entries and isinstance(entries[0], dict) else [{"params": entries}]
     groups = [group | {"params": _parameters(group["params"])} for group in groups]
     ours = {id(p) for p in model.parameters()}

@@ -48,9 +48,15 @@ class ShardedState(OptimizerBase):
         return {"rank": self.rank, "world_size": self.world_size, "layout": layout}
 
     @property
-    def optimizer_class(self) -> type[torch.optim.Optimizer]:
-        """The class of the stock optimizers that update this rank's slices."""
-        return type(self.local.optimizers[0])
+    def optimizer_names(self) -> str:
+        """The class of the stock optimizers; that of each group where there are several."""
+        names = [update.name for update in self.updates.of_groups]
+        return ", ".join(names if len(set(names)) > 1 else names[:1])
+
+    @property
+    def has_owners(self) -> bool:
+        """Whether one rank alone has the optimizer's state of some parameters."""
+        return any(unit.cuts is not None for unit in self.units)
 
     def require_idle(self, action: str) -> None:
         """Check that no forward or backward pass and no full_params() is open.
@@ -80,7 +86,10 @@ class ShardedState(OptimizerBase):
             if disjoint and not self.axes.counts(span.parameter):
                 continue
             share = self.stage.share(unit) if disjoint else unit.owned
-            own = shard.within(share.start - span.offset, share.stop - span.offset)
+            if unit.cuts is None:
+                own = shard.within(share.start - span.offset, share.stop - span.offset)
+            else:  # all or nothing, and state may have other numbers of elements
+                own = shard if share.start <= span.offset < share.stop else shard.within(0, 0)
             yield dataclasses.replace(own, part=self.axes.part(span.parameter))
 
     def describe_state(self) -> dict[str, dict]:

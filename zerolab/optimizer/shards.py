@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from zerolab.optimizer.slices import Slice
+from zerolab.optimizer.slices import Slice, in_memory_order
 from zerolab.unit import FlatUnit
 from zerolab.unit.span import Span, overlap
 
@@ -59,17 +59,30 @@ def owned_shards(
     for each in slices:
         for key, value in state.get(each.tensor, {}).items():
             if isinstance(value, torch.Tensor) and value.dim() > 0:
-                yield each.unit, each.span, _shard(each.unit, each.span, key, each.part, values_of(value))
+                yield each.unit, each.span, _of_state(each, key, values_of(value))
 
 
 def _shard(unit: FlatUnit, span: Span, key: str | None, part: slice, values: torch.Tensor) -> Shard:
     return Shard(span.name, key, span.numel, unit.owned.start + part.start - span.offset, values)
 
 
+def _of_state(each: Slice, key: str, values: torch.Tensor) -> Shard:
+    """The shard of a tensor in the optimizer's state: one value for each element, or all of a tensor."""
+    if _has_form_of(each, values):
+        return _shard(each.unit, each.span, key, each.part, in_memory_order(values))
+    return Shard(each.span.name, key, values.numel(), 0, values.contiguous().view(-1))
+
+
+def _has_form_of(each: Slice, value: torch.Tensor) -> bool:
+    """Whether a tensor has one value for each element of a slice, in the same order in memory."""
+    return value.shape == each.tensor.shape and value.stride() == each.tensor.stride()
+
+
 def describe_state(slices: list[Slice], state: MutableMapping) -> dict[str, dict]:
     """Return the optimizer state by parameter name and key: scalars themselves, of other tensors the dtype.
 
-    Raises: ValueError for a tensor that has neither one value nor one for each element.
+    Of the tensors of a parameter that one rank owns whole, the shape too where it is not the parameter's.
+    Raises: ValueError for another tensor that has neither one value nor one for each element.
     """
     return {
         each.span.name: {key: _described(each, key, value) for key, value in state[each.tensor].items()}
@@ -83,8 +96,10 @@ def _described(each: Slice, key: str, value):
         return value
     if value.dim() == 0:
         return value.cpu()
-    if value.shape == each.tensor.shape:
+    if _has_form_of(each, value):
         return value.dtype
+    if each.whole:
+        return value.dtype, tuple(value.shape)
     raise ValueError(
         f"the optimizer's {key} for {each.span.name} has shape {tuple(value.shape)}, neither one value "
         "nor one for each element: it cannot be stored by element"
@@ -113,7 +128,11 @@ def allocate_state(each: Slice, present: dict, described: dict[str, dict]) -> di
 
 
 def _allocated(each: Slice, value, old):
+    like: torch.Tensor = each.tensor
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], torch.dtype):
+        value, shape = value
+        like = like.new_empty(shape)
     if not isinstance(value, torch.dtype):
         return value
-    fits = isinstance(old, torch.Tensor) and (old.shape, old.dtype) == (each.tensor.shape, value)
-    return old if fits else torch.empty_like(each.tensor, dtype=value, requires_grad=False)
+    fits = isinstance(old, torch.Tensor) and (old.shape, old.dtype) == (like.shape, value)
+    return old if fits else torch.empty_like(like, dtype=value, requires_grad=False)

@@ -1,6 +1,6 @@
 """Slices: one rank's part of each parameter, as the parameter that a stock optimizer updates."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +18,7 @@ class Slice:
     """This rank's part of one parameter, ``unit.master[part]``; empty where the rank owns none of it.
 
     There is one for every parameter on every rank, so parameter groups and schedulers mean the same
-    everywhere.
+    everywhere. It has one dimension, or the parameter's own form where one rank owns it whole.
     """
 
     unit: FlatUnit
@@ -28,15 +28,29 @@ class Slice:
     state_bytes_per_element: float
 
     @property
+    def whole(self) -> bool:
+        """Whether its optimizer updates whole parameters, so that it is all of its parameter or nothing."""
+        return self.unit.cuts is not None
+
+    def formed(self, part: torch.Tensor) -> torch.Tensor:
+        """Return a view of one value for each of its elements, in its form."""
+        return formed(self.unit, self.span, part)
+
+    @property
     def excess_bytes(self) -> float:
-        """How much more optimizer state it has than an even share, as in the formula; negative if less."""
-        if not self.span.numel:
+        """How much more optimizer state it has than an even share, as in the formula; negative if less.
+
+        A whole parameter has no even share: the formula takes the parameters that the rank owns.
+        """
+        if not self.span.numel or self.whole:
             return 0.0
         even_numel = self.span.numel * self.unit.shard.numel() / self.unit.padded_numel
         return (self.tensor.numel() - even_numel) * self.state_bytes_per_element
 
 
-def cut(units: list[FlatUnit], parameters: list[nn.Parameter], state_bytes_per_element: float) -> list[Slice]:
+def cut(
+    units: list[FlatUnit], parameters: list[nn.Parameter], state_bytes: Callable[[nn.Parameter], float]
+) -> list[Slice]:
     """This rank's slice of each parameter. A frozen one's is empty: it costs no optimizer state."""
     places = {id(span.parameter): (unit, span) for unit in units for span in unit.spans}
     slices = []
@@ -45,9 +59,21 @@ def cut(units: list[FlatUnit], parameters: list[nn.Parameter], state_bytes_per_e
         part = span.within(unit.owned.start, unit.owned.stop) if unit.trainable else slice(0, 0)
         updated = unit.master if unit.trainable else torch.empty(0)
         with allocated(updated):
-            tensor = nn.Parameter(updated[part], requires_grad=unit.trainable)
-        slices.append(Slice(unit, span, part, tensor, state_bytes_per_element))
+            tensor = nn.Parameter(formed(unit, span, updated[part]), requires_grad=unit.trainable)
+        slices.append(Slice(unit, span, part, tensor, state_bytes(parameter)))
     return slices
+
+
+def formed(unit: FlatUnit, span: Span, part: torch.Tensor) -> torch.Tensor:
+    """Return a view of part of a parameter's elements: in its form, where that is a whole one of ``unit``."""
+    if unit.cuts is None or part.numel() != span.numel:
+        return part
+    return part.as_strided(span.layout.shape, span.layout.stride(), part.storage_offset())
+
+
+def in_memory_order(values: torch.Tensor) -> torch.Tensor:
+    """Return a view of the elements of a dense tensor in one dimension, in the order of its memory."""
+    return values.as_strided((values.numel(),), (1,), values.storage_offset())
 
 
 def disjoint_grads(stage: Stage, units: list[FlatUnit], axes: Axes) -> Iterable[torch.Tensor]:

@@ -16,7 +16,8 @@ from zerolab.measure import MeasuredStates
 from zerolab.memory import ModelStates
 from zerolab.models import GPT
 from zerolab.optimizer import STAGES, ZeroOptimizer
-from zerolab.optimizer.probe import state_bytes_per_parameter
+from zerolab.optimizer.matrices import matrices_by
+from zerolab.optimizer.probe import verdict_of
 from zerolab.optimizer.settings import choose
 from zerolab.parity.prediction import Prediction, predict
 from zerolab.parity.reference import compute_deterministically, loss_of, reference
@@ -89,12 +90,14 @@ def verify(
         backend: as for `launch`: "nccl" lets ranks share GPUs where there are fewer of them.
         model_fn: builds the model; forward returns the scalar loss. A small GPT by default.
         inputs: ``inputs(step, rank)`` gives forward's arguments, as a tuple, a dict or one value.
-        defaults: the optimizer's keywords, and ZeroOptimizer's own.
+        defaults: the optimizer's keywords, and ZeroOptimizer's own; ``params`` as a function of the model.
     Raises: ValueError and TypeError for values out of bounds; WorkerError for what goes wrong on a rank.
     """
     choose("stage", stage, STAGES)
     choose("precision", defaults.get("precision", "fp32"), PRECISIONS)
-    state_bytes_per_parameter(optimizer_class, _without((*_ENGINE_KEYWORDS, "precision"), defaults))
+    verdict = verdict_of(optimizer_class, _without((*_ENGINE_KEYWORDS, "precision", "params"), defaults))
+    if verdict.refusal:
+        raise ValueError(verdict.refusal)
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise ValueError(f"steps is {steps!r}: pass a whole number of 1 or more")
     if model_fn is not None and inputs is None:
@@ -198,7 +201,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=3, help="training steps to compare after (default 3)")
     parser.add_argument("--precision", default="fp32", help="default: fp32", metavar="|".join(PRECISIONS))
     parser.add_argument("--backend", default="auto", choices=BACKENDS, help="nccl lets ranks share GPUs")
-    parser.add_argument("--optimizer", default="Adam", help="an elementwise class of torch.optim")
+    parser.add_argument(
+        "--optimizer", default="Adam", help="a class of torch.optim; hidden matrices alone are given to Muon"
+    )
 
 
 def run(args: Namespace) -> int:
@@ -212,6 +217,9 @@ def run(args: Namespace) -> int:
     for world_size in args.world_size:
         check_arguments(verify, world_size, None)
     cases = [(stage, world_size) for world_size in args.world_size for stage in args.stage]
-    settings = {name: getattr(args, name) for name in ("steps", "precision", "backend")}
-    settings["optimizer_class"] = optimizer_class
+    settings: dict[str, Any] = {name: getattr(args, name) for name in ("steps", "precision", "backend")}
+    if optimizer_class is torch.optim.Muon:  # it takes matrices alone, so AdamW takes the rest
+        settings |= {"optimizer_class": torch.optim.AdamW, "params": matrices_by(optimizer_class)}
+    else:
+        settings["optimizer_class"] = optimizer_class
     return print_reports(verify(stage, world_size, **settings) for stage, world_size in cases)

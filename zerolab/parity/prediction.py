@@ -3,11 +3,12 @@
 from dataclasses import dataclass, fields
 
 from zerolab import cost
+from zerolab.collectives import Comm, DirectComm
 from zerolab.measure import MeasuredStates
 from zerolab.memory import ModelStates, model_states
 from zerolab.optimizer import ZeroOptimizer
-from zerolab.precision import Precision
 from zerolab.trace import Traffic
+from zerolab.unit import FlatUnit
 
 
 @dataclass(frozen=True)
@@ -38,27 +39,45 @@ def predict(optimizer: ZeroOptimizer, stage: int) -> Prediction:
     """Predict one step of training in which every trainable parameter is used and every unit entered once.
 
     Traffic is summed unit by unit: frozen ones are gathered only, the root is gathered once. On the wire a
-    payload travels with its padding, and (N-1)/N of it.
+    payload travels with its padding, and (N-1)/N of it. Where ranks own whole parameters, each has its own
+    share, and sends what is not its own to be reduced, and its own to all others.
     """
-    precisions = dict.fromkeys(unit.precision for unit in optimizer.units)
-    parts = [_states(optimizer, stage, precision) for precision in precisions]
-    memory = ModelStates(*(sum(getattr(part, each.name) for part in parts) for each in fields(ModelStates)))
+    memory = [_states(unit, optimizer, stage) for unit in optimizer.units]
     traffic = Traffic()
     for run in optimizer.engine.units:
         for flat in run.flats:
             kind = (flat.dtype.itemsize, flat.grads.dtype.itemsize, flat.trainable, run.is_root)
-            payload = cost.unit_bytes(flat.numel, stage, *kind)
-            padded = cost.unit_bytes(flat.padded_numel, stage, *kind)
-            traffic.logical_bytes += int(payload)
-            traffic.wire_bytes += int(cost.wire_bytes(padded, optimizer.world_size, "all_gather"))
-    return Prediction(memory, traffic)
+            traffic.logical_bytes += int(cost.unit_bytes(flat.numel, stage, *kind))
+            traffic.wire_bytes += int(_wire_bytes(flat, optimizer.comm, stage, kind))
+    sums = (sum(getattr(part, each.name) for part in memory) for each in fields(ModelStates))
+    return Prediction(ModelStates(*sums), traffic)
 
 
-def _states(optimizer: ZeroOptimizer, stage: int, precision: Precision) -> ModelStates:
-    """Return the bytes of all units of one precision."""
-    units = [unit for unit in optimizer.units if unit.precision is precision]
-    trainable = sum(unit.numel for unit in units if unit.trainable)
-    frozen = sum(unit.numel for unit in units if not unit.trainable)
-    states = [s.state_bytes_per_element for s in optimizer.slices if s.unit in units and s.unit.trainable]
-    k = max(states, default=0) + 4 * precision.has_masters if optimizer.offload.tier is None else 0
-    return model_states(trainable, optimizer.world_size, stage, precision.convention, k=k, frozen_psi=frozen)
+def _states(unit: FlatUnit, optimizer: ZeroOptimizer, stage: int) -> ModelStates:
+    """Return the bytes of one unit on this rank."""
+    convention, ranks = unit.precision.convention, optimizer.world_size
+    if not unit.trainable:
+        return model_states(0, ranks, stage, convention, frozen_psi=unit.numel)
+    k = 0.0
+    if optimizer.offload.tier is None:
+        state = max((s.state_bytes_per_element for s in optimizer.slices if s.unit is unit), default=0.0)
+        k = state + 4 * unit.precision.has_masters
+    share = None if unit.cuts is None else _own_numel(unit, optimizer) / unit.numel
+    return model_states(unit.numel, ranks, stage, convention, k=k, own_share=share)
+
+
+def _own_numel(unit: FlatUnit, optimizer: ZeroOptimizer) -> int:
+    """How many elements of parameters have this rank as their owner."""
+    own = optimizer.comm.shard_range(unit.padded_numel, cuts=unit.cuts)
+    return sum(span.numel for span in unit.spans if own.start <= span.offset < own.stop)
+
+
+def _wire_bytes(unit: FlatUnit, comm: Comm, stage: int, kind: tuple) -> float:
+    """Return the bytes that this rank sends of a unit in one step."""
+    even = cost.wire_bytes(cost.unit_bytes(unit.padded_numel, stage, *kind), comm.world_size, "all_gather")
+    if unit.cuts is None or not isinstance(comm, DirectComm):
+        return even
+    own = comm.shard_range(unit.padded_numel, cuts=unit.cuts)
+    parameter_bytes, gradient_bytes, _, kept = kind
+    sizes = (unit.padded_numel, own.stop - own.start, comm.world_size)
+    return cost.owner_bytes(*sizes, stage, parameter_bytes, gradient_bytes, kept)

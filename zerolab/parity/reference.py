@@ -6,7 +6,7 @@ with them.
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -25,6 +25,7 @@ def reference(
     steps: int,
     threads: int | None = None,
     precision: str = "fp32",
+    params: Callable[[nn.Module], Iterable] | None = None,
     **defaults,
 ) -> tuple[dict[str, torch.Tensor], list[float]]:
     """Train in one process; return parameters by name after ``steps`` steps, and rank 0's losses.
@@ -37,7 +38,7 @@ def reference(
     torch.manual_seed(0)
     model = model_fn().to(device())
     twins = _Twins(model, PRECISIONS[precision])
-    optimizer = optimizer_class(twins.masters, **defaults)
+    optimizers = _optimizers(twins, optimizer_class, defaults, params)
     losses = []
     for step in range(steps):
         for rank in range(world_size):
@@ -46,9 +47,25 @@ def reference(
             twins.collect()
             losses += [loss.item()] if rank == 0 else []
         if twins.average(world_size):
-            optimizer.step()
+            for optimizer in optimizers:
+                optimizer.step()
         twins.publish()
     return {name: p.detach() for name, p in model.named_parameters()}, losses
+
+
+def _optimizers(
+    twins: "_Twins", optimizer_class: type, defaults: dict, params: Callable | None
+) -> list[torch.optim.Optimizer]:
+    """One optimizer for the groups without a class of their own, and one for each other group."""
+    groups = [{"params": twins.parameters}] if params is None else list(params(twins.model))
+    master_of = dict(zip(twins.parameters, twins.masters, strict=True))
+    groups = [group | {"params": [master_of[p] for p in group["params"]]} for group in groups]
+    plain = [group for group in groups if "optimizer" not in group]
+    own = [dict(group) for group in groups if "optimizer" in group]
+    return [
+        *([optimizer_class(plain, **defaults)] if plain else []),
+        *(group.pop("optimizer")([group]) for group in own),
+    ]
 
 
 class _Twins:
@@ -60,7 +77,7 @@ class _Twins:
     """
 
     def __init__(self, model: nn.Module, precision: Precision):
-        self.precision = precision
+        self.model, self.precision = model, precision
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.masters: Sequence[torch.Tensor] = self.parameters
         self.scale = 2.0**15 if precision.gradients == torch.float16 else 1.0

@@ -38,7 +38,7 @@ class Stage(ABC):
 
     def share(self, unit: FlatUnit) -> slice:
         """The part of a unit that this rank alone counts in norms and writes into checkpoints."""
-        return self.comm.shard_range(unit.padded_numel)
+        return self.comm.shard_range(unit.padded_numel, cuts=unit.cuts)
 
     @abstractmethod
     def update(self, units: list[FlatUnit], step: Callable[[FlatUnit], None]) -> None:

@@ -1,6 +1,7 @@
 """TensorParallel: the ranks that share one copy of the model, and Megatron's two operators, f and g."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -42,6 +43,7 @@ class Message:
     """Identifies an activation in the trace and in messages; a Comm calls it a subject."""
 
     index = 0  # one is sent at a time
+    cuts: Sequence[int] | None = None
 
     def __init__(self, name: str, numel: int):
         self.name, self.numel = name, numel

@@ -77,7 +77,7 @@ class ColumnParallelLinear(ParallelLinear):
     Args: linear: the whole layer. sections: see `Split`.
     """
 
-    def __init__(self, linear: nn.Linear, parallel: TensorParallel, name: str, sections: int = 1):
+    def __init__(self, linear: nn.Linear, parallel: TensorParallel, name: str, sections: int):
         super().__init__(linear, parallel, name, {"weight": Split(0, sections), "bias": Split(0, sections)})
 
     def forward(self, x: Tensor) -> Tensor:

@@ -8,8 +8,10 @@ free, refill and cut.
 
 import math
 import threading
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -40,9 +42,11 @@ class FlatUnit:
     """The flat buffers of one group of parameters, all trainable or all frozen, of one dtype.
 
     Args:
-        shards: into how many equal shards the buffer can be cut.
+        shards: into how many shards the buffer can be cut.
         meter: counts the bytes of the buffers; one of its own by default.
         replicas: over how many ranks the gradients are averaged.
+        owners: of each parameter, in ascending order, the shard that holds it whole. By default shards are
+            equal, and cut anywhere.
 
     Attributes, with P = padded_numel and S = the numel of the owned range:
         flat: [P] the parameters, every one a view of it. Its storage may be freed: ``state`` tells.
@@ -50,7 +54,9 @@ class FlatUnit:
         shard: [S] the owned parameters: a view of ``flat[owned]``, or a tensor of its own at stage 3.
         master: [S] what the optimizer updates: the shard itself, or its fp32 original in mixed precision.
         grads: the gradients, a `FlatGrads`.
-        shards: into how many equal shards of ``shard_numel`` the buffer can be cut.
+        shards: into how many shards the buffer can be cut.
+        shard_numel: how many elements the largest of them has; all have as many without ``owners``.
+        cuts: where each shard begins, and where the last one ends; None where they are equal.
         precision: the dtypes of all these.
         state: where the parameters are, a `ParamState`.
         gather: waits for the shards that other ranks have updated; None where none are expected.
@@ -67,6 +73,7 @@ class FlatUnit:
         precision: Precision,
         meter: MemoryMeter | None = None,
         replicas: int = 1,
+        owners: Sequence[int] | None = None,
     ):
         parameters = [parameter for _, parameter in named_parameters]
         self.name, self.index, self.precision = name, index, precision
@@ -74,7 +81,8 @@ class FlatUnit:
         self.trainable = parameters[0].requires_grad
         self.dtype, self.device = parameters[0].dtype, parameters[0].device
         self._lowered_dtype = precision.parameters if precision.lowers(self.dtype) else self.dtype
-        self._lay_out(named_parameters, shards)
+        self.cuts: list[int] | None = None
+        self._lay_out(named_parameters, shards, owners)
         self.owned = slice(0, self.padded_numel)
         self._views = ParameterViews(self.spans, self._lowered_dtype, self.device)
         self.gather: Callable[[], None] | None = None
@@ -92,18 +100,26 @@ class FlatUnit:
         self.writes = Writes(name, self.spans)
         self.report()
 
-    def _lay_out(self, named_parameters: list[tuple[str, nn.Parameter]], shards: int) -> None:
-        """Give each parameter its span. Padding at the end makes the shards equal and aligned."""
+    def _lay_out(
+        self, named_parameters: list[tuple[str, nn.Parameter]], shards: int, owners: Sequence[int] | None
+    ) -> None:
+        """Give each parameter its span. Padding at the end makes shards equal that are cut anywhere."""
         align = ALIGNMENT_BYTES // self._lowered_dtype.itemsize
         self.spans: list[Span] = []
-        stop = 0
+        stops = [0]
         for name, parameter in named_parameters:
-            self.spans.append(Span.of(name, parameter, stop))
-            stop += _round_up(parameter.numel(), align)
+            self.spans.append(Span.of(name, parameter, stops[-1]))
+            stops.append(stops[-1] + _round_up(parameter.numel(), align))
+        stop = stops[-1]
         self.shards = shards
         self.numel = sum(span.numel for span in self.spans)
-        self.shard_numel = _round_up(math.ceil(stop / shards), align)
-        self.padded_numel = self.shard_numel * shards
+        if owners is not None:
+            self.cuts = [stops[bisect_left(owners, rank)] for rank in range(shards + 1)]
+            self.shard_numel = max(stop - start for start, stop in pairwise(self.cuts))
+            self.padded_numel = stop
+        else:
+            self.shard_numel = _round_up(math.ceil(stop / shards), align)
+            self.padded_numel = self.shard_numel * shards
         self.chunk_numel = max(CONVERTED_TOGETHER, *(span.numel for span in self.spans))
 
     @torch.no_grad()
@@ -117,7 +133,9 @@ class FlatUnit:
         """Choose the range this rank updates; until it is detached, ``shard`` is a view of ``flat``.
 
         In mixed precision the owned fp32 values are kept as the master, and the parameters are rounded.
+        Raises: ValueError where parameters have owners, and this range has a part of one.
         """
+        self._refuse_parts(owned)
         self.owned = self.grads.owned = owned
         original = self.flat[owned]
         if self._lowered_dtype == self.dtype:
@@ -128,6 +146,23 @@ class FlatUnit:
         self.flat = self._copy_parameters()
         self.shard = self.flat[owned]
         self.report()
+
+    @property
+    def owned_numel(self) -> int:
+        """How many elements of parameters this rank owns, without padding."""
+        parts = (span.within(self.owned.start, self.owned.stop) for span in self.spans)
+        return sum(part.stop - part.start for part in parts)
+
+    def _refuse_parts(self, owned: slice) -> None:
+        """Raises: ValueError where ``owned`` has a part of a parameter that one rank has to update whole."""
+        for span in self.spans if self.cuts is not None else []:
+            part = span.within(owned.start, owned.stop)
+            if part.stop - part.start not in (0, span.numel):
+                raise ValueError(
+                    f"elements {owned.start} to {owned.stop} of unit {self.name} have a part of {span.name}, "
+                    "and its optimizer updates whole parameters: a stage takes the range "
+                    "comm.shard_range(unit.padded_numel, cuts=unit.cuts)"
+                )
 
     @property
     def whole(self) -> bool:

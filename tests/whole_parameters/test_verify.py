@@ -1,0 +1,83 @@
+"""Promise: a GPT whose matrices are updated by Muon has one process's bits, in the predicted bytes."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+import zerolab
+from zerolab import memory
+from zerolab.models import GPT
+from zerolab.optimizer.owners import choose_owners
+from zerolab.parity.parity import random_tokens
+from zerolab.precision import PRECISIONS
+
+MUON = {
+    "optimizer_class": torch.optim.AdamW,
+    "params": zerolab.matrices_by(torch.optim.Muon, lr=0.02, momentum=0.9),
+    "lr": 3e-3,
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_bits_bytes_and_messages_on_three_ranks(stage: int, precision: str):
+    """Three blocks of four matrices: of a unit one rank owns two matrices, and the others one."""
+    report = zerolab.verify(stage, 3, precision=precision, **MUON)
+    assert (report.bit_identical, report.memory_matches, report.traffic_matches) == (True, True, True)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("stage", [1, 3])
+def test_other_numbers_of_ranks(stage: int, world_size: int):
+    assert zerolab.verify(stage, world_size, **MUON).ok
+
+
+def two_blocks() -> nn.Module:
+    return GPT(vocab=64, width=32, depth=2, heads=2, context=16)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"offload": "cpu"}, {"bucket_bytes": 64}, {"prefetch": 0, "reduces_in_flight": 0}, {"prefetch": 3}],
+    ids=str,
+)
+@pytest.mark.parametrize("stage", [2, 3])
+def test_more_ranks_than_matrices_of_a_unit_and_other_settings(stage: int, settings: dict):
+    """Ten ranks would be slow: two blocks on five have eight matrices, so a rank owns nothing of one."""
+    report = zerolab.verify(stage, 5, two_blocks, random_tokens, steps=2, **MUON, **settings)
+    assert (report.bit_identical, report.traffic_matches) == (True, True)
+    assert report.memory_matches or "offload" in settings
+
+
+def big_gpt() -> nn.Module:
+    return GPT(vocab=512, width=1024, depth=12, heads=16, context=64)
+
+
+@pytest.mark.parametrize("world_size", [16, 1024])
+def test_a_rehearsed_rank_holds_what_it_owns(world_size: int):
+    """On 1,024 ranks there are 48 matrices, and rank 0 owns one of the largest."""
+    found = zerolab.rehearse(big_gpt, world_size, 3, "mixed", **MUON)
+    with torch.device("meta"):
+        model = big_gpt()
+    others, hidden = MUON["params"](model)
+    of_blocks = [[p for p in block.parameters() if p.dim() == 2] for block in model.blocks]
+    owners = choose_owners(of_blocks, world_size)
+    own = sum(p.numel() for p in hidden["params"] if owners[id(p)] == 0)
+    whole = sum(p.numel() for p in hidden["params"])
+    rest = sum(p.numel() for p in others["params"])
+    assert own == pytest.approx(whole / 16, rel=0.1) or (world_size, own) == (1024, 4 * 1024**2)
+    expected = [
+        memory.model_states(whole, world_size, 3, "mixed", k=8, own_share=own / whole),
+        memory.model_states(rest, world_size, 3, "mixed", k=12),
+    ]
+    for each in dataclasses.fields(memory.ModelStates):
+        assert getattr(found.memory, each.name) == pytest.approx(
+            sum(getattr(part, each.name) for part in expected), abs=1
+        )

@@ -1,0 +1,57 @@
+"""Owners: choose which rank updates each parameter that has to be updated as a whole.
+
+An update of a matrix, such as Muon's, takes time by its own rule: a product of an m x n matrix with its
+transpose takes about m·n·min(m, n) multiplications, and its state takes m·n elements. So both are balanced
+over the ranks, over all parameters of the model. One unit alone has too few matrices for that.
+"""
+
+from functools import partial
+
+import torch
+from torch import nn
+
+
+def update_flops(parameter: torch.Tensor) -> int:
+    """How many multiplications a product of the parameter, as a matrix, with its transpose takes.
+
+    A parameter with more than two dimensions counts as a matrix with a row for each of its first dimension,
+    and one with fewer takes one multiplication an element.
+    """
+    if parameter.dim() < 2 or not parameter.numel():
+        return parameter.numel()
+    rows = parameter.shape[0]
+    return parameter.numel() * min(rows, parameter.numel() // rows)
+
+
+def choose_owners(units: list[list[nn.Parameter]], ranks: int) -> dict[int, int]:
+    """Return the owner of each parameter by id: a rank.
+
+    The longest update goes first, each to the rank whose largest share, of multiplications or of elements, is
+    then the smallest. Among equals it goes to the rank that owns the least of the parameter's unit, because a
+    unit's gradients are sent at the same time. The result is the same on every rank.
+    Args: units: the parameters of each unit.
+    Source: longest processing time first, R. L. Graham, Bounds on Multiprocessing Timing Anomalies (1969)
+    """
+    zeros = partial(torch.zeros, dtype=torch.float64, device="cpu")
+    places = [(place, p) for place, parameters in enumerate(units) for p in parameters]
+    costs = zeros(len(places), 2)
+    for index, (_, parameter) in enumerate(places):
+        costs[index, 0], costs[index, 1] = update_flops(parameter), parameter.numel()
+    shares = costs / costs.sum(0).clamp(min=1)
+    loads = zeros(ranks, 2)
+    in_unit = zeros(len(units), ranks)
+    owners: dict[int, int] = {}
+    for index in sorted(range(len(places)), key=lambda index: costs[index].tolist(), reverse=True):
+        place, parameter = places[index]
+        largest = (loads + shares[index]).amax(1)
+        among = torch.where(largest == largest.min(), in_unit[place], float("inf"))
+        owners[id(parameter)] = owner = int(among.argmin())
+        loads[owner] += shares[index]
+        in_unit[place, owner] += parameter.numel()
+    return owners
+
+
+def imbalance(loads: list[float]) -> float:
+    """Return the largest share over the mean: 1.0 where all ranks have as much."""
+    mean = sum(loads) / len(loads)
+    return max(loads) / mean if mean else 1.0

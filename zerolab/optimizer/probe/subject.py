@@ -1,0 +1,102 @@
+"""Subject: the optimizer class that is tried, with its keywords."""
+
+import inspect
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import deepcopy
+
+import torch
+
+from zerolab.optimizer.probe.refused import OTHER_ARGUMENTS, Refused, shown
+
+PLAIN_LOOP = ("foreach", "fused", "capturable")
+"""Keywords that choose how an update is computed and not what it is. Without them torch runs a plain loop."""
+AS_ASKED = ("fused", "capturable")
+"""With foreach a class may stack parameters of one shape, and then they meet. The others need a GPU."""
+_SHAPES = ((2, 2), (2,), (2, 2, 2), (2, 2, 2, 2), (), (2, 2, 2, 2, 2))
+"""Parameters to check keywords with: some classes take only matrices, or only vectors."""
+OWN_KEYWORDS = (
+    *("stage", "params", "units", "precision", "process_group", "prefetch", "reduces_in_flight"),
+    *("bucket_bytes", "tensor_parallel", "offload", "offload_dir"),
+)
+
+
+class Subject:
+    """An optimizer class with the keywords that every trial gives it.
+
+    Args:
+        options: what a parameter group has besides the ``defaults``, or instead of them.
+        without: keywords that are left out.
+    Raises: TypeError if it is no optimizer class.
+
+    Attributes:
+        key: equal for two that behave alike.
+    """
+
+    def __init__(
+        self,
+        optimizer_class: type[torch.optim.Optimizer],
+        defaults: dict,
+        options: dict | None,
+        without: tuple[str, ...] = PLAIN_LOOP,
+    ):
+        if not (isinstance(optimizer_class, type) and issubclass(optimizer_class, torch.optim.Optimizer)):
+            given = repr(optimizer_class)
+            if isinstance(optimizer_class, torch.optim.Optimizer):
+                given = f"an object of class {type(optimizer_class).__name__}"  # its repr takes many lines
+            raise TypeError(
+                f"optimizer_class is {given}, not a torch.optim.Optimizer class: pass the class "
+                "and its keywords apart, as in ZeroOptimizer(model, torch.optim.AdamW, lr=3e-4)"
+            )
+        self._class = optimizer_class
+        self._defaults, self._options = _left(defaults, without), _left(options or {}, without)
+        self.name = optimizer_class.__name__
+        self.key = optimizer_class, repr((sorted(self._defaults.items()), sorted(self._options.items())))
+
+    def build(self, groups: list[list]) -> torch.optim.Optimizer:
+        """Return an optimizer of the class over groups of these parameters."""
+        own = [deepcopy(self._options) | {"params": each} for each in groups]
+        return self._class(own, **deepcopy(self._defaults))
+
+    def check_keywords(self) -> None:
+        """Let the optimizer check its keywords. It checks no options of groups, so these are keywords here.
+
+        Raises: its own TypeError or ValueError, with ZeroOptimizer's keywords for one that it does not know;
+            Refused if it takes no parameter groups.
+        """
+        known = inspect.signature(self._class).parameters
+        keywords = self._defaults | {key: value for key, value in self._options.items() if key in known}
+        errors = []
+        for shape in _SHAPES:
+            parameter = torch.ones(shape, dtype=torch.float32, requires_grad=True)
+            try:
+                self._class([self._options | {"params": [parameter]}], **keywords)
+            except TypeError as error:
+                if "unexpected keyword argument" in str(error):
+                    message = f"{error}. ZeroOptimizer's own keywords are {', '.join(OWN_KEYWORDS)}"
+                    raise TypeError(message) from None
+                raise
+            except AttributeError as error:
+                reason = f"it does not take parameter groups ({shown(error)})"
+                raise Refused(reason, OTHER_ARGUMENTS) from error
+            except ValueError as error:
+                errors.append(error)
+            else:
+                return
+        raise errors[0]
+
+
+@contextmanager
+def surroundings() -> Iterator[None]:
+    """Try an optimizer on the CPU, and leave the user's random numbers alone."""
+    with _on_the_cpu(), torch.random.fork_rng(devices=[]), torch.enable_grad():
+        yield
+
+
+def _on_the_cpu() -> AbstractContextManager:
+    """For a user who set another default device. Otherwise no context: it costs time at every operation."""
+    return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
+
+
+def _left(keywords: dict, without: tuple[str, ...]) -> dict:
+    return {key: value for key, value in keywords.items() if key not in without}

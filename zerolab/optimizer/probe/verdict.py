@@ -1,0 +1,150 @@
+"""Verdict: of which kind an optimizer is, and what state it keeps."""
+
+import math
+from typing import NamedTuple
+
+import torch
+
+from zerolab.optimizer.groups import options_of
+from zerolab.optimizer.probe.by_parameter import ByParameter, by_parameter
+from zerolab.optimizer.probe.elementwise import bytes_of_an_element
+from zerolab.optimizer.probe.refused import OTHER_ARGUMENTS, Kind, Refused
+from zerolab.optimizer.probe.state_bytes import measured_bytes
+from zerolab.optimizer.probe.subject import AS_ASKED, Subject, surroundings
+
+_per_element: dict[tuple[type, str], float] = {}
+_verdicts: dict[tuple[type, str], "Verdict"] = {}
+_measured: dict[tuple, int] = {}
+
+
+class Verdict(NamedTuple):
+    """Of which kind an optimizer is, and why it is of no kind that could be cut in smaller pieces.
+
+    Attributes:
+        name: the optimizer class's.
+        way_out: what to do about it, where the optimizer cannot be sharded.
+        found: more about an optimizer of the kind BY_PARAMETER.
+    """
+
+    name: str
+    kind: Kind
+    reason: str = ""
+    way_out: str = ""
+    found: ByParameter | None = None
+
+    @property
+    def refusal(self) -> str:
+        """Why the optimizer cannot be sharded, and what to do about it; nothing if it can be."""
+        if self.kind in (Kind.ELEMENTWISE, Kind.BY_PARAMETER):
+            return ""
+        return f"{self.name} cannot be sharded: {self.reason}. {self.way_out}"
+
+    def refusal_of(self, shape: tuple[int, ...]) -> str:
+        """Why the optimizer cannot update a parameter of this shape, and what to do; nothing if it can."""
+        if self.refusal or self.found is None or len(shape) in self.found.taken:
+            return self.refusal
+        taken = ", ".join(map(str, self.found.taken))
+        error = self.found.failures.get(
+            len(shape), f"no more than {self.found.most_dims} dimensions were tried"
+        )
+        return (
+            f"{self.name} takes parameters of {taken} dimensions, and one of shape {tuple(shape)} has "
+            f"{len(shape)} ({error}): put it in a group with another optimizer, such as AdamW"
+        )
+
+
+def verdict_of(
+    optimizer_class: type[torch.optim.Optimizer], defaults: dict, options: dict | None = None
+) -> Verdict:
+    """Try an optimizer, first on slices and then on whole parameters, and say of which kind it is.
+
+    Args: options: what a parameter group has besides the ``defaults``, or instead of them.
+    Raises: TypeError if it is no optimizer class; the optimizer's own TypeError or ValueError about its
+        keywords, with ZeroOptimizer's for one that it does not know.
+    """
+    subject = Subject(optimizer_class, defaults, options, AS_ASKED)
+    if subject.key not in _verdicts:
+        with surroundings():
+            _verdicts[subject.key] = _tried(Subject(optimizer_class, defaults, options), subject)
+    return _verdicts[subject.key]
+
+
+def kind_of(
+    optimizer_class: type[torch.optim.Optimizer], defaults: dict, options: dict | None = None
+) -> Kind:
+    """On what the optimizer's update of an element depends: its own history, its parameter's, or others'.
+
+    Args, Raises: as for `verdict_of`.
+    """
+    return verdict_of(optimizer_class, defaults, options).kind
+
+
+def state_bytes_of(
+    optimizer_class: type[torch.optim.Optimizer], defaults: dict, options: dict | None, shape: tuple[int, ...]
+) -> int:
+    """Bytes of state for one whole fp32 parameter of this shape, without counters.
+
+    Memory: that of a few steps of such a parameter, for an optimizer that needs its values; otherwise none.
+    Raises: ValueError for an optimizer that cannot be sharded, or that takes no such shape; and as above.
+    """
+    verdict = verdict_of(optimizer_class, defaults, options)
+    if refusal := verdict.refusal_of(shape):
+        raise ValueError(refusal)
+    if verdict.found is None:
+        return round(state_bytes_per_parameter(optimizer_class, defaults, options) * math.prod(shape))
+    subject = Subject(optimizer_class, defaults, options, AS_ASKED)
+    key = *subject.key, tuple(shape)
+    if key not in _measured:
+        with surroundings():
+            _measured[key] = measured_bytes(subject.build, shape, verdict.found.steps, verdict.found.device)
+    return _measured[key]
+
+
+def state_bytes_per_parameter(
+    optimizer_class: type[torch.optim.Optimizer], defaults: dict, options: dict | None = None
+) -> float:
+    """Bytes of state an elementwise optimizer keeps for each fp32 parameter: K of an fp32 run, 8 for Adam.
+
+    Args: options: what a parameter group has besides the ``defaults``, or instead of them.
+    Raises: TypeError if it is no optimizer class; ValueError if it is not elementwise; the optimizer's own
+        TypeError or ValueError about its keywords, with ZeroOptimizer's for one that it does not know.
+    """
+    subject = Subject(optimizer_class, defaults, options)
+    with surroundings():
+        try:
+            return _bytes_of_an_element(subject)
+        except Refused as refusal:
+            message = f"{subject.name} cannot be sharded: {refusal.reason}. {refusal.way_out}"
+            raise ValueError(message) from refusal.__cause__
+
+
+def state_bytes_of_groups(
+    optimizer_class: type[torch.optim.Optimizer], defaults: dict, groups: list[dict]
+) -> dict[int, float]:
+    """The same for the parameters of some groups with their options, by id. Raises: as above."""
+    state_bytes_per_parameter(optimizer_class, defaults)
+    costs = [state_bytes_per_parameter(optimizer_class, defaults, options_of(group)) for group in groups]
+    return {id(p): cost for group, cost in zip(groups, costs, strict=True) for p in group["params"]}
+
+
+def _bytes_of_an_element(subject: Subject) -> float:
+    if subject.key not in _per_element:
+        subject.check_keywords()
+        _per_element[subject.key] = bytes_of_an_element(subject.build)
+    return _per_element[subject.key]
+
+
+def _tried(in_slices: Subject, whole: Subject) -> Verdict:
+    name = whole.name
+    try:
+        whole.check_keywords()
+        _bytes_of_an_element(in_slices)
+        return Verdict(name, Kind.ELEMENTWISE)
+    except Refused as refusal:
+        reason = refusal.reason
+        if refusal.way_out == OTHER_ARGUMENTS:
+            return Verdict(name, refusal.kind, reason, refusal.way_out)
+    try:
+        return Verdict(name, Kind.BY_PARAMETER, reason, found=by_parameter(whole.build))
+    except Refused as refusal:
+        return Verdict(name, refusal.kind, refusal.reason, refusal.way_out)
