@@ -1,5 +1,6 @@
 """Promise: in a browser a lesson runs without an error, and a reader can use all of it.
 
+It is tried on a wide light page and on a dark one as narrow as a phone.
 Each slider is moved by keyboard and by mouse, and its picture follows. Each answer of the quiz is given, and
 one exercise is solved. What no other test sees: JupyterLab's own handling of the widgets, the message to the
 kernel and the picture's way back. It needs Debian's chromium or any other Chrome, and is skipped without one.
@@ -41,12 +42,24 @@ COMPLAINTS = (
     "[data-mime-type='application/vnd.jupyter.error'], [data-mime-type='application/vnd.jupyter.stderr']"
 )
 
+LIGHT, DARK = ("JupyterLab Light", 1300), ("JupyterLab Dark", 400)  # a theme, and the pixels of a page across
 BADGES = re.compile(r"https://(colab\.research\.google\.com|mybinder\.org)/.*badge.*\.svg$")
 
 
 def explored(notebook: Path) -> int:
     """How many figures with sliders a lesson has."""
     return notebook.read_text("utf-8").count('"explore(')
+
+
+def committed(notebook: Path) -> list[str]:
+    """What the figures with sliders say of themselves in the notebook as it is committed."""
+    cells = [
+        cell
+        for cell in json.loads(notebook.read_text("utf-8"))["cells"]
+        if "explore(" in "".join(cell["source"])
+    ]
+    figures = [cell["outputs"][-1]["data"] for cell in cells if cell.get("outputs")]
+    return ["".join(data["text/plain"]) for data in figures if "text/html" in data]
 
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -79,16 +92,20 @@ def end(server: subprocess.Popen) -> None:
     psutil.wait_procs(started, timeout=20)
 
 
+def set_up(folder: Path, extension: str, **settings: str) -> None:
+    """Give an extension of JupyterLab settings."""
+    file = folder / f"lab/@jupyterlab/{extension}.jupyterlab-settings"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps(settings))
+
+
 @pytest.fixture
-def lab(tmp_path: Path, notebook: Path) -> Iterator[str]:
+def lab(tmp_path: Path, notebook: Path, look: tuple[str, int]) -> Iterator[str]:
     """The address of a JupyterLab of its own, with a copy of the notebook and nobody's settings."""
     (tmp_path / "lessons").mkdir()
     shutil.copy(notebook, tmp_path / "lessons")
-    settings = tmp_path / "lab/@jupyterlab/notebook-extension/tracker.jupyterlab-settings"
-    settings.parent.mkdir(parents=True)
-    settings.write_text(
-        json.dumps({"windowingMode": "none"})
-    )  # every cell is on the page, not only those in view
+    set_up(tmp_path, "notebook-extension/tracker", windowingMode="none")  # all cells, not only those in view
+    set_up(tmp_path, "apputils-extension/themes", theme=look[0])
     folders = {f"JUPYTER_{kind}_DIR": str(tmp_path / kind) for kind in ("CONFIG", "DATA", "RUNTIME")}
     folders |= {"IPYTHONDIR": str(tmp_path / "ipython"), "JUPYTERLAB_SETTINGS_DIR": str(tmp_path / "lab")}
     port, token = free_port(), secrets.token_hex()
@@ -121,16 +138,19 @@ def console() -> list[str]:
 
 
 @pytest.fixture
-def page(lab: str, console: list[str]) -> Iterator["playwright.Page"]:
+def page(lab: str, console: list[str], look: tuple[str, int]) -> Iterator["playwright.Page"]:
     with playwright.sync_playwright() as running:
         browser = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         try:
-            opened = browser.new_page(viewport={"width": 1300, "height": 900})
+            opened = browser.new_page(viewport={"width": look[1], "height": 900})
             opened.set_default_timeout(PATIENCE_SECONDS * 1000)
             playwright.expect.set_options(timeout=PATIENCE_SECONDS * 1000)
             opened.on("console", lambda message: console.extend(errors_in(message)))
             opened.on("pageerror", lambda error: console.append(str(error)))
             opened.goto(lab)
+            opened.locator(".jp-Notebook .jp-Cell").first.wait_for()
+            if look == DARK:
+                opened.keyboard.press("Control+b")  # the list of files takes the place of a narrow page
             yield opened
         finally:
             browser.close()
@@ -188,6 +208,12 @@ def press_an_arrow(handle: "playwright.Locator") -> None:
     handle.press("ArrowLeft" if at_its_end else "ArrowRight")
 
 
+def type_a_number(cell: "playwright.Locator", number: str) -> None:
+    field = cell.locator("input[type=number]").first
+    field.fill(number)
+    field.press("Enter")
+
+
 def drag(handle: "playwright.Locator") -> None:
     """Pull the handle with the mouse to the end of its slider that is further away."""
     handle.scroll_into_view_if_needed()
@@ -206,17 +232,22 @@ def move_the_sliders(page: "playwright.Page", notebook: Path) -> None:
     cells = page.locator(".jp-CodeCell", has=page.locator(".noUi-handle"))
     playwright.expect(cells).to_have_count(explored(notebook))
     assert cells.locator(".widget-label").evaluate_all(CUT_OFF) == []
+    assert [drawn(cell.locator("img")) for cell in cells.all()] == committed(notebook)  # no handle has jumped
     handles = [
         (cell.locator("img"), handle) for cell in cells.all() for handle in cell.locator(".noUi-handle").all()
     ]
     for picture, handle in handles:
         follows(picture, lambda handle=handle: press_an_arrow(handle))
     if notebook.stem.endswith("memory_accounting"):  # each slider went one step to the right
-        moved = {"model_billions": 10**0.95, "gpus": 128, "gpu_memory_GB": 40, "precision": "fp32"}
+        moved = {"model_billions": 8.91, "gpus": 128, "gpu_memory_GB": 40, "precision": "fp32"}
         states = spoken(drawing("memory_accounting", "stage_bars"), **moved)
-        moved = {"batch": 64, "checkpointing": "on", "gpu_memory_GB": 40}
-        activations = spoken(drawing("memory_accounting", "one_gpu"), **moved)
+        one_gpu = {"batch": 64, "checkpointing": "on", "gpu_memory_GB": 40}
+        activations = spoken(drawing("memory_accounting", "one_gpu"), **one_gpu)
         assert [drawn(cell.locator("img")) for cell in cells.all()] == [states, activations]
+        follows(cells.first.locator("img"), lambda: type_a_number(cells.first, "13"))
+        assert drawn(cells.first.locator("img")) == spoken(
+            drawing("memory_accounting", "stage_bars"), **moved | {"model_billions": 13.0}
+        )
     for picture, handle in handles:
         follows(picture, lambda handle=handle: drag(handle))
     played = cells.filter(has=page.locator(PLAY))
@@ -241,6 +272,7 @@ def solve_the_exercise(page: "playwright.Page", lesson: str) -> None:
 
 @pytest.mark.timeout(2 * LESSON_SECONDS)
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("look", [LIGHT, DARK], ids=["light", "dark-and-narrow"])
 def test_a_reader_can_use_all_of_a_lesson(page: "playwright.Page", notebook: Path, console: list[str]):
     lesson = notebook.stem.partition("_")[2]
     run_all_cells(page)

@@ -71,6 +71,8 @@ SHARDED = Prediction({"you sharded m and v < all": 63.0}, "GB", why="2 + 2 + 12/
         (38.5e9, "that is bytes, and the answer is in GB. It is 38.5 GB."),
         (38_500, "check the power of ten. It is 38.5 GB."),
         (77, "You said 77 GB; it is 38.5 GB: 2 times too much."),
+        (40.5, "You said 40.5 GB; it is 38.5 GB: 5.2 % too much."),
+        (33, "You said 33 GB; it is 38.5 GB: 14 % too little."),
     ],
 )
 def test_predict_names_the_mistake(guess, says, capsys):
@@ -88,6 +90,15 @@ def test_a_prediction_does_not_show_its_answer_before_the_guess(shown, capsys):
     assert not re.search(r"\d", asked)
     assert "<p>38.5 GB.</p><pre>38.5 GB on each rank</pre><p>2 + 2 + 12/8 bytes.</p>" in folded
     assert "63 GB: you sharded m and v &lt; all." in folded
+
+
+@pytest.mark.parametrize(
+    ("unit", "said"),
+    [("blocks", "1 block."), ("ms", "1 ms."), ("billion parameters", "1 billion parameters.")],
+)
+def test_one_of_a_unit_is_no_plural(unit: str, said: str, capsys):
+    predict(1, 1, Prediction({}, unit))
+    assert capsys.readouterr().out == f"Right: {said}\n"
 
 
 def test_predict_confuses_units_only_where_there_are_bytes(capsys):
@@ -169,24 +180,30 @@ def test_the_field_beside_a_slider_has_its_name_and_its_value():
     """A slider over values speaks their places; the field speaks the values, and sets them."""
     for control, other in ((choice([1, 8, 64], 8), 64), (number(0.1, 1000, 7.5), 70.0)):
         row = sliders._row("how many", control)
-        assert control.field in row.children and control.field.description == "how many"
-        control.value = other
-        assert control.field.value == other
-        control.field.value = 8
-        assert control.value == 8
+        assert row.children == (control, control.beside) and control.description == "how many"
+        control.beside.value = other
+        assert control.value == other
+        control.value = 8
+        assert control.beside.value == pytest.approx(8, rel=0.06)  # its nearest place
 
 
-def test_a_number_between_two_steps_of_the_slider_can_be_typed():
+@pytest.mark.parametrize("typed", [6.66, 13, 70, 1.5, 0.1, 2000, 1.2345])
+def test_a_number_between_two_places_of_the_slider_can_be_typed_and_stays(typed: float):
+    """A browser moves the handle to the nearest place and reports that place."""
     control = number(0.1, 2000, 7.5)
-    control.field.value = 6.66
-    assert control.value == 6.66
+    control.value = typed
+    nearest = control.beside.value
+    control.beside.value = nearest * (1 + 1e-9)  # as reported, with the rounding of another language
+    assert control.value == typed
+    control.beside.value = nearest * 10**-0.05 if typed > 1 else nearest * 10**0.05  # a place further
+    assert control.value == float(f"{control.beside.value:.3g}") != typed
 
 
 def test_a_play_button_has_as_many_steps_as_its_slider():
     control = slider(0, 6, 2, play=True)
     control.max = 3
-    control.field.value = 5
-    assert (control.field.max, control.value) == (3, 3)
+    control.beside.value = 5
+    assert (control.beside.max, control.value) == (3, 3)
 
 
 @pytest.mark.parametrize(

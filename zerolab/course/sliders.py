@@ -1,7 +1,7 @@
 """Show sliders above a figure: a plain image of the default state, redrawn when a slider moves.
 
-A slider whose steps are not its values has a text field of the browser beside it. The field shows the value
-and accepts one, and screen readers read it.
+A slider whose places are not its values stands beside a field of the browser. The field shows the value and
+accepts one, and screen readers read it.
 """
 
 import math
@@ -16,35 +16,55 @@ from zerolab.course.look import Draw, bundle, figure, image_html, paint
 Screen = Callable[[str, str], None]
 
 
+LOG_STEP = 0.05
+"""How far apart the places of a logarithmic slider are, in powers of ten."""
+
+
 def slider(low: int, high: int, value: int, play: bool = False) -> ipywidgets.IntSlider:
     """A slider over the whole numbers from low to high, with a button that goes through them if `play`."""
     control = ipywidgets.IntSlider(value=value, min=low, max=high)
     if play:
-        control.field = ipywidgets.Play(value=value, min=low, max=high, interval=900)
+        control.beside = ipywidgets.Play(value=value, min=low, max=high, interval=900)
         for trait in ("max", "value"):
-            ipywidgets.link((control, trait), (control.field, trait))
+            ipywidgets.link((control, trait), (control.beside, trait))
     return control
 
 
-def choice(options: Sequence, value) -> ipywidgets.SelectionSlider:
-    """Return a slider over a few values in order, such as 1, 2, 4, 8; each may be a (label, value) pair."""
-    control = ipywidgets.SelectionSlider(options=list(options), value=value, readout=False)
-    control.field = ipywidgets.Dropdown(options=list(options), value=value)
-    ipywidgets.link((control, "value"), (control.field, "value"))
+def choice(options: Sequence, value) -> ipywidgets.Dropdown:
+    """Return a list of a few values in order, such as 1, 2, 4, 8, and a slider over them.
+
+    Each may be a (label, value) pair.
+    """
+    control = ipywidgets.Dropdown(options=list(options), value=value)
+    control.beside = ipywidgets.SelectionSlider(options=list(options), value=value, readout=False)
+    ipywidgets.link((control, "value"), (control.beside, "value"))
     return control
 
 
-def number(low: float, high: float, value: float) -> ipywidgets.FloatLogSlider:
-    """Return a logarithmic slider over the numbers from low to high, and a field to type one of them."""
+def number(low: float, high: float, value: float) -> ipywidgets.BoundedFloatText:
+    """Return a field for any number from low to high, and a logarithmic slider.
+
+    A slider has places, and a browser moves its handle to the nearest one. So the slider sets the field only
+    where it has come to another place than the field's number.
+    """
+    place_of = lambda number: round(math.log10(number / low) / LOG_STEP)
+    at = lambda place: min(low * 10 ** (LOG_STEP * place), high)
+    control = ipywidgets.BoundedFloatText(value=value, min=low, max=high)
     ends = {"min": math.log10(low), "max": math.log10(high)}
-    control = ipywidgets.FloatLogSlider(value=value, step=0.05, readout=False, **ends)
-    control.field = ipywidgets.BoundedFloatText(value=value, min=low, max=high)
-    ipywidgets.link((control, "value"), (control.field, "value"), transform=(_three_digits, float))
+    control.beside = ipywidgets.FloatLogSlider(
+        value=at(place_of(value)), step=LOG_STEP, readout=False, **ends
+    )
+
+    def take_from_slider(change: dict) -> None:
+        if place_of(change["new"]) != place_of(control.value):
+            control.value = float(f"{change['new']:.3g}")
+
+    def show_on_slider(change: dict) -> None:
+        control.beside.value = at(place_of(change["new"]))
+
+    control.beside.observe(take_from_slider, names="value")
+    control.observe(show_on_slider, names="value")
     return control
-
-
-def _three_digits(value: float) -> float:
-    return float(f"{value:.3g}")
 
 
 def explore(draw: Draw, *, height: float = 2.8, **controls: ipywidgets.Widget) -> None:
@@ -71,7 +91,7 @@ def explore(draw: Draw, *, height: float = 2.8, **controls: ipywidgets.Widget) -
 
 def _shown(control: ipywidgets.Widget):
     """The value of a control as the reader sees it: of an option that is a (label, value) pair the label."""
-    if not isinstance(control, ipywidgets.SelectionSlider):
+    if not isinstance(control, ipywidgets.Dropdown):
         return control.value
     option = control.options[control.index]
     return option[0] if isinstance(option, tuple) else option
@@ -82,12 +102,11 @@ def _words(name: str) -> str:
 
 
 def _row(name: str, control: ipywidgets.Widget) -> ipywidgets.Box:
-    """Return a control with its label; on a narrow page the slider moves below its field."""
-    field = getattr(control, "field", None)
-    named = control if field is None or isinstance(field, ipywidgets.Play) else field
-    named.description, named.style.description_width = name, "11em"
-    named.layout.width = "min(19em, 95%)" if named is field else "min(34em, 95%)"
-    row = [named] if field is None else [named, control if named is field else field]
+    """Return a control with its label, and what is beside it; on a narrow page that moves below it."""
+    is_slider = isinstance(control, ipywidgets.IntSlider)
+    control.description, control.style.description_width = name, "11em"
+    control.layout.width = "min(34em, 95%)" if is_slider else "min(19em, 95%)"
+    row = [control, control.beside] if hasattr(control, "beside") else [control]
     return ipywidgets.Box(row, layout={"flex_flow": "row wrap"})
 
 
