@@ -15,7 +15,7 @@ NEW_OWNER, NEW_NAME = "Some-Body", "zero.course"
 NEW = f"{NEW_OWNER}/{NEW_NAME}"  # in two parts, so that this file is not stamped itself
 OTHERS = {  # repositories that are not ours, as the files name them
     "actions", "astral-sh", "pre-commit", "python-jsonschema", "rhysd", "pytorch", "mybinder-org",
-    "deepspeedai", "awslabs", "hiyouga",
+    "deepspeedai", "awslabs", "hiyouga", "nvidia", "kellerjordan",
 }  # fmt: skip
 ADDRESS = re.compile(
     r"(?:github\.com/|colab\.research\.google\.com/github/|mybinder\.org/v2/gh/)([\w.-]+)/[\w.-]+|([\w-]+)\.github\.io"

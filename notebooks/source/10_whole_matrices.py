@@ -1,0 +1,373 @@
+# %% [markdown]
+# # 10 · Muon: an update that needs the whole matrix
+#
+# > **45 minutes.** *You need:* the flat buffer and its shards (lesson 04), what a rank sends (lessons 04
+# > to 06).
+# >
+# > *Afterwards you can* say which optimizers may be cut and which may not, show what a cut does to Muon, give
+# > every matrix an owner so that no rank works longer than needed, and compute what a rank then keeps.
+# >
+# > *Paper:* K. Jordan et al., [Muon](https://kellerjordan.github.io/posts/muon), 2024; J. Liu et al.,
+# > [Muon is scalable](https://arxiv.org/abs/2502.16982), 2025.
+# >
+# > *Words:* the [glossary](../docs/glossary.md) has all of them.
+
+# %% [markdown]
+# ## The question
+#
+# In lesson 04 a cut may go through the middle of a tensor, because Adam's update is elementwise: the new
+# value of each parameter depends on its own gradient, m and v alone. Since 2025 large models are trained with
+# *Muon*, and its update of an element depends on the whole matrix. What has to change in ZeRO?
+
+# %%
+import torch
+
+import zerolab
+from zerolab import data, memory, models
+from zerolab.course import answer, explore, figure, predict, show, slider
+from zerolab.course.lessons.whole_matrices import check_owners, quiz
+from zerolab.course.look import INK, PALE, QUIET, rank_colour
+from zerolab.optimizer.owners import choose_owners, update_flops
+from zerolab.optimizer.probe import kind_of
+from zerolab.parity import compute_deterministically
+
+# %% [markdown]
+# ## What Muon does
+#
+# Muon keeps one momentum buffer for each matrix, as SGD does. Before the update it *orthogonalizes* the
+# momentum: it keeps the directions of the matrix and makes every singular value 1. A gradient usually has a
+# few large singular values and many small ones, so a plain step follows a few directions alone. After the
+# orthogonalization all directions count as much.
+#
+# A singular value decomposition would do that, but it is slow on GPUs. Muon takes five steps of a
+# *Newton-Schulz iteration*, which needs matrix products only. The three coefficients are those of K. Jordan.
+
+
+# %%
+def orthogonalize(matrix, steps=5):
+    x = matrix / matrix.norm()  # no singular value is above 1 now
+    for _ in range(steps):
+        product = x @ x.T
+        x = 3.4445 * x + (-4.7750 * product + 2.0315 * product @ product) @ x
+    return x
+
+
+torch.manual_seed(0)
+gradient = torch.randn(64, 64) @ torch.diag(torch.linspace(0.02, 1, 64)) @ torch.randn(64, 64)
+values = [torch.linalg.svdvals(each) for each in (gradient / gradient.norm(), orthogonalize(gradient))]
+
+# %%
+fig = figure(height=2.4)
+ax = fig.subplots()
+ax.plot(values[0], label="the gradient, divided by its norm", color=PALE, linewidth=4, marker="")
+ax.plot(values[1], label="after five steps", color=INK, linewidth=1.5, marker="")
+ax.set(xlabel="singular value, the largest first", ylim=(0, 1.3))
+show(fig, "Singular values of a matrix: before, they fall from 0.4 to 0; after five steps most are near 1.")
+
+# %% [markdown]
+# Five steps bring most singular values near 1, and not exactly to 1. For training that is enough.
+#
+# Look at `x @ x.T`. Every element of the product depends on a whole row, and the next product on all rows. So
+# no element of the result can be computed from a part of the matrix.
+#
+# ## Predict: two halves
+#
+# A flat cut leaves rows 0 to 31 of a 64 × 64 matrix on rank 0, and rows 32 to 63 on rank 1. Each rank
+# orthogonalizes what it has. In exact arithmetic each half then has 32 singular values of 1, where the whole
+# matrix has 64 of them, and a norm of √64 = 8. (The norm of a matrix is the root of the sum of the squares of
+# its singular values.) **What is the norm of the two halves, one above the other?**
+
+# %%
+my_guess = ...
+
+
+# %%
+def exactly(matrix):  # U and V of the decomposition, and 1 for every singular value
+    u, _, v = torch.linalg.svd(matrix.double(), full_matrices=False)
+    return u @ v
+
+
+whole = exactly(gradient)
+halves = torch.cat([exactly(half) for half in gradient.chunk(2)])
+predict(my_guess, halves.norm().item(), quiz.NORM_OF_HALVES)
+
+# %% [markdown]
+# So the update is as large as it should be, and nothing in the size of the steps shows that something is
+# wrong. Look at the singular values of the two halves together.
+
+# %%
+fig = figure(height=2.4)
+ax = fig.subplots()
+ax.plot(torch.linalg.svdvals(whole), label="the whole matrix", color=PALE, linewidth=4, marker="")
+ax.plot(torch.linalg.svdvals(halves), label="two halves", color=INK, linewidth=1.5, marker="")
+ax.set(xlabel="singular value, the largest first", ylim=(0, 1.5))
+show(fig, "Singular values: all 1 for the whole matrix; for two halves they fall from 1.41 to near 0.")
+
+# %% [markdown]
+# Within each half the rows are orthogonal. Between the halves they are not. Some directions are in both
+# halves and count √2 times, and others hardly count. That is the very thing that Muon is there to prevent.
+#
+# ## Train with the cut
+#
+# Does it matter? Below, a small GPT trains twice. The matrices of its blocks have torch's own Muon, and all
+# other parameters have AdamW, as is usual. The second run gives Muon each matrix in four parts, cut between
+# rows, as four ranks would have them.
+
+
+# %%
+def train(parts):
+    model = models.GPT(width=64, depth=2, heads=2, context=32).to(zerolab.device())
+    matrices = [p for block in model.blocks for p in block.parameters() if p.dim() == 2]
+    others = [p for p in model.parameters() if not any(p is matrix for matrix in matrices)]
+    cut = [matrix.detach().chunk(parts) for matrix in matrices]
+    muon = torch.optim.Muon([part for each in cut for part in each], lr=0.02)
+    adam, losses, seen = torch.optim.AdamW(others, lr=3e-3), [], []
+    for step in range(60):
+        losses.append(backward(model, step))
+        for matrix, own in zip(matrices, cut, strict=True):
+            for part, grad in zip(own, matrix.grad.chunk(parts), strict=True):
+                part.grad = grad  # the parts are views: an update of a part is one of the matrix
+        muon.step(), adam.step(), model.zero_grad()
+        seen.append(torch.cat([matrix.detach().flatten() for matrix in matrices]))
+    return losses, seen
+
+
+# %%
+text = data.NextByte(data.text(), context=32, batch_size=8)
+
+
+def backward(model, step, rank=0):
+    loss = model(*(part.to(zerolab.device()) for part in text.batch(step, rank)))
+    loss.backward()
+    return loss.item()
+
+
+# %%
+def run(parts):
+    compute_deterministically()
+    torch.manual_seed(0)
+    return train(parts)
+
+
+(right_losses, right), (cut_losses, cut) = (zerolab.launch(run, 1, parts)[0] for parts in (1, 4))
+
+# %% [markdown]
+# Both runs begin with the same parameters. **At the end, how far are the matrices of the cut run from those
+# of the right run, in percent of the way that the right run has gone? Give it to the nearest ten.**
+
+# %%
+my_guess = ...
+
+# %%
+way = (right[-1] - right[0]).norm()
+percent = [100 * ((a - b).norm() / way).item() for a, b in zip(right, cut, strict=True)]
+predict(my_guess, round(percent[-1], -1), quiz.DISTANCE)
+
+# %%
+fig = figure(height=2.6)
+left, other = fig.subplots(1, 2)
+left.plot(right_losses, label="whole matrices", color=PALE, linewidth=5, marker="")
+left.plot(cut_losses, label="cut into four", color=INK, linewidth=1.2, marker="")
+left.set(xlabel="step", ylabel="loss (nats per byte)")
+other.plot(percent, label="distance, % of the way", color=rank_colour(1), marker="")
+other.set(xlabel="step", ylim=(0, 100))
+show(fig, "Left: the losses of both runs fall together. Right: their distance grows to most of the way.")
+
+# %% [markdown]
+# The two loss curves are nearly one. A loss curve cannot show this fault. And yet they are two models: with
+# every number of ranks the cut is another one, and so is the result. Some engines did just this, or skipped
+# the orthogonalization on some settings, and nobody was told: see
+# [DeepSpeed's issue 8441](https://github.com/deepspeedai/DeepSpeed/issues/8441) and
+# [Megatron-LM's 5533](https://github.com/NVIDIA/Megatron-LM/issues/5533).
+#
+# ## Which optimizers may be cut?
+#
+# There are three kinds. An *elementwise* optimizer may be cut anywhere. A *by-parameter* optimizer updates
+# every parameter by itself, and needs it whole. A third kind looks *across* parameters: one step size or one
+# curvature for all of them. zerolab keeps no list of names. It runs each class on a few small tensors, whole
+# and in parts, and compares the bits.
+
+# %%
+for name in ("SGD", "Adam", "AdamW", "Muon", "Adafactor", "LBFGS"):
+    print(f"{name:<10}", kind_of(getattr(torch.optim, name), {"lr": 0.01}).name.lower().replace("_", " "))
+
+# %% [markdown]
+# ## One owner for each matrix
+#
+# The remedy: do not cut the matrices. Each has one *owner*, a rank that updates it as a whole with the stock
+# optimizer. The gradients of a matrix are reduced to its owner, and the owner sends the new values to all.
+# AdamW's parameters are cut as before. `matrices_by` gives the matrices in the blocks to Muon.
+
+
+# %%
+def train_sharded():
+    compute_deterministically()
+    torch.manual_seed(0)
+    model = models.GPT(width=64, depth=2, heads=2, context=32).to(zerolab.device())
+    muon = zerolab.matrices_by(torch.optim.Muon, lr=0.02)
+    optimizer = zerolab.ZeroOptimizer(model, torch.optim.AdamW, stage=2, lr=3e-3, params=muon)
+    for step in range(10):
+        backward(model, step, optimizer.rank)
+        optimizer.step()
+        optimizer.zero_grad()
+    owned = [each.span.name for each in optimizer.slices if each.whole and each.tensor.numel()]
+    return owned, [p.detach().clone() for p in model.parameters()], optimizer.memory()
+
+
+# %%
+by_rank = zerolab.launch(train_sharded, 4)
+for rank, (owned, _, _) in enumerate(by_rank):
+    print(f"rank {rank} updates", ", ".join(name.removesuffix(".weight") for name in owned))
+
+# %% [markdown]
+# One process, with plain Muon and plain AdamW on the mean of the four ranks' gradients:
+
+
+# %%
+def train_alone():
+    compute_deterministically()
+    torch.manual_seed(0)
+    model = models.GPT(width=64, depth=2, heads=2, context=32).to(zerolab.device())
+    others, matrices = zerolab.matrices_by(torch.optim.Muon)(model)
+    muon = torch.optim.Muon(matrices["params"], lr=0.02)
+    adam = torch.optim.AdamW(others["params"], lr=3e-3)
+    for step in range(10):
+        for rank in range(4):
+            backward(model, step, rank)
+        for parameter in model.parameters():
+            parameter.grad /= 4
+        muon.step(), adam.step(), model.zero_grad()
+    return [p.detach() for p in model.parameters()]
+
+
+# %%
+single = zerolab.launch(train_alone, 1)[0]
+same = all(torch.equal(a, b) for _, mine, _ in by_rank for a, b in zip(mine, single, strict=True))
+print("bit-identical on all 4 ranks:", same)
+
+# %% [markdown]
+# ## Who works how long?
+#
+# The product of an m × n matrix with its transpose takes m·n·min(m, n) multiplications. That is most of the
+# work, and it is not in proportion to the number of elements. Before, equal shards were equal work. Now a
+# rank may own more than another, and all wait for the one that works longest.
+#
+# A block of width h has four matrices: 3h × h and h × h in the attention, 4h × h and h × 4h in the MLP. Their
+# updates take 3h³, h³, 4h³ and 4h³. **Two ranks share one block as well as they can. How much does the busier
+# one do, in h³?**
+
+# %%
+my_guess = ...
+
+# %%
+predict(my_guess, 7, quiz.BUSIEST)
+
+# %% [markdown]
+# One block on two ranks cannot be balanced. A whole model can: it has many blocks, and every rank gets
+# matrices of all sizes. The figure gives the matrices of a GPT to the ranks as zerolab does. **Move the
+# sliders. With 8 blocks, what is the largest number of ranks at which the busiest has less than 1.2 times the
+# mean? What happens beyond 32 ranks, and why?**
+
+
+# %%
+def shares(figure, blocks, ranks):
+    model = models.GPT(width=64, depth=blocks, heads=2, context=32)
+    units = [[p for p in block.parameters() if p.dim() == 2] for block in model.blocks]
+    owner, work = choose_owners(units, ranks), [0] * ranks
+    for matrix in (matrix for unit in units for matrix in unit):
+        work[owner[id(matrix)]] += update_flops(matrix)
+    mean, ax = sum(work) / ranks, figure.subplots()
+    ax.bar(range(ranks), [each / mean for each in work], color=QUIET, label="a rank's work over the mean")
+    ax.axhline(1, color=INK, linewidth=1)
+    busiest = max(work) / mean
+    ax.set(xlabel="rank", ylim=(0, max(2, 1.2 * busiest)), title=f"the busiest: {busiest:.2f}")
+    return f"{blocks} blocks on {ranks} ranks: the busiest has {busiest:.2f} times the mean."
+
+
+explore(shares, height=2.8, blocks=slider(1, 16, 8), ranks=slider(1, 64, 6))
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# 28 ranks. (At 15, and at 17 to 23, it has more than that.) Eight blocks have 32 matrices, and 96h³ in all.
+# With 24 ranks the mean is 4h³, just one matrix of the MLP. Beyond that the busiest rank still has one such
+# matrix, so the update gets no faster. Beyond 32 ranks some own no matrix at all.
+# </details>
+#
+# ## Exercise: who owns which matrix?
+#
+# > **Difficulty 3 of 5 · importance 4 of 5 · 10 minutes.** `work[i]` is what the update of matrix i takes.
+# > Return a list with the owner of each matrix, a rank from 0 to `world_size - 1`.
+# >
+# > - The time of an update is that of the busiest rank: make its work as small as you can. The best possible
+# >   owners are hard to find (the problem is NP-hard). The check takes every list whose busiest rank has no
+# >   more to do than with a simple rule, which you will find.
+# > - Every rank computes the list by itself, and all must come to the same one.
+# >
+# > `owners([3, 1, 4, 4], 2)` may be `[1, 1, 0, 1]`: rank 0 has 4 to do and rank 1 has 8. The best is less.
+
+
+# %%
+# Exercise
+def owners(work, world_size): ...  # your code
+
+
+check_owners(owners)
+
+# %% [markdown]
+# Stuck? `check_owners.hint(1)` prints a hint, `hint(2)` and `hint(3)` say more, and
+# `check_owners.solution()` prints a solution.
+#
+# ## What does a rank keep?
+#
+# Muon has a momentum and no second moment. In mixed precision K is 4 bytes of fp32 master weight and 4 of
+# momentum. A model of 20B parameters trains on 32 GPUs at stage 1, all of it with Muon, and its matrices are
+# balanced. **How many GB of model states does a GPU hold?** (With Adam it was 87.5 GB, in lesson 04.)
+
+# %%
+my_guess = ...
+
+# %%
+states = memory.model_states(20e9, world_size=32, stage=1, k=8)
+predict(my_guess, states.total_bytes / 1e9, quiz.STAGE_1)
+
+# %% [markdown]
+# And measured, in the run above: fp32, so 4 bytes of momentum for an element of Muon's matrices, and 8 bytes
+# of m and v for all others. A rank keeps the states of what it owns. The sum over the ranks has to be that of
+# one process.
+
+# %%
+model = models.GPT(width=64, depth=2, heads=2, context=32)
+others, matrices = zerolab.matrices_by(torch.optim.Muon)(model)
+of_muon, of_adam = (sum(p.numel() for p in group["params"]) for group in (matrices, others))
+held = [states.optimizer_bytes + states.uneven_bytes for _, _, states in by_rank]
+print("on each rank:", *(f"{each:,.0f}" for each in held))
+print("all ranks together, as one process:", sum(held) == 4 * of_muon + 8 * of_adam)
+
+# %% [markdown]
+# What is sent does not change: Ψ gradients go to their owners, Ψ new values to all, 2Ψ in the mean over the
+# ranks. `./zero verify --optimizer muon` compares every bit and byte of all four stages in a terminal, and
+# [the page on whole parameters](../docs/whole_parameters.md) has the rest: checkpoints, other optimizers of
+# this kind, and what is refused.
+#
+# ## Quiz
+#
+# Five questions. Click an answer, or go to it with the Tab key and press Space. Each answer says why it is
+# right or wrong.
+
+# %%
+my_answers = ...
+answer(my_answers, quiz.QUESTIONS)
+
+# %% [markdown]
+# ## Summary
+#
+# - ZeRO may cut a parameter anywhere only if the optimizer is elementwise. Muon is not: it orthogonalizes
+#   whole matrices.
+# - A cut does not fail. The steps have the right size, the loss falls as fast, and the model is another one
+#   with every number of ranks. Only a comparison with one process shows it.
+# - The remedy is an owner for each matrix. Gradients are reduced to it, and new values come from it: 2Ψ, as
+#   before.
+# - Work is m·n·min(m, n), so it is balanced by itself, over the whole model, the longest first. More ranks
+#   than matrices do not make the update faster.
+# - Muon keeps K = 8 bytes a parameter in mixed precision, Adam 12.

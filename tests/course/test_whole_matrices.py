@@ -1,0 +1,220 @@
+"""Lesson 10's exercise: whatever the style, right owners pass, and each mistake is named."""
+
+import heapq
+import itertools
+import random
+from fractions import Fraction
+
+import pytest
+import torch
+from support.lessons import drawing, solutions_travel_by_value, spoken
+
+from zerolab.course.lessons.whole_matrices import check_owners
+from zerolab.course.lessons.whole_matrices.plans import CASES, MISTAKES
+from zerolab.course.lessons.whole_matrices.solution import owners
+
+solutions_travel_by_value(__name__)
+
+
+def longest_first(work):
+    return sorted(range(len(work)), key=lambda place: -work[place])
+
+
+def by_heap(work, n):
+    """Right: the rank with the least work is on top of a heap."""
+    heap, found = [(0, rank) for rank in range(n)], [None] * len(work)
+    for place in longest_first(work):
+        load, rank = heapq.heappop(heap)
+        found[place] = rank
+        heapq.heappush(heap, (load + work[place], rank))
+    return tuple(found)
+
+
+def by_tensor(work, n):
+    """Right: the same with tensors, and the last of equal ranks."""
+    loads, found = torch.zeros(n, dtype=torch.int64), torch.zeros(len(work), dtype=torch.int64)
+    for place in longest_first(work):
+        found[place] = n - 1 - int(loads.flip(0).argmin())
+        loads[found[place]] += work[place]
+    return found
+
+
+def improved(work, n):
+    """Right: longest first, then moves and swaps while they help the busiest rank."""
+    plan = list(by_heap(work, n))
+    load = lambda rank: sum(w for w, owner in zip(work, plan, strict=True) if owner == rank)
+    for a, b in itertools.combinations(range(len(work)), 2):
+        before = max(load(plan[a]), load(plan[b]))
+        plan[a], plan[b] = plan[b], plan[a]
+        if max(load(plan[a]), load(plan[b])) > before:
+            plan[a], plan[b] = plan[b], plan[a]
+    return plan
+
+
+def the_best(work, n):
+    """Right: tries all where there are few, and is the rule elsewhere."""
+    if n ** len(work) > 5000:
+        return by_heap(work, n)
+    busiest = lambda plan: max(sum(w for w, o in zip(work, plan, strict=True) if o == r) for r in range(n))
+    return list(min(itertools.product(range(n), repeat=len(work)), key=busiest))
+
+
+RIGHT = [owners, by_heap, by_tensor, improved, the_best]
+
+
+@pytest.mark.parametrize("answer", RIGHT, ids=lambda answer: answer.__name__)
+def test_a_right_answer_passes(answer):
+    assert check_owners.diagnose(answer) is None
+
+
+def greedy(work, n, order, key=lambda work, count: work):
+    loads, counts, found = [0] * n, [0] * n, [0] * len(work)
+    for place in order:
+        found[place] = rank = min(range(n), key=lambda rank: key(loads[rank], counts[rank]))
+        loads[rank] += work[place]
+        counts[rank] += 1
+    return found
+
+
+def all_on_rank_0(work, n):
+    return [0] * len(work)
+
+
+def in_turn(work, n):
+    return [place % n for place in range(len(work))]
+
+
+def sorted_in_turn(work, n):
+    found = [0] * len(work)
+    for turn, place in enumerate(longest_first(work)):
+        found[place] = turn % n
+    return found
+
+
+def snake(work, n):
+    found = [0] * len(work)
+    for turn, place in enumerate(longest_first(work)):
+        row, rank = divmod(turn, n)
+        found[place] = rank if row % 2 == 0 else n - 1 - rank
+    return found
+
+
+def as_listed(work, n):
+    return greedy(work, n, range(len(work)))
+
+
+def shortest_first(work, n):
+    return greedy(work, n, reversed(longest_first(work)))
+
+
+def by_count(work, n):
+    return greedy(work, n, longest_first(work), key=lambda load, count: count)
+
+
+def to_the_busiest(work, n):
+    return greedy(work, n, longest_first(work), key=lambda load, count: -load)
+
+
+def chunks(work, n):
+    size = max(1, -(-len(work) // n))
+    return [place // size for place in range(len(work))]
+
+
+def neighbours(work, n):
+    found, rank, load = [], 0, 0
+    for each in work:
+        if load >= Fraction(sum(work), n) and rank < n - 1:
+            rank, load = rank + 1, 0
+        found.append(rank)
+        load += each
+    return found
+
+
+def not_put_back(work, n):
+    return by_heap(sorted(work, reverse=True), n)
+
+
+def from_one(work, n):
+    return [rank + 1 for rank in by_heap(work, n)]
+
+
+def lists_by_rank(work, n):
+    plan = by_heap(work, n)
+    return [[place for place, owner in enumerate(plan) if owner == rank] for rank in range(n)]
+
+
+def loads_by_rank(work, n):
+    plan = by_heap(work, n)
+    return [sum(w for w, owner in zip(work, plan, strict=True) if owner == rank) for rank in range(n)]
+
+
+def as_dict(work, n):
+    return dict(enumerate(by_heap(work, n)))
+
+
+def as_text(work, n):
+    return "".join(map(str, by_heap(work, n)))
+
+
+def at_random(work, n):
+    chance = random.SystemRandom()
+    plan = list(by_heap(work, n))
+    ranks = list(range(n))
+    chance.shuffle(ranks)
+    return [ranks[owner] for owner in plan]
+
+
+def one_swapped(work, n):
+    """Nobody expects this one: the longest and the shortest change places."""
+    plan = list(by_heap(work, n))
+    if len(plan) > 4:
+        order = longest_first(work)
+        plan[order[0]], plan[order[-1]] = plan[order[-1]], plan[order[0]]
+    return plan
+
+
+def nothing(work, n):
+    return None
+
+
+WRONG = {
+    all_on_rank_0: "every matrix goes to rank 0",
+    in_turn: "dealt out in turn, as they stand in the list",
+    sorted_in_turn: "sorted and then dealt out in turn",
+    snake: "there and back",
+    as_listed: "in the order of the list",
+    shortest_first: "the shortest matrices are given out first",
+    by_count: "count their work and not the matrices",
+    to_the_busiest: "that has the most work so far",
+    chunks: "as many neighbours in the list as every other",
+    neighbours: "neighbours stay together",
+    not_put_back: "in the order of the sorted work",
+    from_one: "a matrix goes to rank 2, and the ranks are 0 to 1",
+    lists_by_rank: "return a list with the number of a rank for each matrix",
+    loads_by_rank: "your list has 2 numbers, one for each rank, for 4 matrices",
+    as_dict: "your function returned dict",
+    as_text: "your function returned str",
+    at_random: "two ranks come to different owners",
+    one_swapped: "works longer than needed: it has",
+    nothing: "not written yet",
+}
+
+
+@pytest.mark.parametrize("answer", WRONG, ids=lambda answer: answer.__name__)
+def test_a_wrong_answer_is_named(answer):
+    assert WRONG[answer] in (check_owners.diagnose(answer) or "accepted")
+
+
+def test_every_mistake_is_one_in_some_case():
+    """None of the plans behind the sentences is as good as the rule in all cases."""
+    for why, plan in MISTAKES.items():
+        rule = [max(case.loads(owners(list(case.work), case.world_size))) for case in CASES]
+        assert any(max(c.loads(plan(c))) > best for c, best in zip(CASES, rule, strict=True)), why
+
+
+@pytest.mark.parametrize(
+    ("blocks", "ranks", "says"), [(8, 6, "1.00"), (8, 24, "1.00"), (8, 32, "1.33"), (1, 2, "1.17")]
+)
+def test_the_figure_has_the_engines_own_owners(blocks: int, ranks: int, says: str):
+    alt = spoken(drawing("whole_matrices", "shares"), 2.8, blocks=blocks, ranks=ranks)
+    assert alt == f"{blocks} blocks on {ranks} ranks: the busiest has {says} times the mean."
