@@ -144,8 +144,9 @@ except zerolab.LaunchTimeout as error:
     print(hang_report(error))
 
 # %% [markdown]
-# The first line says what is wrong. Below it is the *stack* of each rank: the lines of your code that it was
-# in. All three ranks wait in `send`. (`str(error)` has torch's lines, too.) No process is left running.
+# The first line says that all ranks wait for each other. Below it is the *stack* of each rank: the lines of
+# your code that it was in. All three ranks wait in `send`, and none of them receives. (`str(error)` has
+# torch's lines, too.) No process is left running.
 #
 # There is a second kind of hang: one rank never arrives. Below, two ranks call `dist.barrier()`. It is a
 # *collective*: a call that all ranks must make together. It returns when all ranks have called it, and rank 2
@@ -291,7 +292,7 @@ print("close to one process with both batches:", torch.allclose(weights, in_step
 #
 # Above, all ranks sent first, and all of them hung. Here the same messages arrive.
 #
-# > **Difficulty 2 of 5 · importance 4 of 5 · 5 minutes.** Every ring begins with this. Write `shift(own)`.
+# > **Difficulty 2 of 5 · importance 4 of 5 · 5 minutes.** Lesson 02 needs this step. Write `shift(own)`.
 # > Each rank sends its tensor to the next rank, the last one to rank 0, and returns the tensor of the rank
 # > before it. It must not hang, with two ranks and with more. Use `dist.send` and `dist.recv` only.
 # >

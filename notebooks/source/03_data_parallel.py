@@ -240,7 +240,7 @@ def cost_of_all_reduce(fig, GB_per_second=25, latency_microseconds=10):
         ax.loglog(gpus, [1e3 * s for s in seconds], label=f"3 GB in {count} message{'s' * (count > 1)}")
         ends.append(f"{1e3 * seconds[-1]:,.0f} ms in {count}")
     ax.set(xlabel="number of GPUs", ylabel="milliseconds", xticks=gpus[::3], xticklabels=gpus[::3])
-    ax.set_ylim(1, 2e6)
+    ax.set(ylim=(1, 2e6), yticks=[1, 1e3, 1e6], yticklabels=["1", "1,000", "1,000,000"])
     return f"{GB_per_second:g} GB/s, latency {latency_microseconds:g} µs: on 1024 GPUs " + ", ".join(ends)
 
 
@@ -485,9 +485,9 @@ show(fig, f"Measured on each of {RANKS} ranks: {said}. All rows are equal.")
 # ## Second exercise: average the gradients
 #
 # > **Difficulty 3 of 5 · importance 5 of 5 · 15 minutes.** Write `average_gradients(parameters, count)`. It
-# > is called after `backward()`, where this rank's loss was the mean over `count` tokens. When it returns,
-# > every `parameter.grad` must hold, on every rank, the gradient of the mean over the tokens of **all
-# > ranks**.
+# > is called with a list after `backward()`, where this rank's loss was the mean over `count` tokens. When it
+# > returns, every `parameter.grad` must hold, on every rank, the gradient of the mean over the tokens of
+# > **all ranks**.
 # >
 # > - Ranks may have different counts.
 # > - A parameter that this rank did not use has `grad = None`. Other ranks may have used it. Count it as zero

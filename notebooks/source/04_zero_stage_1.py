@@ -3,9 +3,9 @@
 #
 # > **65 minutes.** *You need:* the two halves of an all-reduce (lesson 02), data parallelism (lesson 03).
 # >
-# > *Afterwards you can* shard an optimizer's state over ranks without losing a parameter or sending a byte
-# > more, say what that saves and what it never saves, read the trace of a sharded step, and load a state
-# > that another number of ranks has saved.
+# > *Afterwards you can* shard an optimizer's state over ranks without losing a parameter, say what that
+# > saves, what it sends and what it never saves, read the trace of a sharded step, and load a state that
+# > another number of ranks has saved.
 # >
 # > *Paper:* ZeRO, §5.1 and §7.2.1, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
 # >
@@ -174,7 +174,7 @@ explore(partial(figures.partition_map, layer=layer), height=3.4, ranks=slider(1,
 #
 # Adam allows a cut through a tensor because its update is *elementwise*: the new value of each parameter
 # depends on its own gradient, m and v alone. (Some optimizers use a whole matrix for each update, such as
-# Muon. They cannot be cut like this, and zerolab refuses them.)
+# Muon. Their matrices cannot be cut like this. zerolab gives each of them to one rank as a whole.)
 #
 # ## Exercise: which slices does a rank own?
 #

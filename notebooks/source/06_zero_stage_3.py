@@ -303,7 +303,7 @@ predict(my_guess, max(blocks), quiz.BLOCKS_AT_ONCE)
 
 # %% [markdown]
 # Now move `prefetch` from 0 to 5. With 0 the engine gathers a unit only when it is needed. With 5 all six
-# blocks are there, and stage 3 holds what stage 2 holds and moves more.
+# blocks are there: a rank holds all parameters, as at stage 2, beside its shards, and moves more.
 
 # %%
 names = ["root" if name == "root" else name.replace("blocks.", "block ") for name in numels]

@@ -871,9 +871,12 @@ rows = [f"{name:6}{a:>12,}{b:>13,}{c:>14,}{d:>15,}" for name, (a, b, c, d) in ta
 predict(my_guess, table["1 × 4"][1] / table["4 × 1"][1], quiz.SAME_CHECKPOINTS, heading, *rows)
 
 # %% [markdown]
+# <details><summary>Why</summary>
+#
 # A rank of the shared copy computes four times as many sequences, and P_a keeps a quarter of each input. So
 # the bytes are the same. At the same global batch a shared copy is no tool for checkpoints. It is one where
 # the checkpoints of a single sequence do not fit: a rank alone cannot compute less.
+# </details>
 
 # %% [markdown]
 # Look at the other columns of the table, which are bytes for each rank, the last two on the wire:

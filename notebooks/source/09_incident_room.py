@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 09 · The incident room: twelve engines, and one fault in each
 #
-# > **150 minutes, in two sittings: 90 for the twelve tickets, 60 for the rest.** *You need:* stages 1 to 3
-# > (lessons 04 to 06), and the four collectives (lesson 02).
+# > **150 minutes, in two sittings: 90 for the twelve tickets, 60 for the rest.** *You need:* the four
+# > collectives (lesson 02), stages 1 to 3 (lessons 04 to 06), and the ledger of messages (lesson 08).
 # >
 # > *Afterwards you can* read a loss curve, a ledger, a memory table and the report of a dead job, find the
 # > fault behind it in forty lines, and repair it without moving a byte more. You can write a test that tells
@@ -201,7 +201,7 @@ check_3(Repaired)
 my_guess = ...
 
 # %%
-predict(my_guess, 8 * -(-103 // 4), quiz.KEPT)
+predict(my_guess, quiz.KEPT_BYTES, quiz.KEPT)
 
 # %% [markdown]
 # And this is what the engine keeps in a step, counted from live storages.

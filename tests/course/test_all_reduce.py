@@ -9,6 +9,7 @@ from support.lessons import solutions_travel_by_value
 from zerolab import ring
 from zerolab.course import attempts
 from zerolab.course.lessons.collectives import check_all_reduce
+from zerolab.course.lessons.collectives.solution import my_reduce_scatter
 from zerolab.course.peak import Peak
 from zerolab.course.targets import Reached, bronze, lowest, silver
 
@@ -230,7 +231,24 @@ def put_in_the_list(pieces, number, buffer):
     pieces[number] = buffer
 
 
+def into_zeros(tensor):
+    """Only its own chunk is put into a tensor of zeros."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    summed = torch.zeros_like(tensor)
+    summed[ring.chunks(tensor.numel(), n)[rank]] = my_reduce_scatter(tensor)
+    return summed
+
+
+def scattered_twice(tensor):
+    my_reduce_scatter(tensor)
+    my_reduce_scatter(tensor)
+    return tensor
+
+
 WRONG = [
+    (into_zeros, "only its own chunk is complete, the others are zeros"),
+    (scattered_twice, "the second half is the first half once more"),
+    (rounds(ahead=1, replaces=True, adds=True), "replaces a chunk by what arrives, and the second half adds"),
     (second_half(never_put), "what arrives in the second half is not written into `tensor`"),
     (second_half(put_in_the_list), "and `pieces[k] = buffer` changes a list"),
     (lambda tensor: None, "not written yet"),

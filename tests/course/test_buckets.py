@@ -178,8 +178,44 @@ def in_place_and_returned(gradients, bucket_bytes):
     return gradients
 
 
+def uncounted(gradients, bucket_bytes):
+    """The count begins with 0 where a bucket begins with a gradient."""
+    waiting, held = [], 0
+    for gradient in gradients:
+        if waiting and held + gradient.nbytes > bucket_bytes:
+            send(waiting)
+            waiting, held = [gradient], 0
+        else:
+            waiting.append(gradient)
+            held += gradient.nbytes
+    send(waiting)
+
+
+def sends_nothing_too(gradients, bucket_bytes):
+    """A bucket is sent whenever the next gradient does not fit, and may be empty."""
+    waiting, held = [], 0
+    for gradient in gradients:
+        if held + gradient.nbytes > bucket_bytes:
+            send(waiting) if waiting else dist.all_reduce(torch.empty(0))
+            waiting, held = [], 0
+        waiting.append(gradient)
+        held += gradient.nbytes
+    send(waiting)
+
+
+def in_bucket_sizes(bucket):
+    flat = torch.cat([gradient.flatten() for gradient in bucket])
+    for piece in flat.split(100):
+        dist.all_reduce(piece)
+    for gradient, piece in zip(bucket, flat.split([each.numel() for each in bucket]), strict=True):
+        gradient.copy_(piece.view_as(gradient) / dist.get_world_size())
+
+
 GOLD = [filled(), in_place_and_returned, in_one_buffer, planned_first, on_the_ring]
 LESS = [
+    (uncounted, "the gradient that a bucket begins with is not counted"),
+    (sends_nothing_too, "one of them is empty"),
+    (filled(in_bucket_sizes), "is sent by itself, in one message and not in pieces"),
     (
         one_by_one,
         "bronze, because the values are right. For silver: with buckets of 800 bytes, rank 0 sends 9",
@@ -201,6 +237,9 @@ LESS = [
         kept,
         "silver, because values and bytes are right. For gold: with buckets of 800",
     ),
+    (lambda g, size: filled()(g[::-1], size), "rank 0 sends the gradients from the last to the first"),
+    (lambda g, size: filled()(sorted(g, key=torch.numel), size), "from the smallest to the largest"),
+    (lambda g, size: filled()(sorted(g, key=lambda t: -t.nbytes), size), "from the largest to the smallest"),
 ]
 WRONG = [
     (lambda gradients, bucket_bytes: None, "not written yet"),

@@ -153,7 +153,36 @@ def by_the_square_of_all(shard, max_norm):
     return norm
 
 
+def of_the_others(shard):
+    own = float(shard.norm() ** 2)
+    return max(summed(shard.norm() ** 2) - own, 0) ** 0.5
+
+
+def smallest(shard):
+    norm = shard.norm().reshape(1)
+    dist.all_reduce(norm, op=dist.ReduceOp.MIN)
+    return norm.item()
+
+
+def one_is_added(shard, max_norm):
+    norm = summed(shard.norm() ** 2) ** 0.5
+    if norm > max_norm:
+        shard *= max_norm / (norm + 1)
+    return norm
+
+
+def logged_after(shard, max_norm):
+    return min(clip(shard, max_norm), max_norm)
+
+
 CLIP_WRONG = [
+    (logged_after, "that is the norm after the clipping: return the one before"),
+    (with_norm(lambda shard: 7.0), "its value is [7], right is [29.737]"),
+    (with_norm(of_the_others), "the norm of the other ranks' shards"),
+    (with_norm(smallest), "the smallest of the shards' norms"),
+    (with_norm(lambda shard: summed(shard.norm() ** 2) ** 0.5 + 1), "its value is 1 more than the right one"),
+    (with_norm(lambda shard: summed(shard.norm() ** 2) ** 0.5 * 2), "its value is 2 times the right one"),
+    (one_is_added, "the factor is max_norm / (norm + 1)"),
     (lambda shard, max_norm: None, "not written yet"),
     (torchs_own, "the norm of this rank's own shard"),
     (with_norm(lambda shard: summed(shard.norm())), "squares can be added, norms cannot"),

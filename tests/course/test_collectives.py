@@ -109,6 +109,20 @@ def to_the_left(tensor):
     return pieces[rank].clone()
 
 
+def in_halves(tensor):
+    """Right: each chunk goes in two messages."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    pieces = [tensor[cut].chunk(2) for cut in ring.chunks(tensor.numel(), n)]
+    for step in range(n - 1):
+        for outgoing, home in zip(pieces[(rank - step - 1) % n], pieces[(rank - step - 2) % n], strict=True):
+            landing = torch.empty_like(home)
+            work = dist.isend(outgoing, (rank + 1) % n)
+            dist.recv(landing, (rank - 1) % n)
+            work.wait()
+            home += landing
+    return tensor[ring.chunks(tensor.numel(), n)[rank]]
+
+
 def even_ranks_first(tensor):
     """Right: with blocking calls, where even ranks send first and odd ranks receive first."""
     rank, n = dist.get_rank(), dist.get_world_size()
@@ -219,7 +233,7 @@ def straight_to_the_owner(tensor, keep=-1):
     return tensor[cuts[rank]] + (list(found.values())[keep] if found else 0)
 
 
-RIGHT = [round_by_round(plain), ring_with(), to_the_left, even_ranks_first, recursive]
+RIGHT = [round_by_round(plain), ring_with(), to_the_left, in_halves, even_ranks_first, recursive]
 WRONG = [
     (lambda tensor: None, "not written yet"),
     (ring_with(whole=True), "sends the whole tensor each round"),

@@ -187,7 +187,53 @@ def count_at_the_other_end(parameters, count, first=True, turn=0):
         parameter.grad = (piece / total).view_as(parameter)
 
 
+def of_powers(weight, divisor):
+    """Each gradient is multiplied by weight(count, N), and the sum divided by divisor(total, N)."""
+
+    def average(parameters, count):
+        n = dist.get_world_size()
+        own = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        flat = torch.cat([*(weight(count, n) * each.flatten() for each in own), torch.tensor([float(count)])])
+        dist.all_reduce(flat)
+        pieces = (flat[:-1] / divisor(flat[-1], n)).split([p.numel() for p in parameters])
+        for parameter, piece in zip(parameters, pieces, strict=True):
+            parameter.grad = piece.view_as(parameter)
+
+    return average
+
+
+def without_a_rank(parameters, count):
+    """A rank that lacks a gradient counts no tokens."""
+    count *= all(parameter.grad is not None for parameter in parameters)
+    of_powers(lambda c, n: c, lambda total, n: total)(parameters, count)
+
+
 MISTAKES = {
+    "rank left out": (without_a_rank, "a rank that lacks one gradient was left out for all parameters"),
+    "squared counts": (
+        of_powers(lambda c, n: c * c, lambda total, n: total),
+        "Σ(count^2 · gradient) / total",
+    ),
+    "divided by the counts": (
+        of_powers(lambda c, n: 1 / c, lambda total, n: total),
+        "that is Σ(gradient / count) / total,",
+    ),
+    "divided by the counts and the ranks": (
+        of_powers(lambda c, n: 1 / c, lambda total, n: n),
+        "that is Σ(gradient / count) / N,",
+    ),
+    "divided by the mean count": (
+        of_powers(lambda c, n: c, lambda total, n: total / n),
+        "that is N · Σ(count · gradient) / total,",
+    ),
+    "divided by the total twice": (
+        of_powers(lambda c, n: c, lambda total, n: total**2),
+        "gradient) / total^2,",
+    ),
+    "one token too few": (
+        of_powers(lambda c, n: c, lambda total, n: total - 1),
+        "60/59 times what it should be",
+    ),
     "count first, read as if last": (
         count_at_the_other_end,
         "there is the one before it in the message, and the first element is the count. So the count stands "

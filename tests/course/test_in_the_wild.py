@@ -3,8 +3,9 @@
 import copy
 
 import pytest
+import torch
 from support.lessons import solutions_travel_by_value
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from zerolab.course.lessons.in_the_wild import check_choices, check_json, check_shard, choices, clusters
 from zerolab.course.lessons.in_the_wild.choices import judged
@@ -130,6 +131,23 @@ def root_without_mesh(model, mesh):
     fully_shard(model)
 
 
+def root_ignored(model, mesh):
+    without_root(model, mesh)
+    outside = {p for name, p in model.named_parameters() if not name.startswith("blocks")}
+    fully_shard(model, mesh=mesh, ignored_params=outside)
+
+
+def in_16_bits(model, mesh):
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    for module in (*model.blocks, model):
+        fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+
+
+def wrapped(model, mesh):
+    without_root(model, mesh)
+    return fully_shard(torch.nn.Sequential(model), mesh=mesh)
+
+
 def raises(model, mesh):
     raise ValueError("no such block")
 
@@ -154,6 +172,9 @@ def raises(model, mesh):
         (two_blocks_in_a_unit, "3 gathers for 3 blocks and the root"),
         (a_copy, "fully_shard works in place, so call it on model"),
         (every_leaf, "no block is a unit of its own: the model has 23 other units"),
+        (root_ignored, "fully_shard(model) leaves 5 parameters whole, embedding.weight first"),
+        (in_16_bits, "messages of 16-bit numbers have half of the bytes"),
+        (wrapped, "fully_shard was called on a Sequential around the model, and not on the model"),
         (raises, "stopped with ValueError: no such block"),
     ],
 )
@@ -179,6 +200,7 @@ STEPS, MICRO = "gradient_accumulation_steps", "train_micro_batch_size_per_gpu"
         {MICRO: 8},
         {"train_batch_size": None, MICRO: 8},
         {STEPS: None, MICRO: 8},
+        {"bf16": None, "bfloat16": {"enabled": True}},
         {"zero_optimization": {"stage": 2, "overlap_comm": True}, "gradient_clipping": 1.0},
     ],
 )
@@ -198,6 +220,7 @@ def test_right_settings_pass_however_they_are_written(change):
         ({"zero_optimization": {"stage": 2, "reduce_scatter": False}}, "3Ψ"),
         ({"bf16": {}}, "fp32"),
         ({"bf16": True}, '"bf16" needs'),
+        ({"bf16": {}, "bfloat16": {"enabled": True}}, "fp32"),
         ({"bf16": None, "fp16": {"enabled": True}}, "loss scale"),
         ({"fp16": {"enabled": True}}, "both enabled"),
         ({MICRO: 16}, "16 × 2 × 4 GPUs is 128, and train_batch_size is 64"),

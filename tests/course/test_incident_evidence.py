@@ -461,14 +461,35 @@ class HeadTwice11(Engine11):
         super().reduce(gradients)
 
 
+class LogsAfter3(Engine3):
+    def clip(self, max_norm=1.0):
+        for _ in range(2):  # the second norm is that of the clipped gradient
+            squares = self.shard.grad.square().sum()
+            dist.all_reduce(squares)
+            self.shard.grad *= (max_norm / squares.sqrt()).clamp(max=1)
+            self.log = squares.sqrt().item()
+
+
+class EverySecondReversed6(Engine6):
+    def step(self, batches):
+        (batch,) = batches
+        ready = list(batch.gradients(self.parameters))
+        for name, gradient in reversed(ready) if self.rank % 2 else ready:
+            self.reduce(name, gradient)
+        self.update()
+        self.gather()
+
+
 READ = {
+    LogsAfter3: r"self\.log is 1 in the first step, the norm after the clipping: .* is scaled, 22\.63",
+    EverySecondReversed6: r"rank 0 reduces embedding first, and rank 2 body: .* \(seen with 4 ranks\)",
     PaddedInFront1: r"each of them gets the gradient of the element 2 (before|after) it",
     RestWithoutMomentum1: r"element 102 is wrong after the second: the second begins with no momentum",
     Undivided2: r"12 times the right one, N·M with N=3 ranks and M=4 micro-batches: a division by that is",
     DividedByThree2: r"N/3 with N=2: is N a fixed number there",
     Clamped3: r"each element is clamped by itself",
     Shorter3: r"or max_norm is divided by that",
-    SixteenBits4: r"the first update is right up to rounding.*it went through",
+    SixteenBits4: r"the first update is right up to rounding.*it may have gone through",
     EverySecondStep5: r"they did not change, and are the shards of ranks 1, 2",
     BodyOnly6: r"41 of 103 elements, from 62 to 102, of embedding alone, are wrong.*they did not change",
     MeanOfFiles9: r"is the mean of element 0 of all files, which follow each other",

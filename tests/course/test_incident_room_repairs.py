@@ -123,6 +123,28 @@ class InPlace4(Engine4):
         self.parts[0] += ring.reduce_scatter(gradient)
 
 
+class SumAsList4(Engine4):
+    """One sum, in a list of numbers."""
+
+    def reduce(self, gradient):
+        part = ring.reduce_scatter(gradient)
+        self.parts = (torch.tensor(self.parts or 0.0, dtype=torch.float64) + part).tolist()
+
+    def update(self, micro_batches):
+        self.parts = [torch.tensor(self.parts, dtype=torch.float64)]
+        super().update(micro_batches)
+
+
+class SumAsArray4(Engine4):
+    def reduce(self, gradient):
+        part = ring.reduce_scatter(gradient)
+        self.parts = [sum(self.parts) + part.numpy()]
+
+    def update(self, micro_batches):
+        self.parts = [torch.from_numpy(self.parts[0])]
+        super().update(micro_batches)
+
+
 class InGrad4(Engine4):
     def reduce(self, gradient):
         part = ring.reduce_scatter(gradient)
@@ -214,6 +236,12 @@ class ShardsTogether8(Engine8):
         for place, shard in enumerate(self.shards):
             whole = torch.cat([file[place] for file in files])
             self.optimizer.state[shard]["momentum_buffer"] = self.own(whole).clone()
+
+
+class TensorSplit9(Engine9):
+    def load(self, files):
+        whole = torch.cat(files).tensor_split(self.world_size)
+        self.optimizer.state[self.shard]["momentum_buffer"] = whole[self.rank].clone()
 
 
 class WithOffsets9(Engine9):
@@ -324,6 +352,7 @@ class AllForwardsFirst12(Engine12):
 
 
 RIGHT = (TensorSplit1, RoundedUpAndPadded1, ByOne2, RunningMean2, ASquareForEachRank3, BeforeTheDivision3)
+RIGHT += (SumAsList4, SumAsArray4, TensorSplit9)
 RIGHT += (InPlace4, InGrad4, AfterTheOptimizer5, AsTheEngineDoes5, OrderOfRank0, OneBuffer6)
 RIGHT += (ClearedByGather7, WhereZeroGradLooks7, AllInOne8, ShardsTogether8, WithOffsets9, OverlapsOnly9)
 RIGHT += (WeighedFirst10, OneReduce10, FromTheSpans11, ByIdentity11, UntilTheUpdate12, AllForwardsFirst12)
@@ -350,6 +379,72 @@ class AnUpdateEach2(Engine2):
             self.reduce(batch.gradient(self.flat))
             self.update(1)
             self.gather()
+
+
+class LogsItsShard3(Engine3):
+    """Clips rightly, and the dashboard shows what it showed before."""
+
+    def clip(self, max_norm=1.0):
+        self.log = self.shard.grad.norm().item()
+        squares = self.shard.grad.square().sum()
+        dist.all_reduce(squares)
+        self.shard.grad *= (max_norm / squares.sqrt()).clamp(max=1)
+
+
+def norm_of(part):
+    squares = part.square().sum()
+    dist.all_reduce(squares)
+    return squares.sqrt()
+
+
+class UpsideDown3(Engine3):
+    def clip(self, max_norm=1.0):
+        self.shard.grad *= (norm_of(self.shard.grad) / max_norm).clamp(max=1)
+
+
+class UpsideDownUnclamped3(Engine3):
+    def clip(self, max_norm=1.0):
+        norm = norm_of(self.shard.grad)
+        if norm > max_norm:
+            self.shard.grad *= norm / max_norm
+
+
+class NormOfParameters3(Engine3):
+    def clip(self, max_norm=1.0):
+        self.shard.grad *= (max_norm / norm_of(self.shard)).clamp(max=1)
+
+
+class AfterTheStep3(Engine3):
+    def clip(self, max_norm=1.0):
+        self.shard.grad *= (max_norm / norm_of(self.shard.grad)).clamp(max=1)
+
+    def update(self, micro_batches):
+        self.shard.grad = self.total / (self.world_size * micro_batches)
+        self.optimizer.step()
+        self.clip()
+        self.total = 0
+
+
+class AsLists4(Engine4):
+    def kept(self, part):
+        return part.tolist()
+
+    def reduce(self, gradient):
+        self.parts.append(self.kept(ring.reduce_scatter(gradient)))
+
+    def update(self, micro_batches):
+        self.parts = [torch.as_tensor(part, dtype=torch.float64) for part in self.parts]
+        super().update(micro_batches)
+
+
+class AsArrays4(AsLists4):
+    def kept(self, part):
+        return part.numpy().copy()
+
+
+class AsViewsOfArrays4(AsLists4):
+    def kept(self, part):
+        return part.numpy()
 
 
 class KeptForLater4(Engine4):
@@ -566,6 +661,12 @@ class OwnGradient12(Engine12):
         self.update(len(batches))
 
 
+class TorchChunk9(Engine9):
+    def load(self, files):
+        whole = torch.cat(files).chunk(self.world_size)
+        self.optimizer.state[self.shard]["momentum_buffer"] = whole[self.rank].clone()
+
+
 class AnUpdateEach12(Engine12):
     def step(self, batches):
         for batch in batches:
@@ -599,6 +700,14 @@ WRONG = {
     AnUpdateEach2: "each micro-batch has an update of its own: add the gradients",
     AnUpdateEachOfAPart2: "an update of its own, with its gradient divided by the number of micro-batches",
     GatherLast2: "each micro-batch has an update of its own, and the gather comes after the last of them",
+    LogsItsShard3: "the ranks clip rightly, but self.log still differs from rank to rank: 13.55 on rank 0",
+    UpsideDown3: "the factor is upside down: it is max_norm / norm",
+    UpsideDownUnclamped3: "the factor is upside down: it is max_norm / norm",
+    NormOfParameters3: "that takes the norm of the parameters: clip by the norm of the gradient",
+    AfterTheStep3: "nothing is clipped before optimizer.step uses the gradient: clip first (seen",
+    AsLists4: "a shard for each micro-batch, where one sum of 280 bytes is enough",
+    AsArrays4: "a shard for each micro-batch, where one sum of 280 bytes is enough",
+    AsViewsOfArrays4: "keeps whole gradients alive, in `self.parts[0]`",
     KeptForLater4: "keeps a whole gradient alive, in `self.last`",
     ViewOfACopy4: "keeps whole gradients alive, in `self.parts[0]`",
     AllReduced4: "moves 9.0Ψ a step (8.0Ψ in dist.all_reduce, 1.0Ψ in ring.all_gather)",
@@ -618,6 +727,7 @@ WRONG = {
     "late. The units before have 2 of padding together, which is saved as if it were momentum",
     ViewOfAll8: "rank 0 holds 108 elements of momentum, and its share is 26",
     ShardOfRank0: "rank 1's momentum of unit 0 is wrong: its element 0 is element 0",
+    TorchChunk9: "pieces of 35, 35, 33 elements, as torch.chunk cuts. The shards have 35, 34, 34",
     CountOfRank0: "as if there were 420 samples, and all ranks together have 187",
     WeighedTwice10: "by its samples twice, and the sum is divided by the sum of their squares",
     WeighedTwiceOverSamples10: "by its samples twice, and the sum is divided by all samples",

@@ -1,5 +1,7 @@
 """Lesson 04's exercise on loading: whatever the style, right answers pass, and each mistake is named."""
 
+from operator import floordiv
+
 import pytest
 import torch
 from support.answers import together
@@ -232,7 +234,42 @@ def on_top_of_each_other(read, saved_by, numel, n, rank):
     return of_old_length(read, saved_by, numel, n, rank, lambda first, start: 0, new=True)
 
 
+def one_more(numel, n):
+    return numel // n + 1
+
+
+def in_pieces(saved=up, own=up, chunks_of=(), files=lambda saved_by: range(saved_by), less=0, swap=False):
+    """Reads where the shard and a file overlap, with a knob for how each of them is cut."""
+
+    def load(read, saved_by, numel, n, rank):
+        saved_by, n = (n, saved_by) if swap else (saved_by, n)
+        sizes = {"files": saved(numel, saved_by), "shards": own(numel, n)}
+        cut = lambda what, count, index: (
+            ring.chunks(numel, count)[index] if what in chunks_of
+            else slice(sizes[what] * index, min(sizes[what] * (index + 1), numel))
+        )  # fmt: skip
+        mine, shard = cut("shards", n, rank), torch.zeros(max(own(numel, n), up(numel, n)))
+        for file in files(saved_by):
+            there = cut("files", saved_by, file)
+            start, stop = max(mine.start, there.start), min(mine.stop, there.stop)
+            if start < stop:
+                part = read(file, start - there.start, stop - there.start - less)
+                shard[start - mine.start :][: len(part)] = part
+        return shard
+
+    return load
+
+
 LOAD_WRONG = [
+    (in_pieces(saved=floordiv), "you take a file for numel // saved_by elements"),
+    (in_pieces(chunks_of=["files"]), "you take the files for those that ring.chunks cuts"),
+    (in_pieces(chunks_of=["shards"]), "you cut the new shards with ring.chunks"),
+    (in_pieces(chunks_of=["files", "shards"]), "files and shards are cut with ring.chunks"),
+    (in_pieces(saved=one_more), "a file for numel // saved_by + 1 elements, one too many"),
+    (in_pieces(saved=one_more, own=one_more), "umel // N + 1 is one too many where N divides numel"),
+    (in_pieces(files=lambda saved_by: range(saved_by - 1)), "the last file is never read"),
+    (in_pieces(less=1), "one element too few of each file"),
+    (in_pieces(swap=True), "aved_by and world_size are exchanged"),
     (
         rounded_down,
         "With files of numel // saved_by elements, 2, your reads are those of elements 8 to 10 of the state, "

@@ -144,6 +144,20 @@ def test_every_right_way_to_find_the_batch_passes(solution):
     ("solution", "diagnosis"),
     [
         (lambda gpu, n, stage: None, "not written yet"),
+        (
+            beside_states(of_batch=lambda fit, n: min(99, max(0, int(fit)))),
+            "no batch above 99 is ever returned",
+        ),
+        (beside_states(of_batch=lambda fit, n: int(abs(fit))), "abs() makes another number"),
+        (
+            lambda gpu, n, stage: beside_states()(gpu / n, n, stage),
+            "the memory of a GPU is divided by the number",
+        ),
+        (
+            lambda gpu, n, stage: int(gpu // (states(1.5e9, n, stage) + SAMPLE)),
+            "the model states count once for each sample",
+        ),
+        (beside_states(sample=lambda n, stage: 1.9e9), "a sample is rounded to 1.9 GB"),
         (planned, "calls zerolab.plan.question."),
         (beside_states(held=lambda psi, n, stage: 0), "the model states are missing"),
         (beside_states(held=lambda psi, n, stage: 16 * psi), "those of plain data parallelism"),
@@ -169,6 +183,10 @@ def test_every_right_way_to_find_the_batch_passes(solution):
             "those of 10 bytes of model states for a parameter",
         ),
         (lambda gpu, n, s: beside_states()(0.9 * gpu, n, s), "your formula uses only 90% of the memory"),
+        (
+            lambda gpu, n, s: beside_states()(gpu * 1e9 / 2**30, n, s),
+            "the memory of the GPU is divided by 2**30, and the states by 1e9",
+        ),
         (lambda gpu, n, s: beside_states()(gpu / 2, n, s), "your formula uses only 50% of the memory"),
         (
             lambda gpu, n, s: max(0, int((n * gpu - n * states(1.5e9, n, s)) // SAMPLE)),

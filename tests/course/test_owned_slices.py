@@ -1,5 +1,8 @@
 """Lesson 04's exercise on slices: whatever the style, right answers pass, and each mistake is named."""
 
+from functools import partial
+
+import numpy as np
 import pytest
 import torch
 from support.answers import together
@@ -195,8 +198,80 @@ def largest_first(sizes, n, rank):
     return [(0, size) if owner[place] == rank else (0, 0) for place, size in enumerate(sizes)]
 
 
-SLICES_RIGHT = [clipped, by_element, by_tensor]
+def of_length(length, first=0, last=0):
+    """Shards of another length, or with ends that are moved; `length` is a function of numel and N."""
+
+    def owned(sizes, n, rank):
+        size, at, found = length(sum(sizes), n), 0, []
+        for each in sizes:
+            start, stop = max(rank * size + first - at, 0), min((rank + 1) * size + last - at, each)
+            found.append((start, stop) if start < stop else (0, 0))
+            at += each
+        return found
+
+    return owned
+
+
+def rounded_up(numel, n, of=1):
+    """The shortest shard, rounded up to a multiple of `of` elements."""
+    return -(-numel // (n * of)) * of
+
+
+SLICES_RIGHT = [
+    clipped,
+    by_element,
+    by_tensor,
+    lambda sizes, n, rank: np.array(by_element(sizes, n, rank)),
+    lambda sizes, n, rank: torch.tensor(by_element(sizes, n, rank)),
+]
+
+
+def skipped_elements_count(sizes, n, rank):
+    """What belongs to the ranks before is taken from this rank's elements, too."""
+    size, found = -(-sum(sizes) // n), []
+    skip, left = size * rank, size
+    for each in sizes:
+        start, stop = min(skip, each), min(left, each)
+        skip, left = skip - start, left - stop
+        found.append((start, stop) if start < stop else (0, 0))
+    return found
+
+
+def begins_or_ends_inside(sizes, n, rank):
+    """The case is missing in which the shard lies inside one parameter."""
+    size, at, found = -(-sum(sizes) // n), 0, []
+    for each in sizes:
+        first, last = size * rank - at, size * (rank + 1) - at
+        found.append(
+            (0, min(each, last)) if first <= 0 < last else (max(first, 0), each) if each <= last else (0, 0)
+        )
+        found[-1] = found[-1] if found[-1][0] < found[-1][1] else (0, 0)
+        at += each
+    return found
+
+
+def changed(sizes, n, rank, change):
+    return [change(start, stop, size) if stop else (0, 0)
+            for (start, stop), size in zip(by_element(sizes, n, rank), sizes, strict=True)]  # fmt: skip
+
+
 SLICES_WRONG = [
+    (skipped_elements_count, "all slices of ranks above 0 are empty"),
+    (begins_or_ends_inside, "where the shard lies inside one parameter, all slices are empty"),
+    (lambda sizes, n, rank: changed(sizes, n, rank, lambda a, b, size: (0, b - a)), "each slice begins at 0"),
+    (
+        lambda sizes, n, rank: changed(sizes, n, rank, lambda a, b, size: (a, size if a else b)),
+        "its slice goes on to the end of the parameter",
+    ),
+    (lambda sizes, n, rank: clipped(sizes, n, rank + 1), "rank r has the shard of rank r + 1, and the last"),
+    (lambda sizes, n, rank: clipped(sizes, n, (rank - 1) % n), "and rank 0 has those of the last"),
+    (of_length(lambda numel, n: round(numel / n)), "rounded to the nearest whole number"),
+    (of_length(rounded_up, first=1, last=1), "each shard begins and ends one element too late"),
+    (of_length(rounded_up, first=-1, last=-1), "each shard begins and ends one element too early"),
+    (of_length(rounded_up, last=1), "each shard is one element too long"),
+    (of_length(rounded_up, last=-1), "each shard ends one element too early"),
+    (of_length(rounded_up, first=1), "each shard begins one element too late"),
+    *((of_length(partial(rounded_up, of=of)), f"rounded up to a multiple of {of},") for of in (2, 8, 16, 64)),
     (lambda sizes, n, rank: None, "not written yet"),
     (lambda sizes, n, rank: {}, "returned dict {}: return a list with one (start, stop)"),
     (lambda sizes, n, rank: [None for _ in sizes], "returned None for a parameter"),

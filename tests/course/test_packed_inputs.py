@@ -449,6 +449,13 @@ class Forgotten:
         pass
 
 
+class In8Bits(Ring):
+    def keep(self, tensor):
+        part = super().keep(tensor)
+        step = part.abs().max() / 127
+        return (part / step).round().to(torch.int8).to(tensor.dtype) * step
+
+
 class In16Bits(Ring):
     def keep(self, tensor):
         return super().keep(tensor).bfloat16().to(tensor.dtype)
@@ -472,6 +479,32 @@ class Nothing(Ring):
 class Text(Ring):
     def unpack(self):
         return "17"
+
+
+class OfRank0InItsOwnPlace(Ring):
+    """The parts of the last inputs have other lengths on rank 0 than on the last rank."""
+
+    def keep(self, tensor):
+        return tensor.detach().flatten()[self.cut(tensor.numel())[0]].clone()
+
+
+class RoundedDown(Ring):
+    """The part has numel // N elements, and ring.all_gather sends another range."""
+
+    def cut(self, numel):
+        length = numel // dist.get_world_size()
+        return [slice(length * rank, length * (rank + 1)) for rank in range(dist.get_world_size())]
+
+
+class Positive(Ring):
+    def keep(self, tensor):
+        return super().keep(tensor).relu()
+
+
+class Turned(Ring):
+    def unpack(self):
+        last_first = tuple(reversed(range(len(self.shape))))
+        return self.gather().view(self.shape).permute(last_first).reshape(self.shape)
 
 
 RIGHT = [Packed, Ring, PaddedParts, ByMessages, ByBroadcasts, PartInAnArray]
@@ -498,6 +531,10 @@ SILVER = [
     (OnAShelf, "after an unpack rank 0 keeps"),
 ]
 WRONG = [
+    (RoundedDown, "the input whose number of elements N divides is right, and this one is not"),
+    (alone(OfRank0InItsOwnPlace), "Each rank keeps part number dist.get_rank()"),
+    (Positive, "the right one with zeros for what is negative"),
+    (Turned, "the right numbers in the order of the transposed tensor"),
     (Empty, "not written yet"),
     (lambda tensor: None, "not written yet"),
     (lambda tensor: tensor, "Packed(tensor) returned Tensor"),
@@ -532,6 +569,7 @@ WRONG = [
     (ShortPartsFlat, "the end is missing: where N does not divide"),
     (alone(UnevenInTorch), "torch's all_gather needs parts of one size, so pad the last one"),
     (alone(PartsOfTheirSizes), "torch's all_gather needs parts of one size, so pad the last one"),
+    (In8Bits, "rounded to whole multiples of 1/127 of their largest element, as int8 does it"),
     (In16Bits, "somewhere it went through bfloat16"),
     (Zerolabs, "zerolab.TensorParallel does what you write here: use ring.all_gather"),
     (Nothing, "it returned None"),

@@ -59,7 +59,44 @@ def around(root, blocks, prefetch):
     return root + max(sum(blocks[(i + k) % count] for k in range(prefetch + 1)) for i in range(count))
 
 
+def grouped(root, blocks, prefetch, step=lambda length: 1, length=lambda prefetch: prefetch + 1, of=max):
+    """Groups of blocks that follow each other, with a knob for what a formula may get wrong."""
+    size = length(prefetch)
+    return root + of(sum(blocks[i : i + size]) for i in range(0, len(blocks), step(size)))
+
+
+def mean(values):
+    values = list(values)
+    return sum(values) / len(values)
+
+
+def before(root, blocks, prefetch):
+    """The blocks before the one that computes, without that one."""
+    return root + max(sum(blocks[max(0, i - prefetch) : i]) for i in range(len(blocks)))
+
+
 WRONG = [
+    (
+        lambda root, blocks, prefetch: grouped(root, blocks, prefetch, step=lambda size: size),
+        "do not overlap",
+    ),
+    (lambda root, blocks, prefetch: grouped(root, blocks, prefetch, of=mean), "the mean over the groups"),
+    (lambda root, blocks, prefetch: grouped(root, blocks, prefetch, of=sum), "all groups are added up"),
+    (
+        lambda root, blocks, prefetch: grouped(root, blocks, prefetch, length=lambda prefetch: 1) + prefetch,
+        "a group has 1 block whatever prefetch is; prefetch is added",
+    ),
+    (lambda root, blocks, prefetch: grouped(0, [root, *blocks], prefetch), "as if it were one of them"),
+    (
+        lambda root, blocks, prefetch: full_windows(root, blocks, prefetch) + max(blocks),
+        "the largest block is added once more",
+    ),
+    (lambda root, blocks, prefetch: 2 * full_windows(0, blocks, prefetch) + root, "the blocks count twice"),
+    (
+        lambda root, blocks, prefetch: root + sum(sorted(blocks)[: prefetch + 1]),
+        "the blocks are sorted, from small to large",
+    ),
+    (before, "a group has prefetch blocks: the one that computes is whole, too"),
     (lambda root, blocks, prefetch: None, "not written yet"),
     (lambda root, blocks, prefetch: "many", "your function returned str 'many'"),
     (lambda root, blocks, prefetch: full_windows(0, blocks, prefetch), "root is missing"),
@@ -81,7 +118,7 @@ WRONG = [
         lambda root, blocks, prefetch: max(root, full_windows(0, blocks, prefetch)),
         "the larger of root and the blocks",
     ),
-    (too_short, "It is wrong only where prefetch is larger than the number of blocks"),
+    (too_short, "shorter groups at the end are left out"),
     (lambda root, blocks, prefetch: full_windows(root, blocks, prefetch or 1), "only with prefetch=0"),
     (lambda root, blocks, prefetch: full_windows(root, blocks, prefetch) + 3, "returned 213, and 210"),
     (

@@ -218,7 +218,14 @@ RIGHT = [
     around_the_ring,
     along_a_chain,
 ]
+
+
+def mean_of_the_elements(own):
+    return torch.full_like(own, RIGHT[1](own).mean().item())
+
+
 WRONG = [
+    (mean_of_the_elements, "in all elements, and those of the right one differ"),
     (alone(for_two_ranks), "sends to rank -1, and the ranks are 0 to 2: count modulo the number of ranks"),
     (lambda own: None, "not written yet"),
     (through_rank_0(lambda total, n: total), "that is the sum"),

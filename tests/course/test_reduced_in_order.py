@@ -1,5 +1,7 @@
 """Lesson 05's exercise on order: any right style passes, and each mistake is named."""
 
+from typing import ClassVar
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -196,6 +198,11 @@ class Backwards(Queue):
         super().__init__(dict(reversed(sizes.items())))
 
 
+class Alphabetical(Queue):
+    def __init__(self, sizes):
+        super().__init__(dict(sorted(sizes.items())))
+
+
 class OnesForZeros(Queue):
     def finish(self):
         for name, numel in self.sizes.items():
@@ -261,7 +268,28 @@ class Twice(Queue):
             self.shards[name] = self.shards.get(name, 0) + self.reduce(flat)
 
 
+class OneBuffer(Queue):
+    """All shards are views of one tensor."""
+
+    def reduce(self, flat):
+        self.buffer = getattr(self, "buffer", torch.zeros(1000))
+        shard = super().reduce(flat)
+        return self.buffer[: len(shard)].copy_(shard)
+
+
+class OneForAll(Queue):
+    """The dictionary belongs to the class."""
+
+    kept: ClassVar[dict] = {}
+
+    def __init__(self, sizes):
+        super().__init__(sizes)
+        self.shards = self.kept
+
+
 ORDER_WRONG = [
+    (OneForAll, "a new object begins with the shards of the one before"),
+    (OneBuffer, "several shards are views of the same memory"),
     (alone(Twice), "rank 0 begins more than 3 reduce-scatters, and there are 3 units. Reduce each unit once"),
     (alone(ZerosLast), "what waits, and zeros for a unit that never got ready"),
     (alone(ZerosFirst), "Reduce in the order of sizes, in finish, too"),
@@ -281,6 +309,7 @@ ORDER_WRONG = [
     (History, "unit a is reduced, and `self.past[0]` still keeps its buffer"),
     (NeverTakenOut, "unit a is reduced, and `self.got['a']` still keeps its buffer: take it out there"),
     (Backwards, "reduces the units in the order d, c, b, a; the one of sizes is a, b, c, d"),
+    (Alphabetical, "reduces the units in the order a, b, c; the one of sizes is c, a, b"),
     (OnesForZeros, "a unit without a gradient adds ones to the sum"),
     (Listed, "self.shards is of type list"),
     (NextChunk, "the next rank's shard"),

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from support.answers import alone, together
 from support.lessons import solutions_travel_by_value
-from torch.nn.functional import gelu, linear, relu
+from torch.nn.functional import dropout, elu, gelu, layer_norm, linear, relu, silu, softplus
 
 import zerolab
 from zerolab import ring
@@ -302,7 +302,27 @@ def raises_in_a_second_call(*given):
 
 
 RIGHT = [block, as_megatron_does, with_a_hook, with_a_ring_and_matrices]
+
+
+def with_dropout(x, w1, b1, w2, b2):
+    return block(x, w1, b1, w2, b2, act=lambda hidden: dropout(gelu(hidden), 0.1))
+
+
+def with_a_residual(x, w1, b1, w2, b2):
+    return block(x, w1, b1, w2, b2) + x
+
+
+def with_a_norm(x, w1, b1, w2, b2):
+    return block(layer_norm(x, x.shape[-1:]), w1, b1, w2, b2)
+
+
 WRONG = [
+    *((partial(block, act=act), f"{act.__name__} stands where gelu should") for act in (silu, softplus, elu)),
+    (partial(block, act=torch.sigmoid), "sigmoid stands where gelu should"),
+    (partial(block, act=lambda hidden: gelu(gelu(hidden))), "gelu of gelu stands where gelu should"),
+    (with_dropout, "the block draws random numbers, as dropout does"),
+    (with_a_residual, "x is added to the output"),
+    (with_a_norm, "a layer norm stands before the first layer"),
     (lambda x, w1, b1, w2, b2: None, "not written yet"),
     (partial(block, g=(same, same)), "g is missing: each rank returns its own partial product"),
     (partial(block, g=(same, same), last=no_b2), "g and b2 are missing"),

@@ -124,7 +124,16 @@ RIGHT = [
     both_at_once,
     in_its_own_tensor,
 ]
+
+
+def all_the_way(own):
+    for _ in range(dist.get_world_size() - 1):
+        own = RIGHT[0](own)
+    return own
+
+
 WRONG = [
+    (all_the_way, "each tensor was passed on N-1 times"),
     (lambda own: None, "not written yet"),
     (lambda own: own, "it returned its own tensor: return the one that arrived"),
     (passed_on(way=-1), "it returned its right neighbour's tensor"),

@@ -337,9 +337,77 @@ class OwnOnceMore(Right):
         return (ring.reduce_scatter(gradient) + own) / self.n
 
 
+class Backup(Right):
+    def __init__(self, flat, optimizer_class, lr):
+        super().__init__(flat, optimizer_class, lr)
+        self.backup = flat.clone()
+
+
+class StateBackup(Right):
+    def step(self, gradient):
+        super().step(gradient)
+        self.saved = copy.deepcopy(self.optimizer.state_dict()["state"])
+
+
+class ByAllReduce(Right):
+    """An all-reduce of flat after the update adds N - 1 old copies of each element to the new one."""
+
+    def share(self):
+        ring.all_reduce(self.flat)
+
+
+class DividesTheParameters(Right):
+    def reduce(self, gradient):
+        return ring.reduce_scatter(gradient)
+
+    def share(self):
+        self.shard /= self.n
+        super().share()
+
+
+class ZerosElsewhere(Right):
+    def share(self):
+        mine = self.shard.clone()
+        self.flat.zero_()
+        self.shard.copy_(mine)
+
+
+class ByElements(Right):
+    def reduce(self, gradient):
+        return ring.reduce_scatter(gradient) / gradient.numel()
+
+
+class DividesTheRate(Right):
+    def __init__(self, flat, optimizer_class, lr):
+        super().__init__(flat, optimizer_class, lr / dist.get_world_size())
+
+    def reduce(self, gradient):
+        return ring.reduce_scatter(gradient)
+
+
+class ByTheShard(Right):
+    def reduce(self, gradient):
+        return ring.reduce_scatter(gradient) / len(self.shard)
+
+
+class TorchsChunks(Right):
+    def cut(self):
+        length = -(-self.flat.numel() // self.n)
+        return slice(length * dist.get_rank(), length * (dist.get_rank() + 1))
+
+
 RIGHT = [Right, Padded, CopiesBack]
 WRONG = [
+    (DividesTheRate, "lr was divided by the number of ranks, and the gradient was not"),
+    (ByTheShard, "divided by the length of the shard, not by the number of ranks"),
+    (ByAllReduce, "flat was summed over the ranks after the update"),
+    (DividesTheParameters, "the updated parameters were divided by N, and the gradient was not"),
+    (ZerosElsewhere, "each rank's flat is zeros outside its own shard"),
+    (ByElements, "divided by the number of elements, not of ranks"),
+    (alone(TorchsChunks), "cut the shard with ring.chunks, too. torch.chunk cuts elsewhere"),
     (Stub, "not written yet"),
+    (Backup, "rank 0 keeps a tensor of 4004 bytes between the steps (look at `self.backup`)"),
+    (StateBackup, "rank 0 keeps a copy of the optimizer's state in `self.saved"),
     (NoGather, "no rank got the others': all-gather"),
     (NeverCommunicates, "with its own gradient alone, and nobody got the others'"),
     (OwnGradient, "with its own gradient alone: reduce-scatter first"),

@@ -292,13 +292,50 @@ def next_shard(layer):
     layer.grad_shard, layer.grad = layer.grad.chunk(size)[rank % size].clone(), None
 
 
+def into_the_shard(layer):
+    layer.grad_shard, layer.grad = layer.shard.copy_(ring.reduce_scatter(layer.grad)), None
+
+
+def shard_to_zeros(layer):
+    reduce(layer)
+    layer.shard.zero_()
+
+
+def stepped(layer):
+    reduce(layer)
+    layer.shard -= 0.5 * layer.grad_shard
+
+
+def without_shard(layer):
+    reduce(layer)
+    layer.shard = None
+
+
 def summed_twice(layer):
     ring.all_reduce(layer.grad)
     reduce(layer)
 
 
+def through_float32(layer):
+    reduce(layer)
+    layer.grad_shard = layer.grad_shard.float().double()
+
+
+def cut_off(layer):
+    reduce(layer)
+    layer.grad_shard.clamp_(-1, 1)
+
+
+def weight_added(layer):
+    reduce(layer)
+    layer.grad_shard += layer.shard
+
+
 RIGHT = [step, last_stays, recursive, into_tensors_made_before, replaced_after_backward]
 WRONG = [
+    (partial(step, reduce=through_float32), "somewhere it went through float32"),
+    (partial(step, reduce=cut_off), "its value is the right one, cut off at -1 and 1"),
+    (partial(step, reduce=weight_added), "the weight was added to each grad_shard"),
     (everything_at_once, "stage 2's memory"),
     (reduced_at_the_end, "3 whole gradients wait in layer.grad while another layer computes"),
     (with_copies, "more tensors of a whole weight's size are in memory"),
@@ -340,6 +377,10 @@ WRONG = [
     (partial(step, reduce=own_whole), "own whole gradient"),
     (partial(step, reduce=next_shard), "the next rank's shard"),
     (partial(step, reduce=summed_twice), "summed over the ranks twice"),
+    (partial(step, reduce=into_the_shard), "layer 0's shard holds the gradient now"),
+    (partial(step, reduce=shard_to_zeros), "layer 0's shard holds zeros now"),
+    (partial(step, reduce=stepped), "layer 0's shard holds other numbers now"),
+    (partial(step, reduce=without_shard), "layer 0's shard holds nothing now"),
     (partial(step, backward=list), "last layer to the first"),
 ]
 diagnose = together(check_sharded_pass, [*RIGHT, *(wrong for wrong, _ in WRONG)])

@@ -7,7 +7,7 @@ several messages was added, is seen in who received what, and into which tensor.
 import re
 from collections.abc import Sequence
 
-from zerolab.course.reading import Explain, Factors
+from zerolab.course.reading import Explain, Factors, present
 from zerolab.course.wire import Message
 
 Calls = Sequence[Sequence[Message]]
@@ -17,9 +17,9 @@ def by_messages(calls: Calls, rank: int) -> Explain:
     """What the calls of all ranks tell of a value of `rank` that is a wrong sum of the ranks' numbers."""
 
     def explain(have: Factors, should: Factors) -> str | None:
-        missing = [_rank(name) for name, factor in should.items() if abs(factor) > 1e-3 > abs(have[name])]
-        there = [_rank(name) for name, factor in have.items() if abs(factor) > 1e-3]
-        ratios = {_rank(name): have[name] / factor for name, factor in should.items() if abs(factor) > 1e-3}
+        there = [_rank(name) for name in present(have)]
+        ratios = {_rank(name): have[name] / should[name] for name in present(should)}
+        missing = [rank for rank in ratios if rank not in there]
         often = [peer for peer, ratio in ratios.items() if ratio > 1 + 1e-6]
         return (
             _overwritten(calls, missing)

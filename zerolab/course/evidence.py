@@ -20,6 +20,7 @@ from zerolab.course.reading import (
     factors,
     made_of,
     not_a_tensor,
+    scaled_or_shifted,
     silent,
     unlike,
 )
@@ -171,6 +172,7 @@ def _of_some_ranks(finding: Finding) -> str:
         or unlike(got, want)
         or elsewhere(got, want, finding.whole)
         or made_of(got, want, finding.parts(rank), partial(_why, finding, rank))
+        or scaled_or_shifted(got, want)
     )
     if reading or ruled_out:
         return where + (reading or ", or else ".join(ruled_out))

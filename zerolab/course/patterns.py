@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from zerolab.course.reading import Factors
+from zerolab.course.reading import Factors, present
 
 Wrong = Mapping[int, tuple[Factors, Factors]]
 """By rank: how often each part counts, and how often it should."""
@@ -48,12 +48,13 @@ def _part(name: str) -> Part:
 
 def _ratios(have: Factors, should: Factors) -> dict[Part, float]:
     """By part, how many times what it should the part counts; a part of no rank is there only if wrong."""
-    found = {_part(name): round(have[name] / want, 4) for name, want in should.items() if abs(want) > 1e-3}
+    found = {_part(name): round(have[name] / should[name], 4) for name in present(should)}
     return {part: ratio for part, ratio in found.items() if part.rank >= 0 or ratio != 1}
 
 
 def _extra(have: Factors, should: Factors) -> list[Part]:
-    return [_part(name) for name, factor in have.items() if abs(should[name]) < 1e-3 < abs(factor)]
+    wanted = present(should)
+    return [_part(name) for name in present(have) if name not in wanted]
 
 
 def _of_another_chunk(ranks: Ranks, extra: list[list[Part]]) -> str | None:

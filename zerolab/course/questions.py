@@ -66,7 +66,9 @@ def _verdict(guess: float, answer: float, prediction: Prediction) -> str:
     if guess * answer <= 0:
         return f"{said}."
     factor = guess / answer
-    return f"{said}: {max(factor, 1 / factor):.2g} times too {'much' if factor > 1 else 'little'}."
+    ratio = max(factor, 1 / factor)
+    by = f"{ratio:.2g} times" if ratio >= 1.5 else f"{100 * abs(factor - 1):.2g} %"
+    return f"{said}: {by} too {'much' if factor > 1 else 'little'}."
 
 
 def _confused_units(answer: float, unit: str) -> dict[str, float]:
@@ -91,6 +93,8 @@ def is_close(value: float, target: float, tolerance: float) -> bool:
 
 
 def _number(value: float, unit: str) -> str:
+    if value == 1 and unit.isalpha() and len(unit) > 3:  # a word such as blocks, and not ms
+        unit = unit.removesuffix("s")
     return f"{value:,.4g} {unit}".rstrip() if abs(value) < 1e4 else f"{value:,.0f} {unit}".rstrip()
 
 

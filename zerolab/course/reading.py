@@ -44,7 +44,7 @@ def unlike(got: torch.Tensor, want: torch.Tensor) -> str | None:
         return f"its value holds {what}: look for a division by 0, or for memory that was never written"
     if not got.any() and want.any():
         return "its value is all zeros: the buffer was never filled, or what was received was thrown away"
-    return rounded(got, want) or _in_part(got, want)
+    return rounded(got, want) or _function_of(got, want) or _in_part(got, want)
 
 
 def rounded(got: torch.Tensor, want: torch.Tensor) -> str | None:
@@ -52,13 +52,25 @@ def rounded(got: torch.Tensor, want: torch.Tensor) -> str | None:
     if got.equal(got.round()) and not want.equal(want.round()) and (got - want).abs().max() <= 1:
         return "its value is rounded to whole numbers: divide with / and keep the floating-point type"
     off = float((got - want).abs().max() / want.abs().max().clamp(min=1e-30))
-    if off > 2e-2:
+    if off > 2e-2 or _scaled(got, want):
         return None
     exactly = [dtype for dtype in (torch.bfloat16, torch.float16) if got.equal(got.to(dtype).to(got.dtype))]
+    went = "went" if exactly or off < 1e-5 else "may have gone"
     through = _name(exactly[0]) if exactly else "float32" if off < 1e-5 else "a 16-bit type"
     return (
-        f"its value is right up to rounding, with an error of {off:.1g}: somewhere it went through {through}."
-        f" Add up and send in {_name(want.dtype)}"
+        f"its value is right up to rounding, with an error of {off:.1g}: somewhere it {went} through "
+        f"{through}. Add up and send in {_name(want.dtype)}"
+    )
+
+
+def _scaled(got: torch.Tensor, want: torch.Tensor) -> bool:
+    """Whether a value of several elements is the right one times one factor that is not 1."""
+    flat, wanted = got.double().flatten(), want.double().flatten()
+    factor = float(flat @ wanted / (wanted @ wanted))
+    return (
+        len(flat) > 1
+        and abs(factor - 1) > 1e-5
+        and torch.allclose(flat, factor * wanted, rtol=1e-9, atol=1e-12)
     )
 
 
@@ -68,6 +80,10 @@ def _in_part(got: torch.Tensor, want: torch.Tensor) -> str | None:
     if not 0 < len(wrong) < got.numel() / 2:
         return None
     place = f"element {int(wrong[0])}" if len(wrong) == 1 else f"elements {int(wrong[0])} to {int(wrong[-1])}"
+    if wrong[-1] - wrong[0] + 1 > len(wrong):
+        return (
+            f"all is right but {len(wrong)} of {got.numel()} elements, of which {int(wrong[0])} is the first"
+        )
     said = f"all is right but {place} of {got.numel()}"
     return f"{said}: look at how the tensor is cut, and where a loop over it ends"
 
@@ -83,9 +99,52 @@ def elsewhere(got: torch.Tensor, want: torch.Tensor, whole: torch.Tensor | None)
                 f"its value is what belongs to elements {start} to {start + flat.numel()} of "
                 f"{whole.numel()}: the cut is at the wrong place, or in the wrong order"
             )
+    turned = want.permute(tuple(reversed(range(want.dim())))).flatten()
+    if want.dim() > 1 and torch.allclose(flat, turned, rtol=1e-9, atol=1e-12):
+        return "its value holds the right numbers in the order of the transposed tensor"
     if flat.numel() > 2 and torch.allclose(flat.sort().values, wanted.sort().values, rtol=1e-9, atol=1e-12):
         return "its value holds the right numbers in the wrong order"
     return None
+
+
+def _function_of(got: torch.Tensor, want: torch.Tensor) -> str | None:
+    """Whether a value of several elements is a function of the right one, element by element."""
+    low, high = got.min(), got.max()
+    if low == high:
+        one = f"its value is {float(low):.4g} in all elements, and those of the right one differ"
+        return one if want.min() < want.max() else None
+    for said, value in {
+        "the absolute value of the right one": want.abs(),
+        "the right one with zeros for what is negative": want.clamp(min=0),
+        "the square of the right one": want.square(),
+        "the root of the right one's size": want.abs().sqrt(),
+        "the sign of the right one": want.sign(),
+        f"the right one, cut off at {float(low):.4g} and {float(high):.4g}": want.clamp(low, high),
+    }.items():
+        if torch.allclose(got, value, rtol=1e-6, atol=1e-9):
+            return f"its value is {said}"
+    return None
+
+
+def scaled_or_shifted(got: torch.Tensor, want: torch.Tensor) -> str | None:
+    """Whether a value is the right one times a factor, or plus a number; one number alone proves little."""
+    flat, wanted = got.double().flatten(), want.double().flatten()
+    tolerance = 1e-9 if got.dtype == torch.float64 else 1e-5
+    factor, shift = float(flat @ wanted / (wanted @ wanted)), float((flat - wanted).mean())
+    if (len(flat) > 1 or _simple(factor)) and torch.allclose(
+        flat, factor * wanted, rtol=tolerance, atol=tolerance
+    ):
+        return f"its value is {_factor(factor)} times the right one"
+    if (len(flat) > 1 or _simple(shift)) and torch.allclose(
+        flat, wanted + shift, rtol=tolerance, atol=tolerance
+    ):
+        return f"its value is {_factor(abs(shift))} {'more' if shift > 0 else 'less'} than the right one"
+    return None
+
+
+def _simple(value: float) -> bool:
+    near = Fraction(value).limit_denominator(8)
+    return near != 0 and abs(near - value) < 1e-5 * max(1, abs(value))
 
 
 def made_of(
@@ -130,12 +189,18 @@ def coefficients(value: torch.Tensor, parts: Parts) -> dict[str, float] | None:
     return {name: float(factor) for name, factor in zip(parts, factors, strict=True)}
 
 
+def present(factors: Factors) -> list[str]:
+    """The parts that count, against the one that counts most; the others' factors are rounding."""
+    least = 1e-3 * max(map(abs, factors.values()))
+    return [name for name, factor in factors.items() if abs(factor) > least]
+
+
 def _difference(have: dict[str, float], should: dict[str, float]) -> str:
     """In words: what is missing, what should not be there, and what is counted a wrong number of times."""
-    zero = lambda factor: abs(factor) < 1e-3
-    missing = [name for name, factor in should.items() if not zero(factor) and zero(have[name])]
-    extra = [name for name, factor in should.items() if zero(factor) and not zero(have[name])]
-    ratios = {n: have[n] / f for n, f in should.items() if not zero(f) and not zero(have[n])}
+    wanted, there = present(should), present(have)
+    missing = [name for name in wanted if name not in there]
+    extra = [name for name in there if name not in wanted]
+    ratios = {name: have[name] / should[name] for name in wanted if name in there}
     found = [f"{_list(missing)} {'is' if len(missing) == 1 else 'are'} missing"] if missing else []
     if not ratios:
         found = ["nothing of what should be in it is there"]

@@ -85,6 +85,12 @@ MISTAKES = {
         (Ring(more_first=NONE),),
     "the second half adds what arrives: a chunk that arrives there is complete, so put it in place":
         (Ring(adds=True),),
+    "the first half replaces a chunk by what arrives, and the second half adds: first add up, which makes a "
+    "chunk on each rank complete, then let the complete chunks replace the others":
+        (Ring(keeps=0, adds=True), Ring(keeps=0, adds=True, begins=-1)),
+    "the second half is the first half once more, so sums are added to sums: in the second half a complete "
+    "chunk replaces the old one":
+        (Ring(adds=True, begins=-1),),
     "only its own chunk is complete, the others hold partial sums: what arrives in the second half is not "
     "written into `tensor`. `piece.copy_(buffer)` writes there, and `pieces[k] = buffer` changes a list":
         (Ring(lost=True),),

@@ -45,12 +45,15 @@ def partial_sum(g: Brought, r: int, chunk: int) -> torch.Tensor:
 # A sentence, and what it leads to: `g` holds the ranks' tensors, r is the rank, `cuts` the chunks by rank.
 # fmt: off
 MISTAKES: dict[str, Callable[[Brought, int, Cuts], torch.Tensor]] = {
-    "it returned its own tensor, and nothing that arrived is in it: `piece + buffer` makes another tensor":
+    "its own tensor is what it was, and nothing that arrived is in it. A clone, or `piece + buffer`, is "
+    "another tensor: write into `tensor`, or return the tensor with the sums":
         lambda g, r, cuts: g[r],
     "that is the mean, and an all-reduce returns the sum":
         lambda g, r, cuts: sum_of(g) / len(g),
     "only its own chunk is complete, the others are as they were: complete chunks still have to go around":
         lambda g, r, cuts: by_chunk(cuts, lambda c: sum_of(g) if c == r else g[r]),
+    "only its own chunk is complete, the others are zeros: complete chunks still have to go around":
+        lambda g, r, cuts: by_chunk(cuts, lambda c: sum_of(g) if c == r else torch.zeros_like(g[r])),
     "the second half adds what arrives, and passes on what arrived: a complete chunk replaces the old one":
         lambda g, r, cuts: by_chunk(cuts, lambda c: sum_of(g) + (partial_sum(g, r, c) if c != r else 0)),
     "in the second half a rank sends its own chunk in every round: from the second on, pass on what arrived":

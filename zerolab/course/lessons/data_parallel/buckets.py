@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 from zerolab.course.attempts import Attempt, attempt
 from zerolab.course.evidence import Finding, examine, first_wrong, same, sum_of
 from zerolab.course.exercise import graded
-from zerolab.course.lessons.data_parallel.filled import SHAPES, SIZES, buckets, wrong_messages
+from zerolab.course.lessons.data_parallel.filled import SHAPES, SIZES, buckets, wrong_messages, wrong_order
 from zerolab.course.lessons.data_parallel.solution import average_in_buckets
 from zerolab.course.peak import Peak
 from zerolab.course.targets import bronze, lowest, silver
@@ -99,7 +99,7 @@ def check_buckets(fn: Callable) -> str | None:
         if not finding.stopped and not finding.wrong:
             if why := wrong_messages(outcome, case[1]):
                 reached.append(bronze(why))
-            elif why := _too_much_held(outcome, case[1]):
+            elif why := wrong_order(outcome, case[1]) or _too_much_held(outcome, case[1]):
                 reached.append(silver(why))
         return finding
 

@@ -1,6 +1,7 @@
 """Lesson 03's exercise: the gradients of the ranks, and the results of common mistakes."""
 
 from collections.abc import Callable
+from itertools import product, starmap
 from typing import NamedTuple
 
 import torch
@@ -76,6 +77,42 @@ MISTAKES: dict[str, Callable[[list[torch.Tensor], tuple[int, ...], int], torch.T
         lambda g, c, r: torch.zeros_like(g[r]),
 }
 # fmt: on
+
+
+class Powers(NamedTuple):
+    """The powers in Σ count^of_count · gradient · N^of_ranks · total^of_total; right are 1, 0 and -1."""
+
+    of_count: int
+    of_ranks: int
+    of_total: int
+
+    def __str__(self) -> str:
+        count = _power("count", abs(self.of_count))
+        summand = f"{count} · gradient" if self.of_count > 0 else "gradient" + f" / {count}" * bool(count)
+        factors = {"N": self.of_ranks, "total": self.of_total}
+        times = "".join(f"{_power(name, power)} · " for name, power in factors.items() if power > 0)
+        over = "".join(f" / {_power(name, -power)}" for name, power in factors.items() if power < 0)
+        return (
+            f"that is {times}Σ({summand}){over}, where Σ runs over the ranks, N is their number and total is "
+            "the sum of the counts. Right is Σ(count · gradient) / total"
+        )
+
+    def value(self, gradients: list[torch.Tensor], counts: tuple[int, ...]) -> torch.Tensor:
+        """Return what the formula gives for these gradients and counts."""
+        terms = [count**self.of_count * each for count, each in zip(counts, gradients, strict=True)]
+        return sum_of(terms) * len(counts) ** self.of_ranks * sum(counts) ** self.of_total
+
+
+def _power(name: str, power: int) -> str:
+    return "" if power == 0 else name if power == 1 else f"{name}^{power}"
+
+
+TOLD = ((1, 0, -1), (0, 0, 0), (0, -1, 0), (1, 0, 0), (1, -1, -1), (1, -1, 0), (0, 0, -1), (-1, 0, 0))
+FORMULAS = {  # the other powers than the right ones and those that MISTAKES tells of
+    str(powers): powers
+    for powers in starmap(Powers, product((-2, -1, 0, 1, 2), (-2, -1, 0, 1, 2), (-2, -1, 0, 1)))
+    if powers not in TOLD
+}
 
 
 def gradient(name: str, rank: int) -> torch.Tensor:

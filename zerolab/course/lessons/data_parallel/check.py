@@ -11,6 +11,7 @@ from zerolab.course.evidence import Finding, examine, first_wrong, same
 from zerolab.course.exercise import graded
 from zerolab.course.lessons.data_parallel.cases import (
     CASES,
+    FORMULAS,
     MISTAKES,
     PSI,
     SHAPES,
@@ -79,6 +80,7 @@ def _look(fn: Callable, case: Case) -> Finding:
     seen = [_flat(value.grads) for value in outcome.values]
     right = [weighted(brought, case.counts) / sum(case.counts)] * size
     mistakes = {why: [f(brought, case.counts, r) for r in range(size)] for why, f in MISTAKES.items()}
+    mistakes |= {why: [powers.value(brought, case.counts)] * size for why, powers in FORMULAS.items()}
     if case.gap is not None:
         mistakes |= _without_the_gap(brought, case)
     finding = Finding(
@@ -118,9 +120,13 @@ def _without_the_gap(brought: list[torch.Tensor], case: Case) -> dict[str, list[
     mean = (weighted(brought, case.counts) / sum(case.counts)).split(SIZES)
     without = {"gate": sum(case.counts) / present}
     value = _flat(piece * without.get(name, 1) for name, piece in zip(SHAPES, mean, strict=True))
+    counts = tuple(count * (rank != case.gap) for rank, count in enumerate(case.counts))
+    alone = weighted(brought, counts) / present
     return {
         "the tokens of a rank without a gradient were left out of the count: its "
-        "gradient is zero, and its tokens count": [value] * len(brought)
+        "gradient is zero, and its tokens count": [value] * len(brought),
+        "a rank that lacks one gradient was left out for all parameters: its other gradients and its tokens "
+        "count": [alone] * len(brought),
     }
 
 

@@ -70,7 +70,10 @@ def _step(shard: Callable) -> dict[str, Any]:
         if twice and isinstance(model, FSDPModule):  # torch does not say which call was wrong
             return {"stopped": str(error)}
         raise
+    if isinstance(returned, FSDPModule) and not isinstance(model, FSDPModule) and not _whole(model):
+        return {"wrapped": type(returned).__name__.removeprefix("FSDP")}
     seen = {
+        "root_is_unit": isinstance(model, FSDPModule),
         "psi": psi,
         "root": root,
         "units": _units(model),
@@ -113,6 +116,12 @@ def _scale(model: GPT) -> float:
 def _not_sharded(seen: dict[str, Any]) -> str | None:
     if "stopped" in seen:
         return "the model was sharded before its blocks, so they are cut twice: fully_shard(model) comes last"
+    if "wrapped" in seen:
+        return (
+            f"fully_shard was called on a {seen['wrapped']} around the model, and not on the model: a "
+            "forward of the model itself does not gather the root's parameters. Call "
+            "fully_shard(model, mesh=mesh)"
+        )
     if not seen["units"] and seen["elsewhere"]:
         return (
             "the model that your function returned is sharded, and the one that it was called with is not: "
@@ -120,6 +129,11 @@ def _not_sharded(seen: dict[str, Any]) -> str | None:
         )
     if not seen["units"]:
         return "not written yet: fully_shard was not called, so nothing is sharded"
+    if seen["whole"] and seen["root_is_unit"]:
+        return (
+            f"fully_shard(model) leaves {len(seen['whole'])} parameters whole, {seen['whole'][0]} first: no "
+            "rank reduces their gradients, and the ranks' copies drift apart. Do not pass ignored_params"
+        )
     if seen["whole"]:
         return (
             f"{len(seen['whole'])} parameters are not sharded, {seen['whole'][0]} first: no rank reduces "
@@ -164,6 +178,12 @@ def _not_stage_2(seen: dict[str, Any]) -> str | None:
         )
     if gathered == 2 * psi:
         return "that is stage 3, and the root is gathered twice too: 3Ψ. Keep parameters whole after forward"
+    if psi in (2 * gathered, 2 * reduced):
+        return (
+            f"the bytes of a step are those of {gathered / psi:.2f}Ψ gathered and {reduced / psi:.2f}Ψ "
+            "reduced in fp32: messages of 16-bit numbers have half of the bytes. A mixed-precision policy "
+            "makes them so. Leave mp_policy out"
+        )
     if (gathered, reduced) != (psi, psi):
         said = f"a step gathers {gathered / psi:.2f}Ψ and reduces {reduced / psi:.2f}Ψ; stage 2 has Ψ of each"
         return said + _gathered_again(seen, gathered - psi)

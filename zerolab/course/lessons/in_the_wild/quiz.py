@@ -47,6 +47,13 @@ SAME_BITS = Prediction(
     },
     "engines",
 )
+CLOSE = Prediction(
+    {
+        "you took other bits for another model, and a sum in another order differs in its last bits": 4,
+        "you left out ZeroRedundancyOptimizer, and it updates each parameter with the same mean and Adam": 7,
+    },
+    "engines",
+)
 ACROSS_NODES = Prediction(
     {
         "you counted all the gradients, and a rank all-reduces its own half of them": 2,
@@ -127,7 +134,8 @@ QUESTIONS = (
             ),
             "b": Choice(
                 "The plan counts GB, the GPU GiB.",
-                "GB and GiB differ by 7 %, and 80 GB is said in GB by both.",
+                "They differ by 7 %. A GPU with 80 GB has about 79 GiB, which is 85 GB: more room than the "
+                "plan counts with, not less.",
             ),
             "c": Choice(
                 "Stage 3 was not active.",

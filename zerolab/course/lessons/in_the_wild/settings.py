@@ -55,6 +55,8 @@ def _wrong_stage(config: dict) -> str | None:
 
 def _wrong_precision(config: dict) -> str | None:
     given = {name: config.get(name) for name in ("bf16", "fp16")}
+    if given["bf16"] is None:
+        given["bf16"] = config.get("bfloat16")  # the old name, which DeepSpeed reads too
     half = {name for name, value in given.items() if isinstance(value, dict) and value.get("enabled") is True}
     if half == {"bf16"}:
         return None

@@ -78,12 +78,12 @@ _COMMON: dict[str, Callable[[Case], Tensors]] = {
         piled,
     "each update uses the gradient of the step before":
         behind,
-    "only the last micro-batch counts: add them all up, and clear the sum after the step":
-        lambda case: trained(case, last),
     "the last numel % N elements never change: the remainder is lost":
         remainder_lost,
 }
 _OF_MICRO_BATCHES: dict[str, Callable[[Case], Tensors]] = {
+    "only the last micro-batch counts: add them all up, and clear the sum after the step":
+        lambda case: trained(case, last),
     "each micro-batch has an update of its own: add the gradients of all of them up, and update once in a "
     "step":
         each_updates,

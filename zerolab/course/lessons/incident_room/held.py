@@ -1,13 +1,18 @@
 """Lesson 09: what an engine holds: tensors, the bytes behind them, and the state of its optimizers."""
 
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
+from torch.utils._pytree import keystr, tree_leaves_with_path
 
 from zerolab.course.alive import Alive, kept_by
 from zerolab.storages import storage_bytes
 
 ITEM = 8  # bytes of an element
+SMALL = 64  # bytes that are not counted: of an attribute with a number for each micro-batch, or so
 
 
 def tensors(given: Any) -> list[torch.Tensor]:
@@ -18,8 +23,40 @@ def tensors(given: Any) -> list[torch.Tensor]:
 def kept_bytes(alive: Alive, engine: Any, given: Any) -> dict[str, int]:
     """The bytes of each new storage that the engine keeps, by the name under which it does."""
     found = alive.storages(leave_out=tensors(given))
-    names = {kept_by(tensor, engine=engine): tensor.untyped_storage().nbytes() for tensor in found.values()}
-    return {name.replace("engine.", "self."): size for name, size in names.items() if name}
+    arrays = dict(_arrays(engine))
+    owners = {name: each for name, each in arrays.items() if isinstance(each, torch.Tensor)}
+    behind = {each.untyped_storage().data_ptr(): name for name, each in owners.items()}
+    kept = {}
+    for tensor in found.values():
+        storage = tensor.untyped_storage()
+        if name := kept_by(tensor, engine=engine) or behind.get(storage.data_ptr()):
+            kept[name] = storage.nbytes()
+    kept |= {name: each.nbytes for name, each in arrays.items() if isinstance(each, np.ndarray)}
+    kept |= _lists(engine)
+    return {name.replace("engine.", "self."): size for name, size in kept.items()}
+
+
+def _arrays(engine: Any) -> Iterator[tuple[str, Any]]:
+    """What owns the memory of each numpy array that the engine keeps: an array or a tensor; by name."""
+    for name, value in vars(engine).items():
+        for path, leaf in tree_leaves_with_path(value):
+            if isinstance(leaf, np.ndarray):
+                yield f"engine.{name}{keystr(path)}", _owner(leaf)
+
+
+def _owner(array: Any) -> Any:
+    while isinstance(array, np.ndarray) and array.base is not None:
+        array = array.base
+    return array
+
+
+def _lists(engine: Any) -> dict[str, int]:
+    """The bytes of the numbers in each list that the engine keeps, where they are more than a few."""
+    sizes: Counter[str] = Counter()
+    for name, value in vars(engine).items():
+        for path, leaf in tree_leaves_with_path(value):
+            sizes[f"engine.{name}{keystr(path[:-1])}"] += ITEM * isinstance(leaf, int | float)
+    return {name: size for name, size in sizes.items() if size > SMALL}
 
 
 def momenta(engine: Any) -> list[torch.Tensor | None]:

@@ -12,6 +12,7 @@ NORM = Prediction(
     },
     why="The norm is the root of the sum of all squares, so the squares of the quarters add up.",
 )
+KEPT_BYTES = 8 * 26
 KEPT = Prediction(
     {
         "you took a whole gradient, and stage 2 keeps 1/N of it": 824,

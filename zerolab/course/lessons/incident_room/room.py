@@ -33,6 +33,7 @@ class Case(NamedTuple):
         uneven: whether micro-batches have different numbers of samples.
         small: whether the inputs are so small that no gradient has to be clipped.
         by_name: whether the engine gets the parameters by name.
+        thirds: whether every third rank's gradients get ready in the reverse order, and not every second's.
         tied: whether one parameter has two names.
         steps: of training; as many follow after a resume.
         resumed_on: the number of ranks after a resume, or 0 where there is none.
@@ -43,6 +44,7 @@ class Case(NamedTuple):
     uneven: bool = False
     small: bool = False
     by_name: bool = False
+    thirds: bool = False
     tied: bool = False
     steps: int = 3
     resumed_on: int = 0
@@ -110,7 +112,8 @@ def batches(case: Case, rank: int) -> list[Batch]:
         inputs = torch.randn(samples, width, generator=generator, dtype=torch.float64)
         inputs *= 0.1 if case.small else 1
         targets = inputs @ weights * (1 if samples == SAMPLES else -1)
-        order = tuple(NAMES) if rank % 2 == 0 else tuple(reversed(NAMES))
+        turned = rank % 3 == 0 if case.thirds else rank % 2 == 1
+        order = tuple(reversed(NAMES)) if turned else tuple(NAMES)
         made.append(Batch(inputs.to(zerolab.device()), targets.to(zerolab.device()), order))
     return made
 

@@ -12,7 +12,7 @@ from zerolab.course.lessons.memory_accounting.solution import largest_batch
 
 PSI, LAYERS, HIDDEN, SEQ = 1.5e9, 48, 1600, 1024
 SAMPLE = memory.activations(LAYERS, HIDDEN, 1, SEQ)  # bytes
-HUGE = (1e12, 2e12)  # so much memory that the batches tell the bytes of a sample
+HUGE = (5e11, 1.5e12)  # so much memory that the batches tell the bytes of a sample
 GPU_BYTES, GPUS = (32e9, 16e9, 24.5e9, 80e9), (1, 8, 3, 64)
 CASES = [(*case, stage) for stage, *case in product(STAGES, GPU_BYTES, GPUS)]
 CASES += [(gpu, 8, stage) for stage in STAGES for gpu in HUGE]
@@ -59,10 +59,20 @@ MISTAKES: dict[str, Callable[[float, int, int], float]] = {
         lambda gpu, n, stage: batch(gpu, n, stage) // n,
     "that pools the memory of all GPUs: each has to hold its own states and activations":
         lambda gpu, n, stage: batch(gpu * n, n, stage),
+    "the memory of the GPU is divided by 2**30, and the states by 1e9: take bytes for both":
+        lambda gpu, n, stage: batch(gpu * 1e9 / 2**30, n, stage),
     "the last sample does not fit: round down, with // or int()":
         lambda gpu, n, stage: batch(gpu, n, stage, round_by=math.ceil),
     "that is one sample too many: it is the first batch that does not fit":
         lambda gpu, n, stage: batch(gpu, n, stage, least=-1) + 1,
+    "where the states alone do not fit, the batch is 0: abs() makes another number of what is missing":
+        lambda gpu, n, stage: math.floor(abs(gpu - states(PSI, n, stage)) / SAMPLE),
+    "the memory of a GPU is divided by the number of GPUs: each has all of its own":
+        lambda gpu, n, stage: batch(gpu / n, n, stage),
+    "the model states count once for each sample: they are there once, so subtract them before you divide":
+        lambda gpu, n, stage: math.floor(gpu / (states(PSI, n, stage) + SAMPLE)),
+    "a sample is rounded to 1.9 GB: take its bytes as they are":
+        lambda gpu, n, stage: batch(gpu, n, stage, sample=1.9e9),
     "that is rounded to the nearest: a sample that fits by half does not fit":
         lambda gpu, n, stage: batch(gpu, n, stage, round_by=round),
     "a batch is a whole number of samples: round down, with // or int()":
@@ -125,7 +135,12 @@ def _by_parts(answers: Answers, first: Case) -> str | None:
     found, stage = numbers(answers), first[2]
     if found and min(found.values()) < 0:
         return "where the states alone do not fit, no sample fits: return 0 there, and nothing negative"
-    if found is None or found[HUGE[0], 8, stage] == found[HUGE[1], 8, stage]:
+    if found is None:
+        return None
+    largest = max(found.values())
+    if all(value == min(batch(*case), largest) for case, value in found.items()):
+        return f"no batch above {largest:g} is ever returned: does a loop end there? The formula needs none"
+    if found[HUGE[0], 8, stage] == found[HUGE[1], 8, stage]:
         return None
     sample = (HUGE[1] - HUGE[0]) / (found[HUGE[1], 8, stage] - found[HUGE[0], 8, stage])
     if abs(sample / SAMPLE - 1) > 0.01:

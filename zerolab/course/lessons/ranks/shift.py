@@ -23,12 +23,15 @@ HINTS = (
     "still to be sent. The ranks are (rank + 1) % world_size and (rank - 1) % world_size.",
 )
 
+RIGHT_NEIGHBOUR = "it returned its right neighbour's tensor: send to rank + 1, and receive from rank - 1"
+TOO_MANY_ROUNDS = "each tensor was passed on N-1 times, so it is at its left neighbour now: pass it on once"
+
 # A sentence, and what it leads to: `own` holds the ranks' tensors.
 # fmt: off
 MISTAKES: dict[str, Callable[[list[torch.Tensor], int], torch.Tensor]] = {
     "it returned its own tensor: return the one that arrived":
         lambda own, rank: own[rank],
-    "it returned its right neighbour's tensor: send to rank + 1, and receive from rank - 1":
+    RIGHT_NEIGHBOUR:
         lambda own, rank: own[(rank + 1) % len(own)],
     "every rank returned rank 0's tensor: pass on your own tensor, not the one that has just arrived. Each "
     "receive needs a tensor of its own":
@@ -76,12 +79,17 @@ def check_shift(fn: Callable) -> str | None:
 def _look(fn: Callable, world_size: int) -> Finding:
     own = [gradient(rank) for rank in range(world_size)]
     outcome = attempt(call_with, [(fn, rank) for rank in range(world_size)])
+    mistakes, sent = dict(MISTAKES), {len(own) for own in outcome.messages}
+    if sent == {world_size - 1}:  # with two ranks this is right
+        mistakes[TOO_MANY_ROUNDS] = mistakes[RIGHT_NEIGHBOUR]
+    if sent == {world_size - 1} and world_size > 2:
+        del mistakes[RIGHT_NEIGHBOUR]
     return Finding(
         f"{world_size} ranks",
         outcome.unusable("dist.send and dist.recv"),
         outcome.values,
         [own[rank - 1] for rank in range(world_size)],
-        {why: [value(own, rank) for rank in range(world_size)] for why, value in MISTAKES.items()},
+        {why: [value(own, rank) for rank in range(world_size)] for why, value in mistakes.items()},
         lambda rank: [{f"rank {peer}'s tensor": each for peer, each in enumerate(own)}],
         cost=None if outcome.failure else _too_much_sent(outcome),
         explain=partial(by_messages, outcome.calls),

@@ -52,6 +52,7 @@ class Ran(NamedTuple):
     Attributes:
         gradients: of x and the weights, by name; None where none came.
         early: whether they came before the check called backward.
+        drew: whether the block drew random numbers, as dropout does.
         changed: the names of the tensors that the block wrote to.
         again: what it returned of other weights, in a second call.
         calls: how many calls were made by the end of the first backward.
@@ -61,6 +62,7 @@ class Ran(NamedTuple):
     output: torch.Tensor | Odd
     gradients: Mapping[str, torch.Tensor | None]
     early: bool
+    drew: bool
     changed: list[str]
     again: torch.Tensor | Odd
     calls: int
@@ -87,8 +89,10 @@ def _both_passes(fn: Callable, rank: int) -> Ran:
     """In the worker: run fn and backward from its output, and fn once more with other weights."""
     given = inputs()
     with by_hand("dist.all_reduce"):
+        generator = torch.get_rng_state()
         with FlopCounterMode(display=False) as products:
             output = fn(*given)
+        drew = not torch.equal(generator, torch.get_rng_state())
         early = any(tensor.grad is not None for tensor in given)
         good = isinstance(output, torch.Tensor) and _kind(output) == _kind(given.x)
         if good and output.requires_grad and not early:
@@ -102,7 +106,7 @@ def _both_passes(fn: Callable, rank: int) -> Ran:
     changed = [name for name, now, was in zip(NAMES, given, inputs(), strict=True) if not now.equal(was)]
     gradients = dict(zip(NAMES, (tensor.grad for tensor in given), strict=True))
     flops = products.get_total_flops()
-    return Ran(returned(output), gradients, early, changed, returned(again), calls, flops)
+    return Ran(returned(output), gradients, early, drew, changed, returned(again), calls, flops)
 
 
 def _kind(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype]:
@@ -162,6 +166,8 @@ def _of_output(where: str, outcome: Attempt, whole: Parts) -> Finding:
         lambda rank: [{**added, "b2": whole.mlp.b2.expand_as(output)}],
     )
     found.told = wrong_parts.of_output(seen, whole) if found.wrong else None
+    if found.wrong and any(values.drew for values in outcome.values):
+        found.told = "the block draws random numbers, as dropout does, and this one has none: take it out"
     return found
 
 

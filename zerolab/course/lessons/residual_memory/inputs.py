@@ -28,7 +28,7 @@ class Case(NamedTuple):
 
     def made_of(self, leaf: Tensor) -> Tensor:
         """Return a block's input. It has a graph behind it, and that graph keeps it in memory."""
-        made = leaf.exp()
+        made = leaf.tanh()
         return made.permute(*reversed(range(made.dim()))) if self.turned else made
 
     def whole(self) -> list[Tensor]:
@@ -144,13 +144,13 @@ def zeros_in_the_rest(whole: Tensor, size: int) -> Tensor:
 
 
 # The same for an input whose number of elements N does not divide, where the first input is right.
-_LOST = (
+LOST_REST = (
     "where N does not divide the number of elements, parts of numel // N leave out the last ones. Pad the "
     "last part, or cut with ring.chunks, whose parts differ by one"
 )
 UNEVEN: dict[str, Callable[[Tensor, int], Tensor]] = {
-    f"zeros are left at the end: {_LOST}": zeros_in_the_rest,
-    f"the end is missing: {_LOST}": without_the_rest,
+    f"zeros are left at the end: {LOST_REST}": zeros_in_the_rest,
+    f"the end is missing: {LOST_REST}": without_the_rest,
 }
 
 

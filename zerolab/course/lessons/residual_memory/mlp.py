@@ -1,11 +1,12 @@
 """Lesson 07's exercise on tensor parallelism: an MLP, its parts, and what common mistakes make of them."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import gelu, linear
+from torch.nn.functional import elu, gelu, layer_norm, leaky_relu, linear, silu, softplus
 
 from zerolab.course.evidence import sum_of
 
@@ -114,7 +115,29 @@ def through_a_sum(parts: Parts) -> list[Tensor]:
     return [torch.autograd.grad(own, mlp.x, of_hidden)[0] for own, mlp in zip(hidden, cut, strict=True)]
 
 
+def with_activation(activation: Callable[[Tensor], Tensor], parts: Parts, rank: int) -> Tensor:
+    """Return the output if another function than gelu stands between the layers, on each rank's part."""
+    cut = [parts.mlp.part(each, parts.size) for each in range(parts.size)]
+    hidden = [activation(linear(mlp.x, mlp.w1, mlp.b1)) for mlp in cut]
+    return sum_of(linear(own, mlp.w2) for own, mlp in zip(hidden, cut, strict=True)) + parts.mlp.b2
+
+
 Predicted = Callable[[Parts, int], Tensor]
+
+# What may stand between the two layers instead of gelu.
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu's approximation": partial(gelu, approximate="tanh"),
+    "relu": torch.relu,
+    "the square of relu": lambda hidden: hidden.relu().square(),
+    "silu": silu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "leaky_relu": leaky_relu,
+    "elu": elu,
+    "softplus": softplus,
+    "softmax over a rank's own features": lambda hidden: hidden.softmax(-1),
+    "gelu of gelu": lambda hidden: gelu(gelu(hidden)),
+}
 
 # A sentence, and the output that rank r would have.
 # fmt: off
@@ -145,12 +168,16 @@ OUTPUTS: dict[str, Predicted] = {
         lambda p, r: p.size * p.products[0] + p.mlp.b2,
     "gelu is missing between the two layers":
         lambda p, r: linear(linear(p.mlp.x, p.mlp.w1, p.mlp.b1), p.mlp.w2, p.mlp.b2),
-    "relu stands where gelu should":
-        lambda p, r: linear(linear(p.mlp.x, p.mlp.w1, p.mlp.b1).relu(), p.mlp.w2, p.mlp.b2),
-    "gelu's approximation stands where gelu should: call gelu(hidden)":
-        lambda p, r: linear(
-            gelu(linear(p.mlp.x, p.mlp.w1, p.mlp.b1), approximate="tanh"), p.mlp.w2, p.mlp.b2
-        ),
+    **{
+        f"{name} stands where gelu should: call gelu(hidden)": partial(with_activation, activation)
+        for name, activation in ACTIVATIONS.items()
+    },
+    "x is added to the output: this block is the two layers alone, without a residual connection":
+        lambda p, r: p.product + p.mlp.b2 + p.mlp.x,
+    "a layer norm stands before the first layer: this block is the two layers alone":
+        lambda p, r: p.mlp._replace(x=layer_norm(p.mlp.x, (WIDTH,))).product() + p.mlp.b2,
+    "x is divided by the number of ranks: every rank computes with the whole of x":
+        lambda p, r: sum_of(of_many(p, 1 / p.size)) + p.mlp.b2,
     "gelu works on the output, too: it stands between the two layers alone":
         lambda p, r: gelu(p.product + p.mlp.b2),
     "gelu works on the output: it stands between the two layers":

@@ -13,10 +13,12 @@ from zerolab.course.lessons.residual_memory.held import SMALL, Kept, packed_and_
 from zerolab.course.lessons.residual_memory.inputs import (
     CASES,
     IN_ITS_CHUNK,
+    LOST_REST,
     MISTAKES,
     UNEVEN,
     Case,
     arrived,
+    parts,
 )
 from zerolab.course.lessons.residual_memory.solution import Packed
 from zerolab.course.targets import bronze, silver
@@ -27,11 +29,14 @@ _OF_SIZES = (
     "must have the same size",
     "must make the same calls",
     "index out of range",
+    "must match the existing size",
 )
 _UNEVEN = (
     ". N does not divide the number of elements of every input: ring.chunks cuts parts that differ by one, "
-    "and torch's all_gather needs parts of one size, so pad the last one"
+    "and torch's all_gather needs parts of one size, so pad the last one. Each rank keeps part number "
+    "dist.get_rank(), and puts it where that part was"
 )
+_BESIDE = f"the input whose number of elements N divides is right, and this one is not: {LOST_REST}"
 HINTS = (
     "in __init__ keep three things: the tensor's shape, where this rank's part lies in the flat tensor, and "
     "the part. Nothing may be sent yet. In unpack make an empty flat tensor, put the part to its place, and "
@@ -92,12 +97,18 @@ def _of_input(case: Case, outcome: Attempt, number: int) -> Finding:
         mistakes,
         whole=whole[number].flatten(),
         told=_of_parts(case, outcome, whole[0]) if number == 0 else None,
+        cause=_BESIDE if number and whole[number].numel() % len(ranks) else None,
     )
 
 
 def _of_parts(case: Case, outcome: Attempt, whole: Tensor) -> str | None:
     """Say whose parts of the first input are not at their places."""
     seen = [values.values[0] for values in outcome.values]
+    if all(not isinstance(each, Odd) and _in_8_bits(case, each, whole) for each in seen):
+        return (
+            "the parts are rounded to whole multiples of 1/127 of their largest element, as int8 does it: "
+            "keep each part in the input's own dtype"
+        )
     found = arrived(case, [each for each in seen if not isinstance(each, Odd)], whole)
     everyone = list(range(case.world_size))
     if not found or len(found) < case.world_size or all(own == everyone for own in found):
@@ -120,6 +131,15 @@ def _of_parts(case: Case, outcome: Attempt, whole: Tensor) -> str | None:
     if not found[rank]:
         return None
     return f"on rank {rank} {_parts_of(missing)} not there: every rank needs those of all ranks"
+
+
+def _in_8_bits(case: Case, got: Tensor, whole: Tensor) -> bool:
+    """Whether each part of a value is near the right one, and on the grid of int8."""
+    if got.shape != whole.shape or got.dtype != whole.dtype:
+        return False
+    near = (got - whole).abs().max() <= 0.02 * whole.abs().max()
+    steps = [127 * part / part.abs().max() for part in parts(got, case.world_size)]
+    return bool(near) and all(bool(((each - each.round()).abs() < 1e-3).all()) for each in steps)
 
 
 def _parts_of(ranks: Sequence[int]) -> str:

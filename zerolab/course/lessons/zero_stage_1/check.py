@@ -53,6 +53,7 @@ class Ended(NamedTuple):
     whole_copies: int
     name: str | None
     updated: Updated
+    state_copy: str | None
 
 
 @graded(
@@ -93,6 +94,7 @@ def _train(cls: Callable, world: World, rank: int) -> Ended:
         len(whole),
         _name(new, mine) or _name(whole, mine),
         watch.seen,
+        _state_copy(held, mine),
     )
 
 
@@ -102,11 +104,28 @@ def _name(tensors: list[torch.Tensor], mine: Any) -> str | None:
     return first_name(name for name in names if name and not name.endswith(".grad"))
 
 
-def _state_bytes() -> int | None:
-    """The bytes of state in all optimizers that are alive, wherever the reader keeps them."""
+def _state_copy(held: dict[int, torch.Tensor], mine: Any) -> str | None:
+    """The name of a tensor that equals a tensor of the optimizer's state and is another one."""
+    states = [t for state in _states() for t in state.values() if torch.is_tensor(t) and t.numel() > 1]
+    own = {state.untyped_storage()._cdata for state in states}
+    others = [tensor for key, tensor in held.items() if key not in own]
+    return _name([t for t in others if any(_equal(t, state) for state in states)], mine)
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    alike = (one.dtype, one.device) == (other.dtype, other.device)  # else torch.equal raises an error
+    return alike and torch.equal(one, other)
+
+
+def _states() -> list[dict[str, Any]]:
+    """The state of all optimizers that are alive, wherever the reader keeps them."""
     gc.collect()
     optimizers = [thing for thing in gc.get_objects() if isinstance(thing, torch.optim.Optimizer)]
-    states = [state for optimizer in optimizers for state in optimizer.state.values()]
+    return [state for optimizer in optimizers for state in optimizer.state.values()]
+
+
+def _state_bytes() -> int | None:
+    states = _states()
     tensors = (t for state in states for t in state.values() if torch.is_tensor(t))
     return storage_bytes(tensors) if states else None
 
@@ -115,10 +134,10 @@ def _look(cls: Callable, world: World) -> Finding:
     where = f"{world.world_size} ranks, {world.numel} elements, {world.optimizer_class.__name__}"
     ranks = range(world.world_size)
     outcome = attempt(_train, [(cls, world, rank) for rank in ranks])
-    if outcome.failure or outcome.engine:
-        return Finding(
-            where, outcome.failure or "that uses zerolab's own ZeroOptimizer, which is what you write here"
-        )
+    if outcome.failure:
+        return Finding(where, outcome.failure + _of_another_cut(outcome.failure))
+    if outcome.engine:
+        return Finding(where, "that uses zerolab's own ZeroOptimizer, which is what you write here")
     flats = [ended.flat for ended in outcome.values]
     unchanged = all(torch.equal(flat, world.start) for flat in flats)
     if not any(outcome.calls) and unchanged:
@@ -143,6 +162,16 @@ def _look(cls: Callable, world: World) -> Finding:
     if updated[0].options:
         return Finding(where, f"the optimizer was built with {updated[0].options}: pass on lr=lr and no more")
     return _one_chunk(finding, world)
+
+
+def _of_another_cut(failure: str) -> str:
+    """What to do where the gradient's chunk and the shard differ in length."""
+    if "assign a gradient of size" not in failure:
+        return ""
+    return (
+        ". ring.reduce_scatter returns the chunk that ring.chunks cuts, and these differ by one element at "
+        "most: cut the shard with ring.chunks, too. torch.chunk cuts elsewhere"
+    )
 
 
 def _differing(flats: list[torch.Tensor]) -> str | None:
@@ -203,12 +232,14 @@ def _whole_state(outcome: Attempt, world: World) -> str | None:
 
 
 def _parked(outcome: Attempt, world: World) -> str | None:
-    """Copies that grow with the steps, or more whole ones than a padded buffer and a gradient."""
+    """A copy of the state, copies that grow, or more whole ones than a padded buffer and a gradient."""
     for rank, ended in enumerate(outcome.values):
         kept = f"the parameters are right, but rank {rank} keeps"
         name = f" (look at `{ended.name}`)" if ended.name else ""
         if ended.grown_bytes >= 4 * world.numel / world.world_size and world.numel >= 64:
             return f"{kept} {ended.grown_bytes:,} bytes more after every step{name}: keep no history"
+        if ended.state_copy:
+            return f"{kept} a copy of the optimizer's state in `{ended.state_copy}`: keep the state once"
         if ended.whole_copies > 2 and world.world_size > 2 and world.numel >= 64:
             return (
                 f"{kept} {ended.whole_copies} tensors as large as flat beside it{name}: m, v and masters are "

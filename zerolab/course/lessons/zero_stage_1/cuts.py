@@ -1,6 +1,7 @@
 """Lesson 04's exercise on slices: models that are cut into shards, and the results of common mistakes."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -97,6 +98,13 @@ def _each_padded(case: Case) -> Slices:
     return plain((length * case.rank, min(length * (case.rank + 1), size)) for length, size in cuts)
 
 
+def _rounded_up(of: int, case: Case) -> Slices:
+    """The slices where the length of a shard is rounded up to a multiple of so many elements."""
+    shortest = -(-case.numel // case.world_size)
+    size = -(-shortest // of) * of
+    return inside(case, slice(size * case.rank, size * (case.rank + 1)))
+
+
 # A sentence, and the slices that the mistake leads to.
 # fmt: off
 MISTAKES: dict[str, Callable[[Case], Slices]] = {
@@ -153,6 +161,32 @@ MISTAKES: dict[str, Callable[[Case], Slices]] = {
         lambda c: inside(c._replace(rank=(c.rank + 1) % c.world_size)),
     "these are the slices of the previous rank: ranks begin with 0":
         lambda c: inside(c._replace(rank=c.rank - 1)),
+    "rank r has the shard of rank r + 1, and the last rank has none: ranks begin with 0":
+        lambda c: inside(c, slice(c.shard.stop, 2 * c.shard.stop - c.shard.start)),
+    "each slice begins at 0: its length is right, and its start is lost":
+        lambda c: [(0, stop - start) for start, stop in inside(c)],
+    "where the shard begins inside a parameter, its slice goes on to the end of the parameter: it ends where "
+    "the shard ends, min(stop, size)":
+        lambda c: [(start, size if start else stop)
+                   for (start, stop), size in zip(inside(c), c.sizes, strict=True)],
+    "these are the slices of the previous rank, and rank 0 has those of the last: rank r owns shard r":
+        lambda c: inside(c._replace(rank=(c.rank - 1) % c.world_size)),
+    "numel / N is rounded to the nearest whole number, which may be below it: round up, and the padding "
+    "makes the shards equal":
+        lambda c: inside(c, slice((size := round(c.numel / c.world_size)) * c.rank, size * (c.rank + 1))),
+    "each shard begins and ends one element too late: shard r begins at r times its length":
+        lambda c: inside(c, slice(c.shard.start + 1, c.shard.stop + 1)),
+    "each shard begins and ends one element too early: shard r begins at r times its length":
+        lambda c: inside(c, slice(c.shard.start - 1, c.shard.stop - 1)),
+    "each shard is one element too long, so two ranks own the first element of the next: the stop of one "
+    "shard is the start of the next":
+        lambda c: inside(c, slice(c.shard.start, c.shard.stop + 1)),
+    "each shard begins one element too late, so no rank owns its first: the stop of one shard is the start "
+    "of the next":
+        lambda c: inside(c, slice(c.shard.start + 1, c.shard.stop)),
+    "each shard ends one element too early, so no rank owns its last: the stop of one shard is the start of "
+    "the next":
+        lambda c: inside(c, slice(c.shard.start, c.shard.stop - 1)),
     "every rank owns everything: that is stage 0":
         lambda c: [(0, size) for size in c.sizes],
     "every rank owns the first shard: use rank":
@@ -162,8 +196,6 @@ MISTAKES: dict[str, Callable[[Case], Slices]] = {
     "the parameters without an element here are left out. Keep an empty slice for each: otherwise slices and "
     "parameters no longer match":
         lambda c: [pair for pair in inside(c) if pair != (0, 0)],
-    "that is (stop, start): return (start, stop)":
-        lambda c: [(stop, start) for start, stop in inside(c)],
     "the ranks are in reverse order: rank 0 owns the first shard":
         lambda c: inside(c._replace(rank=c.world_size - 1 - c.rank)),
     "rank 0 takes the remainder, so its shard is longer: round up, and all shards are equal":
@@ -177,3 +209,9 @@ MISTAKES: dict[str, Callable[[Case], Slices]] = {
         lambda c: inside(c)[::-1],
 }
 # fmt: on
+MISTAKES |= {
+    f"a shard's length is rounded up to a multiple of {of}, which nothing needs here": partial(
+        _rounded_up, of
+    )
+    for of in (2, 4, 8, 16, 32, 64, 128, 256)
+}

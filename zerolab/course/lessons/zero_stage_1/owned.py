@@ -3,6 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+import torch
+
 from zerolab.course.attempts import Odd, attempt
 from zerolab.course.exercise import graded
 from zerolab.course.lessons.zero_stage_1.cuts import CASES, MISTAKES, Case, Slices, inside, plain
@@ -30,6 +33,9 @@ def check_owned(fn: Callable) -> str | None:
     if outcome.failure:
         return outcome.failure.replace("rank 0", "your function").replace(", not waiting", "")
     answers = dict(zip(CASES, outcome.values[0], strict=True))
+    if all(answers[case] == tuple((stop, start) for start, stop in inside(case)) for case in CASES):
+        return "that is (stop, start): return (start, stop)"
+    answers = {case: own if isinstance(own, Odd) else tuple(plain(own)) for case, own in answers.items()}
     if set(answers.values()) == {Odd("NoneType", "")}:
         return "not written yet: the function returned None"
     wrong = [case for case in CASES if answers[case] != tuple(inside(case))]
@@ -37,16 +43,17 @@ def check_owned(fn: Callable) -> str | None:
 
 
 def _answers(fn: Callable) -> list[tuple | Odd]:
-    """In the worker: what fn returns for every case, each time as plain pairs of numbers."""
+    """In the worker: what fn returns for every case, each time as pairs of numbers."""
     return [_slices(fn(list(case.sizes), case.world_size, case.rank)) for case in CASES]
 
 
 def _slices(value: Any) -> tuple | Odd:
+    value = value.tolist() if isinstance(value, np.ndarray | torch.Tensor) else value
     if not isinstance(value, list | tuple):
         return Odd(type(value).__name__, "" if value is None else repr(value)[:60])
     pairs = [_pair(each) for each in value]
     odd = [pair for pair in pairs if isinstance(pair, Odd)]
-    return odd[0] if odd else tuple(plain(pair for pair in pairs if not isinstance(pair, Odd)))
+    return odd[0] if odd else tuple(pair for pair in pairs if not isinstance(pair, Odd))
 
 
 def _pair(value: Any) -> tuple[int, int] | Odd:
@@ -69,6 +76,8 @@ def _mistake(answers: Mapping[Case, Any], wrong: list[Case]) -> str:
     if isinstance(got, Odd):
         said = " ".join(filter(None, got[:2])).replace("NoneType", "None")
         return f"your function returned {said}: return a list with one (start, stop) for each parameter"
+    if nothing := _nothing_inside(answers, wrong):
+        return nothing
     for cases in (CASES, wrong):
         fits = [why for why, f in MISTAKES.items() if all(answers[c] == tuple(plain(f(c))) for c in cases)]
         if fits:
@@ -82,6 +91,25 @@ def _mistake(answers: Mapping[Case, Any], wrong: list[Case]) -> str:
         or _owners(answers, case)
         or "; ".join(filter(None, (_length(case, got), first)))
     )
+
+
+def _nothing_inside(answers: Mapping[Case, Any], wrong: list[Case]) -> str | None:
+    """Whether all wrong answers are of empty slices alone, and what these cases have in common."""
+    lists = [[] if isinstance(answers[case], Odd) else [*answers[case]] for case in wrong]
+    if any(not pairs or any(pair != (0, 0) for pair in pairs) for pairs in lists):
+        return None
+    right = [[(pair, size) for pair, size in zip(inside(c), c.sizes, strict=True) if pair[1]] for c in wrong]
+    if all(len(own) == 1 and own[0][0][0] > 0 for own in right):
+        return (
+            "where the shard lies inside one parameter, all slices are empty: there both ends have to be cut "
+            "off at once, the start at first - offset and the stop at last - offset"
+        )
+    if all(case.rank > 0 for case in wrong):
+        return (
+            "all slices of ranks above 0 are empty: the elements that belong to the ranks before count as if "
+            "they filled this rank's shard. Count only what lies inside the shard"
+        )
+    return None
 
 
 def _beyond(answers: Mapping[Case, Any], case: Case) -> str | None:

@@ -127,7 +127,7 @@ QUESTIONS = (
             "a": Choice(
                 "Another update: the norm of half a matrix is another number.",
                 "Such an optimizer is not elementwise. zerolab tries the optimizer on a cut tensor first, "
-                "and refuses it.",
+                "finds that, and lets one rank update the whole matrix.",
             ),
             "b": Choice(
                 "The same update, because the gradients are summed over the ranks.",

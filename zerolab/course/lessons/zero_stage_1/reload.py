@@ -1,7 +1,7 @@
 """Lesson 04's exercise on checkpoints: load a rank's shard from the files of other ranks."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -9,6 +9,7 @@ from zerolab.course.attempts import Odd, attempt, returned
 from zerolab.course.evidence import Finding, examine
 from zerolab.course.exercise import graded
 from zerolab.course.lessons.zero_stage_1.checkpoints import CASES, MISTAKES, Case, zeros_behind
+from zerolab.course.lessons.zero_stage_1.other_cuts import Read, begun, explaining
 from zerolab.course.lessons.zero_stage_1.solution import load_shard
 from zerolab.course.targets import bronze
 
@@ -22,14 +23,18 @@ HINTS = (
 
 
 class Loaded(NamedTuple):
-    """What a rank returned, how many elements it read, and of which files."""
+    """What a rank returned, and what it read: how many elements, and of which files."""
 
     value: torch.Tensor | Odd
-    read: int
-    opened: list[int]
+    reads: list[Read]
 
+    @property
+    def read(self) -> int:
+        return sum(stop - start for _, start, stop in self.reads)
 
-Read = tuple[int, int, int]  # the file, start and stop
+    @property
+    def opened(self) -> list[int]:
+        return sorted({file for file, start, stop in self.reads if start < stop})
 
 
 class Files:
@@ -41,11 +46,12 @@ class Files:
 
     def read(self, file: int, start: int, stop: int) -> torch.Tensor:
         """Return the elements start to stop of the shard that rank `file` saved."""
+        why = begun(self.case, self.rank, [*self.reads, (file, start, stop)])
         if not 0 <= file < len(self.files):
-            raise IndexError(f"read({file}, {start}, {stop}): {no_such_file(self)}")
+            raise IndexError(f"read({file}, {start}, {stop}): {why or no_such_file(self)}")
         length = self.files[file].numel()
         if not 0 <= start <= stop <= length:
-            why = of_short_files(self, (file, start, stop))
+            why = f". {why[0].upper()}{why[1:]}" if why else of_short_files(self, (file, start, stop))
             why = why or outside(self.case, self.rank, file, start, stop)
             raise IndexError(f"read({file}, {start}, {stop}): a file has the elements 0 to {length}{why}")
         self.reads.append((file, start, stop))
@@ -127,7 +133,8 @@ def check_load(fn: Callable) -> str | None:
     values = [own.value for loaded in by_case.values() for own in loaded]
     if all(isinstance(value, Odd) and value.kind == "NoneType" for value in values):
         return "not written yet: the function returned None"
-    return examine(CASES, lambda case: _compared(case, by_case[case]))
+    reads = {(case, rank): own.reads for case, loaded in by_case.items() for rank, own in enumerate(loaded)}
+    return examine(CASES, lambda case: _compared(case, by_case[case], explaining(reads)))
 
 
 def _load_all(fn: Callable) -> list[list[Loaded]]:
@@ -138,19 +145,21 @@ def _load_all(fn: Callable) -> list[list[Loaded]]:
 def _load(fn: Callable, case: Case, rank: int) -> Loaded:
     files = Files(case, rank)
     value = fn(files.read, case.saved_by, case.numel, case.world_size, rank)
-    opened = sorted({file for file, start, stop in files.reads if start < stop})
-    return Loaded(returned(value), sum(stop - start for _, start, stop in files.reads), opened)
+    return Loaded(returned(value), files.reads)
 
 
-def _compared(case: Case, loaded: list[Loaded]) -> Finding:
+def _compared(case: Case, loaded: list[Loaded], why: str | None) -> Finding:
+    """Compare what the ranks of a case loaded. `why`: what their reads tell of all cases."""
     ranks = range(case.world_size)
     right = [zeros_behind(case.state(), case.shard(rank)) for rank in ranks]
+    mistakes = {each: [value(case, rank) for rank in ranks] for each, value in MISTAKES.items()}
+    seen: list[Any] = [own.value for own in loaded]
     return Finding(
         str(case),
         None,
-        [own.value for own in loaded],
+        seen,
         right,
-        {why: [value(case, rank) for rank in ranks] for why, value in MISTAKES.items()},
+        {why: seen} if why else mistakes,
         lambda rank: [{"the right shard": right[rank]}],
         whole=torch.cat(right),
         cost=_read_too_much(case, loaded),

@@ -80,9 +80,34 @@ def whole(world: World, each: Callable[[int], torch.Tensor]) -> torch.Tensor:
     return torch.cat([each(rank)[world.cut(rank)] for rank in range(world.world_size)])
 
 
-def averaged_after_the_update(world: World, rank: int) -> torch.Tensor:
-    """Where the mean over the ranks of flat replaces the all-gather: 1/N of each update counts."""
-    return world.start + (world.trained(mean) - world.start) / world.world_size
+def gathered_otherwise(
+    world: World,
+    gather: Callable[[Gradients], torch.Tensor],
+    combine: Callable[[Gradients], torch.Tensor] = mean,
+) -> torch.Tensor:
+    """Where all ranks end if something else than an all-gather makes one flat of theirs, after each update.
+
+    Each rank has updated its own shard alone. `gather` gets the flats of all ranks; `combine` the gradients.
+    """
+    flat = world.start
+    shards = [flat[world.cut(rank)].clone() for rank in range(world.world_size)]
+    optimizers = [world.optimizer_class([shard], lr=LR) for shard in shards]
+    for step in range(STEPS):
+        gradient = combine([world.gradient(step, rank) for rank in range(world.world_size)])
+        flats = []
+        for rank, (shard, optimizer) in enumerate(zip(shards, optimizers, strict=True)):
+            shard.copy_(flat[world.cut(rank)])
+            shard.grad = gradient[world.cut(rank)]
+            optimizer.step()
+            flats.append(flat.clone())
+            flats[-1][world.cut(rank)] = shard
+        flat = gather(flats)
+    return flat
+
+
+def divided(world: World, flats: Gradients) -> torch.Tensor:
+    """Return the shards of all ranks, each divided by their number."""
+    return whole(world, lambda owner: flats[owner] / world.world_size)
 
 
 # A sentence, and the flat buffer that rank r ends with in a world.
@@ -91,8 +116,8 @@ MISTAKES: dict[str, Callable[[World, int], torch.Tensor]] = {
     "step left flat as it was: let your shard be a view, flat[...], or copy the updated shard back into it. "
     "Assigning a new tensor to a name does not change flat":
         lambda w, r: w.start,
-    "each rank updated its own shard, and no rank got the others': all-gather flat after the update, or "
-    "every rank continues with another model":
+    "each rank updated its own shard, and `flat` never got the others': all-gather flat itself after the "
+    "update, not a copy of it, or every rank continues with another model":
         lambda w, r: w.patched(w.start, w.trained(mean), r),
     "each rank updated its shard with its own gradient alone, and nobody got the others': reduce-scatter "
     "first, all-gather last":
@@ -121,7 +146,21 @@ MISTAKES: dict[str, Callable[[World, int], torch.Tensor]] = {
         lambda w, r: mean([w.trained(of(rank)) for rank in range(w.world_size)]),
     "flat was averaged over the ranks after the update, but each rank has updated its own shard only: "
     "all-gather the shards instead":
-        averaged_after_the_update,
+        lambda w, r: gathered_otherwise(w, mean),
+    "flat was summed over the ranks after the update, so every element counts N times: an all-reduce adds, "
+    "and here the shards have to be gathered":
+        lambda w, r: gathered_otherwise(w, sum_of),
+    "the updated parameters were divided by N: divide the gradient, before the update":
+        lambda w, r: gathered_otherwise(w, lambda flats: divided(w, flats)),
+    "the updated parameters were divided by N, and the gradient was not: divide the gradient, and before the "
+    "update":
+        lambda w, r: gathered_otherwise(w, lambda flats: divided(w, flats), sum_of),
+    "each rank's flat is zeros outside its own shard: all-gather the shards of all ranks":
+        lambda w, r: w.patched(torch.zeros_like(w.start), w.trained(mean), r),
+    "the gradient was divided by the number of elements, not of ranks":
+        lambda w, r: w.trained(lambda g: sum_of(g) / w.numel),
+    "the gradient was multiplied by the number of ranks: a reduce-scatter adds up, so divide":
+        lambda w, r: w.trained(lambda g: sum_of(g) * len(g)),
     "the last step is missing: is the gradient of the step before used, or flat gathered before the update?":
         lambda w, r: w.trained(mean, steps=STEPS - 1),
     "the others' shards are one step behind: all-gather after the update, not before it":
@@ -134,6 +173,11 @@ MISTAKES: dict[str, Callable[[World, int], torch.Tensor]] = {
         lambda w, r: w.trained(mean, lr=1e-3),
     "every rank has rank 0's flat, in which only rank 0's shard is new: all-gather the shards of all ranks":
         lambda w, r: w.patched(w.start, w.trained(mean), 0),
+    "lr was divided by the number of ranks, and the gradient was not. With SGD that is the same, and with "
+    "Adam it is not, because its step does not depend on the gradient's scale: divide the gradient":
+        lambda w, r: w.trained(sum_of, lr=LR / w.world_size),
+    "the gradient was divided by the length of the shard, not by the number of ranks":
+        lambda w, r: w.trained(lambda g: sum_of(g) / (w.cut(r).stop - w.cut(r).start)),
     "lr was divided by the number of ranks: the mean of the gradients is divided already":
         lambda w, r: w.trained(mean, lr=LR / w.world_size),
     "lr was multiplied by the number of ranks: pass it on as it is":

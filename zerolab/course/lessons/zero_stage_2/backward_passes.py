@@ -55,6 +55,7 @@ CASES = (
     Case({"a": 30, "b": 48, "c": 33}, ("cab", "abc")),
     Case(_equal("abc"), ("acb", "b", "ca")),
     Case(_equal("abcd"), ("ca", "dac", "ac", "adc")),
+    Case(_equal("cab"), ("cab", "acb", "bca")),  # the order of sizes is not the alphabet's
     Case({"a": 9, "b": 10}, ("ab", "ba", "ab", "ba")),
     Case({"a": 11, "b": 12}, ("ba", "ab", "ba")),
     Case({"a": 1001, "b": 1001}, ("ab", "ba", "ba", "ab")),

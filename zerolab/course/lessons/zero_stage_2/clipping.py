@@ -126,6 +126,9 @@ def _of_shards(case: Case, outcome: Attempt, shards: list[torch.Tensor], norms: 
         f"the norm is right, and {why}": [shards[r] * factor(norms, limit, r) for r in ranks]
         for why, factor in FACTORS.items()
     }
+    if (told := _added_to_the_norm(outcome, shards, norms, limit)) is not None:
+        why = f"the norm is right, and the factor is max_norm / (norm + {told:g}): add nothing so large to it"
+        mistakes[why] = [shard * min(1.0, limit / (whole(norms) + told)) for shard in shards]
     mistakes["the norm is right, and each element is clamped to max_norm: multiply all by one factor"] = [
         shard.clamp(-limit, limit) for shard in shards
     ]
@@ -138,6 +141,17 @@ def _of_shards(case: Case, outcome: Attempt, shards: list[torch.Tensor], norms: 
         lambda rank: [{"this rank's shard": shards[rank]}],
         cost=_sent_too_much(outcome),
     )
+
+
+def _added_to_the_norm(
+    outcome: Attempt, shards: list[torch.Tensor], norms: Norms, limit: float
+) -> float | None:
+    """What was added to the norm before max_norm was divided by it, if rank 0's factor tells."""
+    left = outcome.values[0].shard
+    if isinstance(left, Odd) or left.shape != shards[0].shape or not norms[0] or not left.norm():
+        return None
+    factor = float(left.double().norm()) / norms[0]
+    return round(limit / factor - whole(norms), 3)
 
 
 def _sent_too_much(outcome: Attempt) -> str | None:

@@ -27,12 +27,17 @@ HINTS = (
 class Reduced(NamedTuple):
     """A rank's shards, and how many whole buffers were alive after each unit got ready, and at the end.
 
-    Attributes: kept: of the first buffer too many, what keeps it; "" where that is not known.
+    Attributes:
+        kept: of the first buffer too many, what keeps it; "" where that is not known.
+        overlap: whether two shards begin at the same place in memory.
+        stale: whether a new object begins with the shards of this one.
     """
 
     shards: dict[str, torch.Tensor | Odd] | Odd
     whole: list[int]
     kept: str
+    overlap: bool
+    stale: bool
 
 
 @graded(
@@ -68,7 +73,7 @@ def _backward(cls: Callable, case: Case, rank: int) -> Reduced:
             kept = kept or next(filter(None, said), "")
         found.clear()
     shards = mine.shards
-    return Reduced(_plain(shards), whole, kept)
+    return Reduced(_plain(shards), whole, kept, _overlap(shards), bool(cls(dict(case.sizes)).shards))
 
 
 def _hand_over(mine: Any, name: str, gradient: torch.Tensor, units: dict[int, str]) -> None:
@@ -92,6 +97,12 @@ def _keeper(mine: Any, names: list[str], buffer: torch.Tensor, unit: str | None)
     return f"`{name}` keeps unit {unit}, and it is its turn: reduce it at once" if unit == turn else ""
 
 
+def _overlap(shards: Any) -> bool:
+    values = shards.values() if isinstance(shards, dict) else ()
+    places = [each.data_ptr() for each in values if isinstance(each, torch.Tensor) and each.numel()]
+    return len(set(places)) < len(places)
+
+
 def _plain(shards: Any) -> dict | Odd:
     if not isinstance(shards, dict):
         return Odd(type(shards).__name__, repr(shards)[:60])
@@ -102,14 +113,31 @@ def _look(cls: Callable, case: Case) -> Finding:
     outcome = attempt(_backward, [(cls, case, rank) for rank in range(case.world_size)])
     if stopped := _stopped(outcome, case):
         return Finding(str(case), stopped)
+    if any(values.stale for values in outcome.values):
+        return Finding(
+            str(case),
+            "a new object begins with the shards of the one before, so the next step goes wrong: make "
+            "self.shards = {} in __init__, and so with every dictionary and list",
+        )
     findings = [_of_unit(case, outcome, name) for name in case.sizes]
     wrong = [finding for finding in findings if finding.wrong]
     if not wrong:
         return Finding(str(case), cost=_sent_too_much(outcome, case) or _held_too_much(outcome, case))
     named = set.intersection(*(set(finding.fitting()) for finding in findings))
     wrong[0].mistakes = {why: values for why, values in wrong[0].mistakes.items() if why in named}
-    wrong[0].told = _orders_that_differ([list(values.shards) for values in outcome.values])
+    wrong[0].told = _one_buffer(outcome) or _orders_that_differ(
+        [list(values.shards) for values in outcome.values]
+    )
     return wrong[0]
+
+
+def _one_buffer(outcome: Attempt) -> str | None:
+    if not any(values.overlap for values in outcome.values):
+        return None
+    return (
+        "several shards are views of the same memory, so each unit overwrites the one before: keep a clone "
+        "for each unit"
+    )
 
 
 def _orders_that_differ(orders: list[list[str]]) -> str | None:

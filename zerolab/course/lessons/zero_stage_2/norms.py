@@ -70,6 +70,12 @@ NORMS: dict[str, Callable[[Norms, int], float]] = {
         lambda norms, r: norms[0],
     "that is the norm times the root of the number of ranks: were the squares added over the ranks twice?":
         lambda norms, r: whole(norms) * len(norms) ** 0.5,
+    "that is the norm of the other ranks' shards: this rank's own belongs to the gradient, too":
+        lambda norms, r: whole([norm for rank, norm in enumerate(norms) if rank != r]),
+    "that is the norm times the number of ranks":
+        lambda norms, r: whole(norms) * len(norms),
+    "that is the smallest of the shards' norms: the norm of the whole is the root of the sum of squares":
+        lambda norms, r: min(norms),
 }
 # fmt: on
 

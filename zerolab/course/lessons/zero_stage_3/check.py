@@ -12,7 +12,7 @@ from zerolab.course.alive import Alive
 from zerolab.course.attempts import Attempt, Odd, attempt, returned
 from zerolab.course.evidence import Finding, examine, sum_of
 from zerolab.course.exercise import graded
-from zerolab.course.lessons.zero_stage_3.held import Seen, too_much_memory
+from zerolab.course.lessons.zero_stage_3.held import Seen, lost_parameters, too_much_memory
 from zerolab.course.lessons.zero_stage_3.layers import (
     DEPTH,
     NUMEL,
@@ -66,6 +66,8 @@ MISTAKES = {
         lambda t, layer, r, cut: weight_of(layer)[cut(r)] * len(t),
     "each grad_shard is this rank's shard of the weight: reduce layer.grad":
         lambda t, layer, r, cut: weight_of(layer)[cut(r)],
+    "the weight was added to each grad_shard: reduce layer.grad alone":
+        lambda t, layer, r, cut: total(t, layer)[cut(r)] + weight_of(layer)[cut(r)],
     "each grad_shard was set to zeros and never filled":
         lambda t, layer, r, cut: torch.zeros_like(t[r][layer][cut(r)]),
 }
@@ -116,6 +118,7 @@ def _pass(fn: Callable, rank: int) -> Seen:
         watch.kept_gradient,
         unreduced,
         out_of_order(watch.uses, input_of(rank)) if watch.uses else None,
+        lost_parameters(layers),
     )
 
 
@@ -183,7 +186,9 @@ def _missing(values: list[Seen]) -> str | None:
 
 
 def _too_much(outcome: Attempt) -> str | None:
-    """Right gradients, but too much in memory, or too many bytes."""
+    """Right gradients, but lost parameters, too much in memory, or too many bytes."""
+    if lost := next(filter(None, (seen.lost for seen in outcome.values)), None):
+        return f"the gradients are right, but {lost}"
     by_rank = [too_much_memory(rank, seen) for rank, seen in enumerate(outcome.values)]
     return next(filter(None, by_rank), None) or _wrong_bytes(outcome)
 

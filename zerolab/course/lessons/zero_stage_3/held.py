@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 
 from zerolab.course.attempts import Odd
-from zerolab.course.lessons.zero_stage_3.layers import DEPTH
+from zerolab.course.lessons.zero_stage_3.layers import DEPTH, ShardedLayer, weight_of
 
 
 class Seen(NamedTuple):
@@ -21,6 +21,30 @@ class Seen(NamedTuple):
     kept_gradient: bool
     unreduced: int
     out_of_order: str | None
+    lost: str | None
+
+
+def lost_parameters(layers: list[ShardedLayer]) -> str | None:
+    """Whether a layer's shard no longer holds the parameters, and what it holds."""
+    for layer in layers:
+        shard, right = layer.shard, weight_of(layer.index)[layer.owned]
+        if not isinstance(shard, torch.Tensor) or not shard.untyped_storage().nbytes():
+            now = "nothing"
+        elif shard.shape == right.shape and torch.equal(shard.to(right.dtype), right):
+            continue
+        elif not shard.any():
+            now = "zeros"
+        else:
+            now = "the gradient" if _same(shard, layer.grad_shard) else "other numbers"
+        return (
+            f"layer {layer.index}'s shard holds {now} now, and the layer's parameters are lost: leave "
+            "layer.shard as it is, and set layer.grad_shard to a tensor of its own"
+        )
+    return None
+
+
+def _same(shard: torch.Tensor, gradient: object) -> bool:
+    return isinstance(gradient, torch.Tensor) and shard.dtype == gradient.dtype and shard.equal(gradient)
 
 
 def too_much_memory(rank: int, seen: Seen) -> str | None:

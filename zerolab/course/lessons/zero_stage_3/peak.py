@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from zerolab.course.attempts import Odd, attempt, told
 from zerolab.course.exercise import graded
+from zerolab.course.lessons.zero_stage_3.formulas import explaining
 from zerolab.course.lessons.zero_stage_3.solution import most_whole
 
 HINTS = (
@@ -155,15 +156,19 @@ def _fits(got: float | Odd, want: float) -> bool:
 
 
 def _mistake(answers: Sequence[float | Odd], wrong: Sequence[Case]) -> str:
-    """Return the mistake behind all answers, else behind all wrong ones; else the first that is wrong."""
+    """Return the mistake or the formula behind all answers, else the mistake behind all wrong ones."""
     given = dict(zip(CASES, answers, strict=True))
     got, case = given[wrong[0]], wrong[0]
     if isinstance(got, Odd):
         said = " ".join(filter(None, got[:2])).replace("NoneType", "None")
         return f"your function returned {said}: return a number of parameters"
-    for cases, where in ((CASES, ""), (wrong, _edge(wrong))):
-        if fits := [why for why, f in MISTAKES.items() if all(_fits(given[c], f(c)) for c in cases)]:
-            return ", or else ".join(fits) + where
+    fits = lambda formula, cases: all(_fits(given[c], formula(c)) for c in cases)
+    if named := [each for each, formula in MISTAKES.items() if fits(formula, CASES)]:
+        return ", or else ".join(named)
+    if why := explaining(lambda formula: fits(lambda c: formula(c.root, c.blocks, c.prefetch), CASES)):
+        return why
+    if named := [each for each, formula in MISTAKES.items() if fits(formula, wrong)]:
+        return ", or else ".join(named) + _edge(wrong)
     return f"your function returned {got:g}, and {case.right} parameters are whole{_edge(wrong)}"
 
 

@@ -1,13 +1,24 @@
 """Ticket 3: every rank logs another gradient norm."""
 
+import math
+
 import torch
 import torch.distributed as dist
 
 from zerolab import ring
 from zerolab.course.lessons.incident_room.check import Ticket, costs_too_much
 from zerolab.course.lessons.incident_room.engine import MOMENTUM
-from zerolab.course.lessons.incident_room.lockstep import Gradients, chunk, mean, own, summed, trained
-from zerolab.course.lessons.incident_room.room import Case
+from zerolab.course.lessons.incident_room.lockstep import (
+    Gradients,
+    Lockstep,
+    chunk,
+    mean,
+    own,
+    summed,
+    times,
+    trained,
+)
+from zerolab.course.lessons.incident_room.room import Case, batches, start
 
 MAX_NORM = 1.0
 
@@ -72,6 +83,24 @@ def _to_length_1(gradient: torch.Tensor) -> torch.Tensor:
     return gradient * (MAX_NORM / gradient.norm())
 
 
+def _upside_down(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient * (gradient.norm() / MAX_NORM).clamp(min=1)
+
+
+def _by_norm(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient * (gradient.norm() / MAX_NORM).clamp(max=1)
+
+
+def by_parameters(case: Case) -> list[torch.Tensor]:
+    """Where the ranks end if the parameters' norm decides how much the gradient is scaled."""
+    world = Lockstep(case.ranks)
+    data = [batches(case, rank) for rank in range(case.ranks)]
+    for _ in range(case.steps):
+        factor = (MAX_NORM / world.flats[0].norm()).clamp(max=1)
+        world.step(data, times(factor))
+    return world.flats
+
+
 def _by_shard(gradients: Gradients, owner: int) -> torch.Tensor:
     return clipped(gradients, lambda norms: norms[owner])
 
@@ -89,7 +118,39 @@ def _cost(case, ended) -> str | None:
     found = costs_too_much(case, ended)
     if found and "moves" in found:
         return f"{found}. The norm needs one number of each rank, not its gradient"
-    return found
+    return found or _logs_differ(ended) or _log_is_wrong(case, ended)
+
+
+def _logs_differ(ended) -> str | None:
+    """Whether the ranks log different norms. A rank need not log at all."""
+    logs = {rank: log for rank, each in enumerate(ended) if (log := _number(each.logs[0])) is not None}
+    if not logs or math.isclose(min(logs.values()), max(logs.values()), rel_tol=1e-6):
+        return None
+    listed = ", ".join(f"{log:.4g} on rank {rank}" for rank, log in logs.items())
+    return (
+        f"the ranks clip rightly, but self.log still differs from rank to rank: {listed}. That is what the "
+        "ticket reports: log the norm of the whole gradient"
+    )
+
+
+def _log_is_wrong(case: Case, ended) -> str | None:
+    """Whether the ranks log another number than the norm of the mean gradient before it is clipped."""
+    gradients = [[batch.gradient(start()) for batch in batches(case, rank)] for rank in range(case.ranks)]
+    log, right = _number(ended[0].logs[0]), float(mean(gradients).norm())
+    if log is None or math.isclose(log, right, rel_tol=1e-4):
+        return None
+    clipped = math.isclose(log, min(right, MAX_NORM), rel_tol=1e-4)
+    return (
+        f"the ranks clip rightly, and self.log is {log:.4g} in the first step, "
+        f"{'the norm after' if clipped else 'which is not the norm before'} the clipping: log that of the "
+        f"mean gradient before it is scaled, {right:.4g}"
+    )
+
+
+def _number(log) -> float | None:
+    """What a rank has logged, if it is one number."""
+    one = isinstance(log, torch.Tensor) and log.numel() == 1
+    return float(log) if one or isinstance(log, int | float) else None
 
 
 # A sentence, and where the ranks end.
@@ -115,8 +176,14 @@ MISTAKES = {
         lambda case: trained(case, _sum_clipped),
     "each element is clamped by itself, which changes the direction: scale the gradient by one factor":
         lambda case: trained(case, lambda gradients, owner: mean(gradients).clamp(-MAX_NORM, MAX_NORM)),
-    "nothing is clipped any more":
+    "nothing is clipped before optimizer.step uses the gradient: clip first":
         trained,
+    "the factor is upside down: it is max_norm / norm":
+        lambda case: trained(case, lambda gradients, owner: _upside_down(mean(gradients))),
+    "the factor is upside down: it is max_norm / norm, and 1 at most":
+        lambda case: trained(case, lambda gradients, owner: _by_norm(mean(gradients))),
+    "that takes the norm of the parameters: clip by the norm of the gradient":
+        by_parameters,
     "a gradient that is shorter than max_norm is made longer: clipping never lengthens, so clamp at 1":
         lambda case: trained(case, lambda gradients, owner: _to_length_1(mean(gradients))),
 }

@@ -145,6 +145,6 @@ TICKET = Ticket(
     ),
     mistakes=MISTAKES,
     stopped=orders_that_differ,
-    cases=tuple(Case(ranks, by_name=True) for ranks in (3, 2, 4)),
+    cases=(*(Case(ranks, by_name=True) for ranks in (3, 2, 4)), Case(4, by_name=True, thirds=True)),
 )
 check_6 = TICKET.check(6, [Repaired])

@@ -1,9 +1,12 @@
 """Ticket 9: half of the machines are gone, and the job is resumed on the rest."""
 
+import re
+
 import torch
 import torch.distributed as dist
 
 from zerolab import ring
+from zerolab.course.attempts import Attempt
 from zerolab.course.lessons.incident_room.check import Ticket
 from zerolab.course.lessons.incident_room.engine import MOMENTUM
 from zerolab.course.lessons.incident_room.lockstep import chunk
@@ -100,6 +103,22 @@ def reversed_files(case: Case) -> list[torch.Tensor]:
     return resumed(case, lambda momentum: torch.cat(files(momentum)))
 
 
+def cut_by_torch(case: Case, outcome: Attempt) -> str | None:
+    """Whether a momentum has the length of torch.chunk's piece, where the shard has that of ring.chunks."""
+    sizes = re.search(r"tensor a \((\d+)\) must match the size of tensor b \((\d+)\)", outcome.failure or "")
+    elements = torch.arange(PSI)
+    of_torch = [len(piece) for piece in elements.chunk(case.resumed_on)]
+    of_ring = [len(elements[piece]) for piece in ring.chunks(PSI, case.resumed_on)]
+    different = [pair for pair in zip(of_torch, of_ring, strict=True) if pair[0] != pair[1]]
+    if not sizes or (int(sizes[1]), int(sizes[2])) not in different:
+        return None
+    listed = lambda lengths: ", ".join(map(str, lengths))
+    return (
+        f"the momentum is cut into pieces of {listed(of_torch)} elements, as torch.chunk cuts. The shards "
+        f"have {listed(of_ring)}, because ring.chunks cuts them: self.mine is this rank's slice"
+    )
+
+
 # A sentence, and where the ranks end.
 # fmt: off
 MISTAKES = {
@@ -133,9 +152,15 @@ TICKET = Ticket(
         "together the files are the whole momentum. Which slice of it does this rank own now?",
         "torch.cat(files) is the whole momentum, in rank order; self.mine is this rank's slice of it.",
     ),
-    cases=(Case(4, resumed_on=2), Case(2, resumed_on=4), Case(3, resumed_on=2)),
+    cases=(
+        Case(4, resumed_on=2),
+        Case(2, resumed_on=4),
+        Case(3, resumed_on=2),
+        Case(2, resumed_on=3),  # where torch.chunk cuts otherwise than ring.chunks
+    ),
     right=resumed,
     mistakes=MISTAKES,
+    stopped=cut_by_torch,
     owned=lambda ranks, rank: [torch.arange(PSI)[chunk(rank, ranks)]],
 )
 check_9 = TICKET.check(9, [Repaired])
