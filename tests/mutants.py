@@ -38,6 +38,7 @@ TESTS = {
     "engine": ("engine",),
     "optimizer": (
         "optimizer",
+        "whole_parameters",
         "offload",
         "checkpoint/test_checkpoint.py",
         "engine/test_models_as_they_come.py",
@@ -85,7 +86,7 @@ class Mutant:
 
 def modules_of(package: str) -> list[Path]:
     place = ROOT / "zerolab" / package
-    return [place] if place.is_file() else sorted(place.glob("*.py"))
+    return [place] if place.is_file() else sorted(place.rglob("*.py"))
 
 
 def mutants_of(path: Path) -> Iterator[Mutant]:

@@ -39,7 +39,7 @@ class EngineSide(Side):
         self.shelf: list[torch.Tensor] = []
         torch.manual_seed(seed)
         self.model = self.listed_model = user_code.build(loop)
-        name, defaults = OPTIMIZERS[loop.optimizer]
+        kind, defaults = OPTIMIZERS[loop.optimizer]
         units = {"default": None, "all in one": [], "the first block": list(self.model.blocks)[:1]}
         listed = user_code.groups_of(loop, self.model)
         self.added_lr = added_lr
@@ -47,7 +47,7 @@ class EngineSide(Side):
             listed.append({"params": user_code.held_back(loop, self.model), "lr": added_lr})
         update_together(setting.prefetch > 0)
         self.optimizer = zerolab.ZeroOptimizer(
-            self.model, getattr(torch.optim, name), setting.stage, listed, units[setting.units],
+            self.model, kind, setting.stage, listed, units[setting.units],
             setting.precision, self.group, setting.prefetch, setting.in_flight, **defaults,
         )  # fmt: skip
 

@@ -4,25 +4,31 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from random import Random
 
+from torch import optim
+
 from support.loops.models import KINDS
+from support.whole_updates import Orthogonal
 
 Action = tuple
 """A method's name, of `EngineSide` and `ReplicasSide`, and its arguments."""
 
 OPTIMIZERS = {
-    "SGD": ("SGD", {"lr": 0.1}),
-    "momentum": ("SGD", {"lr": 0.05, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
-    "Adam": ("Adam", {"lr": 0.02}),
-    "amsgrad": ("AdamW", {"lr": 0.02, "amsgrad": True}),
-    "RMSprop": ("RMSprop", {"lr": 0.01, "centered": True, "momentum": 0.5}),
-    "Adagrad": ("Adagrad", {"lr": 0.1, "lr_decay": 0.01}),
-    "NAdam": ("NAdam", {"lr": 0.01}),
-    "RAdam": ("RAdam", {"lr": 0.01}),
-    "Adadelta": ("Adadelta", {"lr": 0.5}),
-    "Adamax": ("Adamax", {"lr": 0.01}),
-    "Rprop": ("Rprop", {"lr": 0.01}),
-    "ASGD": ("ASGD", {"lr": 0.05}),
+    "SGD": (optim.SGD, {"lr": 0.1}),
+    "momentum": (optim.SGD, {"lr": 0.05, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
+    "Adam": (optim.Adam, {"lr": 0.02}),
+    "amsgrad": (optim.AdamW, {"lr": 0.02, "amsgrad": True}),
+    "RMSprop": (optim.RMSprop, {"lr": 0.01, "centered": True, "momentum": 0.5}),
+    "Adagrad": (optim.Adagrad, {"lr": 0.1, "lr_decay": 0.01}),
+    "NAdam": (optim.NAdam, {"lr": 0.01}),
+    "RAdam": (optim.RAdam, {"lr": 0.01}),
+    "Adadelta": (optim.Adadelta, {"lr": 0.5}),
+    "Adamax": (optim.Adamax, {"lr": 0.01}),
+    "Rprop": (optim.Rprop, {"lr": 0.01}),
+    "ASGD": (optim.ASGD, {"lr": 0.05}),
+    "Adafactor": (optim.Adafactor, {"lr": 0.05}),
+    "orthogonal": (Orthogonal, {"lr": 0.02}),
 }
+"""By name: the class, and its keywords. The last two update whole parameters, each on one rank."""
 
 
 @dataclass(frozen=True)

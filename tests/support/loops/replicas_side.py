@@ -20,8 +20,7 @@ class ReplicasSide(Side):
 
     def __init__(self, loop: Loop, rank: int):
         self.loop, self.rank = loop, rank
-        name, defaults = OPTIMIZERS[loop.optimizer]
-        kind = getattr(torch.optim, name)
+        kind, defaults = OPTIMIZERS[loop.optimizer]
         self.replicas = Replicas(
             partial(user_code.build, loop), loop.setting.world_size, kind, partial(user_code.groups_of, loop),
             loop.setting.precision, **defaults,
