@@ -37,7 +37,10 @@ class Stage(ABC):
         """When the result is there: keep what this rank's update needs."""
 
     def share(self, unit: FlatUnit) -> slice:
-        """The part of a unit that this rank alone counts in norms and writes into checkpoints."""
+        """The part of a unit that is this rank's: each element is on one rank only.
+
+        Stages 1 to 3 own it. At all stages this rank counts it in norms and writes it into checkpoints.
+        """
         return self.comm.shard_range(unit.padded_numel, cuts=unit.cuts)
 
     @abstractmethod

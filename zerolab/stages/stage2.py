@@ -18,7 +18,7 @@ class Stage2(Stage):
     """
 
     def setup(self, unit: FlatUnit) -> None:
-        unit.own(self.comm.shard_range(unit.padded_numel, cuts=unit.cuts))
+        unit.own(self.share(unit))
 
     def unshard(self, unit: FlatUnit) -> Work:
         return Work()

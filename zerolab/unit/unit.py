@@ -1,4 +1,4 @@
-"""FlatUnit: a group of parameters in one flat buffer that can be cut into equal shards.
+"""FlatUnit: a group of parameters in one flat buffer that can be cut into shards.
 
 Sharding by whole parameters leaves ranks unbalanced and remainders without an owner; a flat buffer can be cut
 anywhere. Each parameter becomes a view into it, so the model does not notice, and a collective moves the
@@ -6,12 +6,9 @@ whole group in one message. The stages decide what is sharded and when. A unit o
 free, refill and cut.
 """
 
-import math
 import threading
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -21,16 +18,12 @@ from zerolab.precision import Precision
 from zerolab.storages import MemoryMeter, checksum
 from zerolab.unit.gathering import Gathering
 from zerolab.unit.grads import FlatGrads
+from zerolab.unit.layout import Layout
 from zerolab.unit.parameter_views import ParameterViews
 from zerolab.unit.sharded import Sharded
 from zerolab.unit.span import Span, describe
 from zerolab.unit.states import ParamState, change
 from zerolab.unit.writes import Writes
-
-ALIGNMENT_BYTES = 64
-"""Every parameter and every shard starts on such a boundary, as torch's own allocations do: with weights that
-start elsewhere, small CPU matrix products take another kernel and the last bits differ from plain PyTorch's.
-"""
 
 CONVERTED_TOGETHER = 2**20
 """How many elements are converted to another dtype at a time, if no parameter of the unit is larger."""
@@ -81,8 +74,11 @@ class FlatUnit:
         self.trainable = parameters[0].requires_grad
         self.dtype, self.device = parameters[0].dtype, parameters[0].device
         self._lowered_dtype = precision.parameters if precision.lowers(self.dtype) else self.dtype
-        self.cuts: list[int] | None = None
-        self._lay_out(named_parameters, shards, owners)
+        self.layout = Layout.of(named_parameters, self._lowered_dtype, shards, owners)
+        self.spans, self.cuts = self.layout.spans, self.layout.cuts
+        self.shards, self.shard_numel = shards, self.layout.shard_numel
+        self.numel, self.padded_numel = self.layout.numel, self.layout.padded_numel
+        self.chunk_numel = max(CONVERTED_TOGETHER, *(span.numel for span in self.spans))
         self.owned = slice(0, self.padded_numel)
         self._views = ParameterViews(self.spans, self._lowered_dtype, self.device)
         self.gather: Callable[[], None] | None = None
@@ -100,28 +96,6 @@ class FlatUnit:
         self.writes = Writes(name, self.spans)
         self.report()
 
-    def _lay_out(
-        self, named_parameters: list[tuple[str, nn.Parameter]], shards: int, owners: Sequence[int] | None
-    ) -> None:
-        """Give each parameter its span. Padding at the end makes shards equal that are cut anywhere."""
-        align = ALIGNMENT_BYTES // self._lowered_dtype.itemsize
-        self.spans: list[Span] = []
-        stops = [0]
-        for name, parameter in named_parameters:
-            self.spans.append(Span.of(name, parameter, stops[-1]))
-            stops.append(stops[-1] + _round_up(parameter.numel(), align))
-        stop = stops[-1]
-        self.shards = shards
-        self.numel = sum(span.numel for span in self.spans)
-        if owners is not None:
-            self.cuts = [stops[bisect_left(owners, rank)] for rank in range(shards + 1)]
-            self.shard_numel = max(stop - start for start, stop in pairwise(self.cuts))
-            self.padded_numel = stop
-        else:
-            self.shard_numel = _round_up(math.ceil(stop / shards), align)
-            self.padded_numel = self.shard_numel * shards
-        self.chunk_numel = max(CONVERTED_TOGETHER, *(span.numel for span in self.spans))
-
     @torch.no_grad()
     def _copy_parameters(self) -> torch.Tensor:
         """Copy the parameters into a new flat buffer and make each a view of it. Padding is zero."""
@@ -135,7 +109,7 @@ class FlatUnit:
         In mixed precision the owned fp32 values are kept as the master, and the parameters are rounded.
         Raises: ValueError where parameters have owners, and this range has a part of one.
         """
-        self._refuse_parts(owned)
+        self.layout.refuse_parts(owned, self.name)
         self.owned = self.grads.owned = owned
         original = self.flat[owned]
         if self._lowered_dtype == self.dtype:
@@ -152,17 +126,6 @@ class FlatUnit:
         """How many elements of parameters this rank owns, without padding."""
         parts = (span.within(self.owned.start, self.owned.stop) for span in self.spans)
         return sum(part.stop - part.start for part in parts)
-
-    def _refuse_parts(self, owned: slice) -> None:
-        """Raises: ValueError where ``owned`` has a part of a parameter that one rank has to update whole."""
-        for span in self.spans if self.cuts is not None else []:
-            part = span.within(owned.start, owned.stop)
-            if part.stop - part.start not in (0, span.numel):
-                raise ValueError(
-                    f"elements {owned.start} to {owned.stop} of unit {self.name} have a part of {span.name}, "
-                    "and its optimizer updates whole parameters: a stage takes the range "
-                    "comm.shard_range(unit.padded_numel, cuts=unit.cuts)"
-                )
 
     @property
     def whole(self) -> bool:
@@ -352,7 +315,3 @@ class FlatUnit:
         kind = "trainable" if self.trainable else "frozen"
         padding_numel = self.padded_numel - self.numel
         return f"FlatUnit({self.name!r}, {kind}, {len(self.spans)} parameters, {self.numel}+{padding_numel})"
-
-
-def _round_up(numel: int, multiple: int) -> int:
-    return math.ceil(numel / multiple) * multiple
