@@ -7,9 +7,10 @@ more of them. That is `model_states`; below it is what else fills a GPU: activat
 1 GB is 1e9 bytes, and 1 GiB is 2**30 bytes.
 """
 
+import heapq
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -48,6 +49,13 @@ class ModelStates:
     @property
     def total_bytes(self) -> float:
         return self.params_bytes + self.grads_bytes + self.optimizer_bytes
+
+    def __add__(self, other: "ModelStates") -> "ModelStates":
+        return ModelStates(
+            self.params_bytes + other.params_bytes,
+            self.grads_bytes + other.grads_bytes,
+            self.optimizer_bytes + other.optimizer_bytes,
+        )
 
 
 def optimizer_bytes_per_parameter(optimizer: str = "adam", precision: str = "mixed") -> int:
@@ -91,6 +99,22 @@ def model_states(
         grads_bytes=per_parameter.grads_bytes * held(psi, 2),
         optimizer_bytes=k * held(psi, 1),
     )
+
+
+def largest_share(sizes: Iterable[float], world_size: int) -> float:
+    """The part of all `sizes` that is on the rank that has most, where each is on one rank as a whole.
+
+    The largest goes first, each to the rank that has the least so far. So it is 1/N or a little more; with
+    more ranks than sizes it is what the largest has.
+
+    Raises: TypeError or ValueError for sizes that are no finite numbers >= 0, or world sizes below 1.
+    Source: longest processing time first, R. L. Graham, Bounds on Multiprocessing Timing Anomalies (1969)
+    """
+    ordered = sorted((_number("a size", size) for size in sizes), reverse=True)
+    loads = [0.0] * min(_whole("world_size", world_size), max(1, len(ordered)))
+    for size in ordered:
+        heapq.heapreplace(loads, loads[0] + size)
+    return max(loads) / sum(ordered) if sum(ordered) else 1 / world_size
 
 
 def bytes_per_parameter(stage: int, precision: str = "mixed", k: float | None = None) -> tuple[float, float]:

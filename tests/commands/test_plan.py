@@ -4,6 +4,8 @@ import math
 import re
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support import plans
 from support.plans import cells
 
@@ -92,6 +94,8 @@ REFUSED = {
     "--psi 7B --gpus 4 --gpu T4 --k nan": "k is nan; it must be a finite number from 0",
     "--psi 7B --gpus 4 --gpu T4 --precision bf16": "precision is 'bf16'; it must be one of mixed, fp32",
     "--psi 7B --gpus 4 --gpu T4 --optimizer lion": "optimizer is 'lion'; it must be one of adam",
+    "--psi 7B --gpus 4 --gpu T4 --optimizer muon": "the layers of a model are not known, so neither are its",
+    "--model gpt2 --gpus 4 --gpu T4 --optimizer muon --tensor-parallel 2": "--tensor-parallel is 2, and Muon",
 }
 
 
@@ -178,3 +182,35 @@ BAD_CHOICES = [
 def test_bad_choices_are_answered_with_the_good_ones(message, call):
     with pytest.raises((ValueError, TypeError), match=f"^{re.escape(message)}"):
         call()
+
+
+MUON_ON_1024 = "--model gpt2-xl --gpu-memory 32GB --optimizer muon --gpus 1024"
+
+
+def test_muon_counts_what_the_rank_with_the_largest_share_holds(plan):
+    """There are 192 matrices: a rank has one of the largest, or none."""
+    text = plan(MUON_ON_1024)
+    said = " ".join(text.split())
+    assert "192 matrices with 1.47B parameters are Muon's, with 8 bytes of optimizer state" in said
+    assert "the one that owns most has 7.11 times the mean" in said
+    largest, matrices = 4 * 1600**2, 48 * 12 * 1600**2
+    others = presets.model("gpt2-xl").psi - matrices
+    assert cells(text, "= model states")[3] == f"{(12 * largest + 16 * others / 1024) / 1e9:.3f}"
+    assert cells(text, "optimizer state")[0] == f"{(8 * matrices + 12 * others) / 1e9:.1f}"
+
+
+def test_the_number_of_gpus_that_muon_takes_is_the_first_that_fits(plan):
+    words = "--model gpt2-xl --gpu-memory 4GB --optimizer muon --batch 1 --checkpointing --gpus"
+    gpus = int(re.search(r"With (\d+) GPUs stage 3 fits", plan(f"{words} 1"))[1])
+    assert [cells(plan(f"{words} {n}"), "fits")[3] for n in (gpus - 1, gpus)] == ["NO", "yes"]
+
+
+@settings(deadline=None)
+@given(sizes=st.lists(st.integers(0, 50), max_size=12), ranks=st.integers(1, 9))
+def test_the_largest_share_is_that_of_the_longest_first(sizes, ranks):
+    """As Graham's rule says it, rank by rank."""
+    loads = [0] * ranks
+    for size in sorted(sizes, reverse=True):
+        loads[loads.index(min(loads))] += size
+    expected = max(loads) / sum(sizes) if sum(sizes) else 1 / ranks
+    assert memory.largest_share(sizes, ranks) == pytest.approx(expected)

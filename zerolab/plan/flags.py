@@ -3,6 +3,7 @@
 import argparse
 
 from zerolab import memory, presets
+from zerolab.plan.matrices import Matrices
 from zerolab.plan.question import Question
 from zerolab.step_time import Links
 
@@ -76,9 +77,11 @@ def read_question(args: argparse.Namespace) -> Question:
     elif (gpu_memory_bytes := memory.parse_bytes(args.gpu_memory)) < 1e6:
         size = f"{args.gpu_memory}, which is {gpu_memory_bytes:g} bytes"
         raise ValueError(f"--gpu-memory is {size}; write its unit, such as 32GB")
-    k = memory.optimizer_bytes_per_parameter(args.optimizer, args.precision) if args.k is None else args.k
     model = _read_model(args)
     _check_residual(args, model)
+    matrices = _read_matrices(args, model)
+    cut_by = args.optimizer if matrices is None else "adamw"
+    k = memory.optimizer_bytes_per_parameter(cut_by, args.precision) if args.k is None else args.k
     return Question(
         model=model,
         gpus=args.gpus,
@@ -94,6 +97,7 @@ def read_question(args: argparse.Namespace) -> Question:
         cpu_checkpointing=args.cpu_checkpointing,
         offload_optimizer=args.offload_optimizer,
         links=_read_links(args),
+        matrices=matrices,
     )
 
 
@@ -103,6 +107,20 @@ def _read_model(args: argparse.Namespace) -> presets.Model:
     if (psi := memory.parse_count(args.psi)) < 1:
         raise ValueError(f"--psi is {args.psi}; it must be at least 1 parameter, such as 7.5B")
     return presets.Model("a model", psi, None, None, None, None, "--psi")
+
+
+def _read_matrices(args: argparse.Namespace, model: presets.Model) -> Matrices | None:
+    """Return the matrices that Muon updates, or None for an optimizer whose parameters are cut."""
+    if args.optimizer != "muon" or args.k is not None:
+        return None
+    if model.layers is None or model.hidden is None:
+        raise ValueError(f"the layers of {model.name} are not known, so neither are its matrices; {_TAKE}")
+    if args.tensor_parallel > 1:
+        raise ValueError(
+            f"--tensor-parallel is {args.tensor_parallel}, and Muon needs whole matrices; leave it out, or "
+            "take another --optimizer"
+        )
+    return Matrices(model.layers, model.hidden, memory.optimizer_bytes_per_parameter("muon", args.precision))
 
 
 def _check_residual(args: argparse.Namespace, model: presets.Model) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from zerolab import cost, memory, presets, residual, step_time
+from zerolab.plan.matrices import Matrices
 
 STAGES = {0: "nothing", 1: "optimizer", 2: "+ gradients", 3: "+ parameters"}  # and what each one shards
 
@@ -17,6 +18,7 @@ class Question:
         partition_activations, cpu_checkpointing: the paper's P_a, and its checkpoints in the host's memory.
         offload_optimizer: "cpu" or "disk", where the optimizer state is kept, if not on the GPU.
         links: what the GPUs compute and send, to estimate the seconds of a step.
+        matrices: what ranks own whole, as for Muon; None where all parameters are cut.
     """
 
     model: presets.Model
@@ -33,6 +35,7 @@ class Question:
     cpu_checkpointing: bool = False
     offload_optimizer: str | None = None
     links: step_time.Links | None = None
+    matrices: Matrices | None = None
 
     @property
     def has_shape(self) -> bool:
@@ -101,13 +104,26 @@ class Question:
 
     def placed_states(self, stage: int) -> tuple[memory.ModelStates, float]:
         """The model states on the GPU, and the bytes of the optimizer state that are kept elsewhere."""
-        states = memory.model_states(self.rank_psi, self.copies, stage, self.precision, self.k)
+        states = self._all_states(stage)
         return (states, 0) if self.offload_optimizer is None else residual.offload_optimizer(states)
+
+    def _all_states(self, stage: int) -> memory.ModelStates:
+        """The model states of a rank; of the rank that owns most, where matrices are whole."""
+        how = (self.copies, stage, self.precision)
+        if self.matrices is None:
+            return memory.model_states(self.rank_psi, *how, self.k)
+        share = self.matrices.largest_share(self.copies)
+        whole = memory.model_states(self.matrices.psi, *how, self.matrices.k, own_share=share)
+        return whole + memory.model_states(self.rank_psi - self.matrices.psi, *how, self.k)
 
     @property
     def device_k(self) -> float:
-        """Bytes of optimizer state that a parameter costs on the GPU."""
-        return self.k if self.offload_optimizer is None else 0
+        """Bytes of optimizer state that a parameter costs on the GPU, in the mean over the model."""
+        if self.offload_optimizer is not None:
+            return 0
+        if self.matrices is None:
+            return self.k
+        return self.k + (self.matrices.k - self.k) * self.matrices.psi / self.rank_psi
 
     def states(self, stage: int) -> memory.ModelStates:
         return self.placed_states(stage)[0]
@@ -138,7 +154,10 @@ class Question:
     def gpus_needed(self, stage: int) -> int | None:
         room = max(0, self.gpu_memory_bytes - self.activation_bytes)
         copies = memory.smallest_world_size(self.rank_psi, room, stage, self.precision, self.device_k)
-        return None if copies is None else copies * self.tensor_parallel
+        if copies is None or self.matrices is None:
+            return None if copies is None else copies * self.tensor_parallel
+        most = max(copies, len(self.matrices.sizes)) + 1  # more ranks than matrices share no more of them
+        return next((n for n in range(copies, most) if replace(self, gpus=n).fits(stage)), None)
 
     def sent_bytes(self, stage: int) -> float:
         payload = cost.communication_volume(self.rank_psi, stage, self.micro_batches) * self.element_bytes

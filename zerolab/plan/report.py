@@ -28,6 +28,7 @@ def heading(question: Question) -> list[str]:
     lines = [
         f"{question.model.name} with {format_count(question.model.psi)} parameters on GPUs: {gpus}",
         f"precision {question.precision}: {each} (parameter, gradient, optimizer state)",
+        *_matrices(question),
     ]
     if question.micro_batches > 1:
         reduced = "stages 2 and 3 reduce every one, 0 and 1 one under no_sync()"
@@ -43,6 +44,20 @@ def heading(question: Question) -> list[str]:
         place = PLACES[question.offload_optimizer]
         lines.append(f"optimizer state kept {place}, and moved to the GPU and back once in each step")
     return [textwrap.fill(line, 96, subsequent_indent="  ") for line in [*lines, *_assumed(question)]]
+
+
+def _matrices(question: Question) -> list[str]:
+    """What ranks own whole, and how evenly."""
+    matrices = question.matrices
+    if matrices is None:
+        return []
+    times = matrices.largest_share(question.copies) * question.copies
+    each = f"{len(matrices.sizes)} matrices with {format_count(matrices.psi)} parameters"
+    return [
+        f"{each} are Muon's, with {matrices.k:g} bytes of optimizer state; AdamW has the others. A rank owns "
+        f"whole matrices from stage 1 on: the one that owns most has {times:.2f} times the mean, and is the "
+        "one below"
+    ]
 
 
 def _axes(question: Question) -> list[str]:
