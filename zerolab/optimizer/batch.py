@@ -6,7 +6,9 @@ from copy import deepcopy
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map
 
+from zerolab.optimizer.probe.values import tensors_in
 from zerolab.optimizer.slices import Slice
 from zerolab.optimizer.updates import Update
 from zerolab.unit import FlatUnit
@@ -23,12 +25,12 @@ def updated_together(units: list[FlatUnit], update_of: Callable[[FlatUnit], Upda
 
     Args: update_of: says which stock optimizer updates a unit. Several are never in one list.
     """
-    kind_of = lambda unit: (update_of(unit), unit.master.dtype)
+    needs = lambda unit: (update_of(unit), unit.master.dtype)
     found: list[list[FlatUnit]] = []
     numel = 0
     for unit in units:
         numel += unit.shard_numel
-        if not found or numel > TOGETHER_NUMEL or kind_of(unit) != kind_of(found[-1][0]):
+        if not found or numel > TOGETHER_NUMEL or needs(unit) != needs(found[-1][0]):
             found.append([])
             numel = unit.shard_numel
         found[-1].append(unit)
@@ -151,10 +153,23 @@ class Batch:
         numbers: dict[nn.Parameter, int],
         state_of: Callable[[Slice], dict | None],
     ) -> None:
-        """Load the options in a state_dict of all slices, which have these ``numbers``, and own state."""
+        """Load the options in a state_dict of all slices, which have these ``numbers``, and own state.
+
+        torch casts state to the dtype of its parameter. Here it keeps the dtype that it was saved in.
+        """
         theirs = [state_dict["param_groups"][place] for place in self.update.places]
         pairs = zip(theirs, self.optimizer.param_groups, strict=True)
         groups = [saved | {"params": [numbers[each] for each in own["params"]]} for saved, own in pairs]
-        mine = ((numbers[each.tensor], state_of(each)) for each in self._slices)
-        state = {number: values for number, values in mine if values is not None}
+        found = {each.tensor: values for each in self._slices if (values := state_of(each)) is not None}
+        state = {numbers[tensor]: values for tensor, values in found.items()}
         self.optimizer.load_state_dict(state_dict | {"state": state, "param_groups": groups})
+        for tensor, values in found.items():
+            _restore_dtypes(self.optimizer.state[tensor], values, tensor.device)
+
+
+def _restore_dtypes(state: dict, saved: dict, device: torch.device) -> None:
+    """Replace what has another dtype than it was saved in."""
+    dtypes = lambda value: [tensor.dtype for tensor in tensors_in(value)]
+    for key, value in saved.items():
+        if dtypes(state.get(key)) != dtypes(value):
+            state[key] = tree_map(lambda leaf: leaf.to(device) if torch.is_tensor(leaf) else leaf, value)

@@ -5,7 +5,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 
+from zerolab.optimizer.probe.values import (
+    described,
+    has_gaps,
+    named_tensors,
+    tensors_in,
+    without_contents,
+)
 from zerolab.optimizer.slices import Slice, in_memory_order
 from zerolab.unit import FlatUnit
 from zerolab.unit.span import Span, overlap
@@ -17,7 +25,8 @@ class Shard:
 
     Attributes:
         name: the parameter's, as in ``model.named_parameters()``.
-        key: which tensor of its optimizer state, such as "exp_avg"; None for the parameter itself.
+        key: which tensor of its optimizer state, such as "exp_avg", or "factors.0" of a list; None for the
+            parameter itself.
         numel: how many elements the whole tensor has. They are in the order of memory.
         values: [stop - start] the elements themselves: what is written here is what the optimizer updates.
         part: what the name of the stored tensor has beside these, where tensor-parallel ranks have one each.
@@ -57,9 +66,9 @@ def owned_shards(
             part = span.within(unit.owned.start, unit.owned.stop)
             yield unit, span, _shard(unit, span, None, part, values[part])
     for each in slices:
-        for key, value in state.get(each.tensor, {}).items():
-            if isinstance(value, torch.Tensor) and value.dim() > 0:
-                yield each.unit, each.span, _of_state(each, key, values_of(value))
+        for name, value in state.get(each.tensor, {}).items():
+            for key, tensor in named_tensors(name, value):
+                yield each.unit, each.span, _of_state(each, key, values_of(tensor))
 
 
 def _shard(unit: FlatUnit, span: Span, key: str | None, part: slice, values: torch.Tensor) -> Shard:
@@ -70,7 +79,7 @@ def _of_state(each: Slice, key: str, values: torch.Tensor) -> Shard:
     """The shard of a tensor in the optimizer's state: one value for each element, or all of a tensor."""
     if _has_form_of(each, values):
         return _shard(each.unit, each.span, key, each.part, in_memory_order(values))
-    return Shard(each.span.name, key, values.numel(), 0, values.contiguous().view(-1))
+    return Shard(each.span.name, key, values.numel(), 0, in_memory_order(values))
 
 
 def _has_form_of(each: Slice, value: torch.Tensor) -> bool:
@@ -79,10 +88,12 @@ def _has_form_of(each: Slice, value: torch.Tensor) -> bool:
 
 
 def describe_state(slices: list[Slice], state: MutableMapping) -> dict[str, dict]:
-    """Return the optimizer state by parameter name and key: scalars themselves, of other tensors the dtype.
+    """Return the optimizer state by parameter name and key, without the contents of its tensors.
 
-    Of the tensors of a parameter that one rank owns whole, the shape too where it is not the parameter's.
-    Raises: ValueError for another tensor that has neither one value nor one for each element.
+    Of a tensor with one value for each element it has the dtype, because a slice has another shape on each
+    rank. Of the other tensors of a parameter that one rank owns whole it has a tensor on the meta device, in
+    lists and dicts too. A tensor without dimensions, such as a step counter, is there as it is.
+    Raises: ValueError for another tensor of a parameter that is cut.
     """
     return {
         each.span.name: {key: _described(each, key, value) for key, value in state[each.tensor].items()}
@@ -91,19 +102,26 @@ def describe_state(slices: list[Slice], state: MutableMapping) -> dict[str, dict
     }
 
 
-def _described(each: Slice, key: str, value):
-    if not isinstance(value, torch.Tensor):
-        return value
-    if value.dim() == 0:
-        return value.cpu()
-    if _has_form_of(each, value):
+def _described(each: Slice, key: str, value: Any) -> Any:
+    if isinstance(value, torch.Tensor) and value.dim() and _has_form_of(each, value):
         return value.dtype
-    if each.whole:
-        return value.dtype, tuple(value.shape)
-    raise ValueError(
-        f"the optimizer's {key} for {each.span.name} has shape {tuple(value.shape)}, neither one value "
-        "nor one for each element: it cannot be stored by element"
-    )
+    if not each.whole and any(tensor.dim() for tensor in tensors_in(value)):
+        raise ValueError(
+            f"the optimizer's {key} for {each.span.name} is {described(value)}, neither one value nor one "
+            "for each element: it cannot be stored by element"
+        )
+    if any(map(has_gaps, tensors_in(value))):
+        raise ValueError(
+            f"the optimizer's {key} for {each.span.name} is {described(value)}: keep tensors without gaps in "
+            "memory, as after .contiguous()"
+        )
+    return tree_map(_leaf_described, value)
+
+
+def _leaf_described(leaf: Any) -> Any:
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    return without_contents(leaf) if leaf.dim() else leaf.detach().cpu().clone()
 
 
 def contents(whose: FlatUnit | torch.Tensor) -> torch.Tensor:
@@ -127,12 +145,18 @@ def allocate_state(each: Slice, present: dict, described: dict[str, dict]) -> di
     return {key: _allocated(each, value, present.get(key)) for key, value in entries.items()}
 
 
-def _allocated(each: Slice, value, old):
-    like: torch.Tensor = each.tensor
-    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], torch.dtype):
-        value, shape = value
-        like = like.new_empty(shape)
-    if not isinstance(value, torch.dtype):
-        return value
-    fits = isinstance(old, torch.Tensor) and (old.shape, old.dtype) == (like.shape, value)
-    return old if fits else torch.empty_like(like, dtype=value, requires_grad=False)
+def _allocated(each: Slice, form: Any, old: Any) -> Any:
+    """What `_described` describes, in tensors of ``old`` that have the same form, and in new ones."""
+    if isinstance(form, torch.dtype):
+        form = torch.empty_like(each.tensor, dtype=form, device="meta", requires_grad=False)
+    spare = list({t.untyped_storage()._cdata: t for t in tensors_in(old) if t.dim()}.values())
+
+    def leaf(like: Any) -> Any:
+        if not isinstance(like, torch.Tensor) or not like.is_meta:
+            return like
+        for place, tensor in enumerate(spare):
+            if (tensor.shape, tensor.dtype, tensor.stride()) == (like.shape, like.dtype, like.stride()):
+                return spare.pop(place)
+        return torch.empty_like(like, device=each.tensor.device)
+
+    return tree_map(leaf, form)

@@ -32,15 +32,38 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(each)
 
 
-def storable_whole(value: Any) -> bool:
-    """Whether a checkpoint can store it with a whole parameter: dense tensors, numbers, lists and dicts."""
+def named_tensors(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors in a value that have dimensions, with a name for each: that of the value, and its place."""
     if isinstance(value, torch.Tensor):
-        return value.layout == torch.strided
+        if value.dim():
+            yield name, value
+    elif isinstance(value, (list, tuple, dict)):
+        for place, each in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from named_tensors(f"{name}.{place}", each)
+
+
+def storable_whole(value: Any) -> bool:
+    """Whether a checkpoint can store it with a whole parameter: tensors, numbers, lists and dicts.
+
+    Tensors have to lie in memory without gaps. The order of a sum, and its last bits, depend on strides.
+    """
+    if isinstance(value, torch.Tensor):
+        return value.layout == torch.strided and not has_gaps(value)
     if isinstance(value, dict):
         return all(isinstance(key, PLAIN) for key in value) and all(map(storable_whole, value.values()))
     if isinstance(value, (list, tuple)):
         return all(map(storable_whole, value))
     return isinstance(value, PLAIN)
+
+
+def without_contents(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor on the meta device with this one's shape and dtype, and its strides if it has no gaps."""
+    return torch.empty_like(tensor, device="meta", requires_grad=False)
+
+
+def has_gaps(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's elements, in some order, do not fill its memory one after the other."""
+    return without_contents(tensor).stride() != tensor.stride()
 
 
 def storable_in_slices(value: Any, tensor: torch.Tensor) -> bool:
@@ -55,5 +78,8 @@ def storable_in_slices(value: Any, tensor: torch.Tensor) -> bool:
 def described(value: Any) -> str:
     """Return what a value is, for an error."""
     if isinstance(value, torch.Tensor):
-        return f"a tensor of shape {tuple(value.shape)}"
+        gaps = " with gaps in memory" * (value.layout == torch.strided and has_gaps(value))
+        return f"a tensor of shape {tuple(value.shape)}{gaps}"
+    if isinstance(value, (list, tuple, dict)):
+        return f"a {type(value).__name__}"
     return f"an object of class {type(value).__name__}"
