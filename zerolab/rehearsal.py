@@ -20,6 +20,8 @@ from zerolab.engine.tensors import tensors_in
 from zerolab.measure import MeasuredStates
 from zerolab.models import GPT
 from zerolab.optimizer import ZeroOptimizer
+from zerolab.optimizer.owners import Balance
+from zerolab.optimizer.probe.state_bytes import NumbersOfMeta
 from zerolab.tensor_parallel import TensorParallel, parallelize
 from zerolab.tensor_parallel.split import Pair
 from zerolab.trace import Traffic
@@ -35,6 +37,7 @@ class Rehearsal:
         tensor_parallel_traffic: what it sent to the ranks that share its copy.
         checkpoints_bytes: the inputs of blocks that it kept on its device from forward to backward.
         offloaded_checkpoints_bytes: those that it kept elsewhere.
+        balance: how evenly parameters are shared that ranks own whole, as for Muon; None where all are cut.
     """
 
     psi: int
@@ -45,6 +48,7 @@ class Rehearsal:
     peak_by_phase: dict[str, int]
     checkpoints_bytes: int
     offloaded_checkpoints_bytes: int
+    balance: Balance | None
 
 
 def rehearse(
@@ -101,6 +105,7 @@ def rehearse(
             peak_by_phase=dict(optimizer.meter.peak_by_phase),
             checkpoints_bytes=checkpoints_bytes,
             offloaded_checkpoints_bytes=offloaded_bytes,
+            balance=optimizer.balance,
         )
 
 
@@ -114,7 +119,8 @@ def _train(optimizer: ZeroOptimizer, arguments: object, kept: Checkpointing) -> 
         loss = optimizer.scale(_loss(optimizer.model, arguments))
         held = kept.held_bytes, kept.offloaded_bytes
         loss.backward()
-        optimizer.step()
+        with NumbersOfMeta():  # some updates read a norm
+            optimizer.step()
     return held
 
 

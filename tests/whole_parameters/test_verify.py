@@ -8,6 +8,7 @@ from torch import nn
 
 import zerolab
 from zerolab import memory
+from zerolab.__main__ import main
 from zerolab.models import GPT
 from zerolab.optimizer.owners import choose_owners
 from zerolab.parity.parity import random_tokens
@@ -81,3 +82,79 @@ def test_a_rehearsed_rank_holds_what_it_owns(world_size: int):
         assert getattr(found.memory, each.name) == pytest.approx(
             sum(getattr(part, each.name) for part in expected), abs=1
         )
+
+
+def named(model: nn.Module) -> list[dict]:
+    """Groups of named parameters, with one tensor for a list, and a frozen parameter."""
+    model.blocks[0].requires_grad_(False)
+    matrices = [(name, p) for name, p in model.named_parameters() if p.dim() == 2 and "blocks" in name]
+    used = {id(p) for _, p in matrices}
+    others = [p for p in model.parameters() if id(p) not in used]
+    own = {"optimizer": torch.optim.Muon, "lr": 0.02}
+    first, *rest = matrices
+    return [{"params": others}, own | {"params": first[1]}, own | {"params": rest}]
+
+
+def some_matrices(model: nn.Module) -> list[dict]:
+    """Muon has only some matrices of each block, and AdamW the others of the same shapes."""
+    mine = {id(block.mlp_in.weight) for block in model.blocks}
+    return [
+        {"params": [p for p in model.parameters() if id(p) not in mine]},
+        {"params": [p for p in model.parameters() if id(p) in mine], "optimizer": torch.optim.Muon},
+    ]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"optimizer_class": torch.optim.Adafactor, "lr": 0.01},
+        {"optimizer_class": torch.optim.Adafactor, "precision": "mixed"},
+        {"optimizer_class": torch.optim.AdamW, "params": named},
+        {"optimizer_class": torch.optim.AdamW, "params": some_matrices},
+        {"optimizer_class": torch.optim.SGD, "params": lambda model: list(model.parameters()), "lr": 0.1},
+    ],
+    ids=["Adafactor", "Adafactor, mixed", "named and frozen", "some matrices", "a list"],
+)
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_any_groups_and_state_that_is_no_multiple_of_the_parameters(stage: int, settings: dict):
+    report = zerolab.verify(stage, 2, **settings)
+    assert (report.bit_identical, report.memory_matches, report.traffic_matches) == (True, True, True)
+
+
+class WithEmpty(nn.Module):
+    """One unit has a matrix without elements alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(4, 4), Empty()])
+
+    def forward(self, x):
+        return self.blocks[1](self.blocks[0](x)).square().mean()
+
+
+class Empty(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.matrix = nn.Parameter(torch.empty(0, 3))
+
+    def forward(self, x):
+        return x + self.matrix.sum()
+
+
+def test_a_matrix_without_elements():
+    inputs = lambda step, rank: torch.ones(2, 4) * (1 + rank)
+    assert zerolab.verify(2, 2, WithEmpty, inputs, **MUON).ok
+
+
+def test_the_report_and_the_command_say_how_even_the_shares_are(capsys):
+    balance = zerolab.verify(1, 3, **MUON).balance
+    assert balance.elements == balance.multiplications == 1.0  # three blocks for three ranks
+    assert zerolab.verify(1, 2, optimizer_class=torch.optim.Adam).balance is None
+    assert main(["verify", "--stage", "1", "--world-size", "4", "--optimizer", "muon"]) == 0
+    assert "Whole parameters on 4 ranks: the busiest rank has 1.11 times the mean" in capsys.readouterr().out
+
+
+def test_a_rehearsal_says_it_too_and_runs_updates_that_read_a_norm():
+    assert zerolab.rehearse(big_gpt, 1024, 3, **MUON).balance.elements == pytest.approx(1024 * 4 / 144)
+    found = zerolab.rehearse(two_blocks, 4, 2, optimizer_class=torch.optim.Adafactor)
+    assert found.balance.elements < 1.2 and found.memory.optimizer_bytes > 0

@@ -5,10 +5,14 @@ transpose takes about m·n·min(m, n) multiplications, and its state takes m·n 
 over the ranks, over all parameters of the model. One unit alone has too few matrices for that.
 """
 
+from bisect import bisect_right
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import nn
+
+from zerolab.unit import FlatUnit
 
 
 def update_flops(parameter: torch.Tensor) -> int:
@@ -49,6 +53,35 @@ def choose_owners(units: list[list[nn.Parameter]], ranks: int) -> dict[int, int]
         loads[owner] += shares[index]
         in_unit[place, owner] += parameter.numel()
     return owners
+
+
+class Balance(NamedTuple):
+    """The largest rank's share over the mean, 1.0 where all ranks have as much, of whole parameters.
+
+    Attributes: elements: of what ranks keep. multiplications: of the work of their updates.
+    """
+
+    elements: float
+    multiplications: float
+
+    def __str__(self) -> str:
+        return (
+            f"the busiest rank has {self.multiplications:.2f} times the mean of the multiplications, and the "
+            f"largest {self.elements:.2f} times the mean of the elements"
+        )
+
+
+def balance_of(units: list[FlatUnit], ranks: int) -> Balance | None:
+    """Return how evenly whole parameters are shared; None where all parameters are cut."""
+    elements, multiplications = [0.0] * ranks, [0.0] * ranks
+    whole = [(cuts, span) for unit in units if (cuts := unit.cuts) is not None for span in unit.spans]
+    for cuts, span in whole:
+        owner = min(bisect_right(cuts, span.offset), ranks) - 1  # one without elements may lie at the end
+        elements[owner] += span.numel
+        multiplications[owner] += update_flops(span.layout)
+    if not whole:
+        return None
+    return Balance(imbalance(elements), imbalance(multiplications))
 
 
 def imbalance(loads: list[float]) -> float:

@@ -17,6 +17,7 @@ from zerolab.memory import ModelStates
 from zerolab.models import GPT
 from zerolab.optimizer import STAGES, ZeroOptimizer
 from zerolab.optimizer.matrices import matrices_by
+from zerolab.optimizer.owners import Balance
 from zerolab.optimizer.probe import verdict_of
 from zerolab.optimizer.settings import choose
 from zerolab.parity.prediction import Prediction, predict
@@ -34,7 +35,8 @@ class Report:
     """What `verify` found: ``memory`` and ``traffic`` of rank 0's last step, the flags for all ranks.
 
     ``max_abs_diff`` is the largest difference between any parameter of the sharded run and of the reference:
-    0.0 where they are bit-identical, inf where one is NaN. ``backend``: "gloo" or "nccl".
+    0.0 where they are bit-identical, inf where one is NaN. ``backend``: "gloo" or "nccl". ``balance``: how
+    evenly parameters are shared that ranks own whole.
     """
 
     stage: int
@@ -50,6 +52,7 @@ class Report:
     traffic_matches: bool
     losses: list[float]
     reference_losses: list[float]
+    balance: Balance | None
 
     @property
     def ok(self) -> bool:
@@ -67,6 +70,7 @@ class _Run:
     memory: MeasuredStates
     traffic: Traffic
     predicted: Prediction
+    balance: Balance | None
     threads: int
     backend: str
 
@@ -135,10 +139,10 @@ def _train_sharded(
     with optimizer.full_params():
         parameters = {name: p.detach().clone() for name, p in model.named_parameters()}
     mine = parameters if rank == 0 else {}
-    predicted = predict(optimizer, stage)
+    predicted, balance = predict(optimizer, stage), optimizer.balance
     threads, backend = torch.get_num_threads(), backend_for(device().type)
     assert backend is not None  # launch chose the device for its backend
-    return _Run(losses, mine, _digest(parameters), memory, traffic, predicted, threads, backend)
+    return _Run(losses, mine, _digest(parameters), memory, traffic, predicted, balance, threads, backend)
 
 
 def _compare(stage: int, runs: list[_Run], expected: dict[str, torch.Tensor], losses: list[float]) -> Report:
@@ -159,6 +163,7 @@ def _compare(stage: int, runs: list[_Run], expected: dict[str, torch.Tensor], lo
         traffic_matches=all(run.predicted.holds_traffic(run.traffic) for run in runs),
         losses=first.losses,
         reference_losses=losses,
+        balance=first.balance,
     )
 
 

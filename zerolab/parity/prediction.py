@@ -60,16 +60,18 @@ def _states(unit: FlatUnit, optimizer: ZeroOptimizer, stage: int) -> ModelStates
         return model_states(0, ranks, stage, convention, frozen_psi=unit.numel)
     k = 0.0
     if optimizer.offload.tier is None:
-        state = max((s.state_bytes_per_element for s in optimizer.slices if s.unit is unit), default=0.0)
-        k = state + 4 * unit.precision.has_masters
-    share = None if unit.cuts is None else _own_numel(unit, optimizer) / unit.numel
+        k = _state_bytes_per_element(unit, optimizer) + 4 * unit.precision.has_masters
+    share = None if unit.cuts is None else unit.owned_numel / max(1, unit.numel)
     return model_states(unit.numel, ranks, stage, convention, k=k, own_share=share)
 
 
-def _own_numel(unit: FlatUnit, optimizer: ZeroOptimizer) -> int:
-    """How many elements of parameters have this rank as their owner."""
-    own = optimizer.comm.shard_range(unit.padded_numel, cuts=unit.cuts)
-    return sum(span.numel for span in unit.spans if own.start <= span.offset < own.stop)
+def _state_bytes_per_element(unit: FlatUnit, optimizer: ZeroOptimizer) -> float:
+    """The mean over the unit's parameters; where ranks own them whole, over those of this rank."""
+    spans = unit.spans
+    if unit.cuts is not None:
+        spans = [span for span in spans if unit.owned.start <= span.offset < unit.owned.stop]
+    nbytes = sum(optimizer.updates.state_bytes(span.parameter) * span.numel for span in spans)
+    return nbytes / max(1, sum(span.numel for span in spans))
 
 
 def _wire_bytes(unit: FlatUnit, comm: Comm, stage: int, kind: tuple) -> float:

@@ -9,7 +9,7 @@ _WIDTHS = (5, 5, 9, 13, 12, 12, 12, 12, 12)
 
 def print_reports(reports: Iterable) -> int:
     """Print the reports as they come, and a closing line; 0 if all hold, 1 if any does not."""
-    failed, count = [], 0
+    failed, count, balances = [], 0, {}
     for report in reports:
         if count == 0:
             print(_HEADING if report.backend == "gloo" else f"{_HEADING}Over NCCL, on GPUs.\n")
@@ -20,8 +20,12 @@ def print_reports(reports: Iterable) -> int:
         print(_row((report.stage, report.world_size, "measured", verdict, *measured)))
         expected = _numbers(report.predicted_memory, report.predicted_traffic)
         print(_row(("", "", "predicted", "True", *expected)), flush=True)
+        balances[report.world_size] = report.balance
         if not report.ok:
             failed.append(f"stage {report.stage} on {report.world_size}")
+    for world_size, balance in balances.items():
+        if balance is not None:
+            print(f"\nWhole parameters on {world_size} ranks: {balance}")
     if failed:
         print(f"\n{len(failed)} of {count} differ from what was predicted: {', '.join(failed)}")
     else:

@@ -33,14 +33,14 @@ def measured_bytes(
     values = torch.linspace(-1.0, 1.0, math.prod(shape), dtype=torch.float32, device=device).view(shape)
     parameter = values.clone().requires_grad_()
     optimizer = build([[parameter]])
-    with _NumbersOfMeta():
+    with NumbersOfMeta():
         for _ in range(steps):
             parameter.grad = values.clone()
             optimizer.step()
     return bytes_of_state(optimizer.state.get(parameter, {}), parameter)
 
 
-class _NumbersOfMeta(TorchDispatchMode):
+class NumbersOfMeta(TorchDispatchMode):
     """A number that is read from a tensor without contents, such as a norm, is 1.
 
     Otherwise Adafactor, which compares a norm with a bound on the CPU, could not be stepped there.
