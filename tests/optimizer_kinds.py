@@ -28,7 +28,7 @@ def judged(of_class: type[torch.optim.Optimizer], options: dict) -> tuple[str, s
         verdict = verdict_of(of_class, keywords, options)
     except Exception as error:
         return NOT_BUILT, f"{type(error).__name__}: {error}"
-    kind, reason = verdict.kind.value.split(":")[0], verdict.reason
+    kind, reason = verdict.kind.short, verdict.reason
     if verdict.found and not verdict.refusal_of(MATRIX):
         nbytes = state_bytes_of(of_class, keywords, options, MATRIX)
         reason = f"dimensions {', '.join(map(str, verdict.found.taken))}; {nbytes} bytes of state; {reason}"
@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     counts = Counter((module, kind) for module, kind, _ in rows(args.modules))
     for module in dict.fromkeys(module for module, _ in counts):
-        of_kind = [(kind.value.split(":")[0], counts[module, kind.value.split(":")[0]]) for kind in Kind]
+        of_kind = [(kind.short, counts[module, kind.short]) for kind in Kind]
         of_kind.append((NOT_BUILT, counts[module, NOT_BUILT]))
         print(f"{module}: " + ", ".join(f"{number} {kind}" for kind, number in of_kind if number))
     return 0

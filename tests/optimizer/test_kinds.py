@@ -152,14 +152,24 @@ def test_a_class_that_wraps_another_is_refused_with_a_way_out():
 @pytest.mark.parametrize(
     "of_class, taken, refused, error",
     [
-        (torch.optim.Muon, "2", (11,), "one of shape (11,) has 1 (ValueError: Muon only supports 2D"),
+        (
+            torch.optim.Muon,
+            "2",
+            (11,),
+            "one of shape (11,) has 1 (a smaller one raised ValueError: Muon only supports 2D",
+        ),
         (
             whole_optimizers.OnlyMatrices,
             "2",
             (2, 3, 4),
-            "has 3 (ValueError: only matrices): put it in a group",
+            "has 3 (a smaller one raised ValueError: only matrices): put it in a group",
         ),
-        (whole_optimizers.OnlyConvolutions, "4", (6, 7), "has 2 (ValueError: not enough values to unpack"),
+        (
+            whole_optimizers.OnlyConvolutions,
+            "4",
+            (6, 7),
+            "has 2 (a smaller one raised ValueError: not enough values to unpack",
+        ),
         (torch.optim.Adafactor, "0, 1, 2, 3, 4, 5", (1,) * 6, "has 6 (no more than 5 dimensions were tried)"),
     ],
 )

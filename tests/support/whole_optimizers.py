@@ -57,6 +57,16 @@ class StepCountInGroup(TensorStep):
         return 1 / group["steps"]
 
 
+class CountsUsedGroups(TensorStep):
+    """Counts its steps in the groups that have parameters, so a rank without any has another count."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in filter(lambda each: each["params"], self.param_groups):
+            group["steps"] = group.get("steps", 0) + 1
+        super().step()
+
+
 class RowsAndColumns(SignSGD):
     """Keeps a mean for each row and each column of a matrix, in a dict, and one number for a vector."""
 
@@ -349,7 +359,8 @@ BY_PARAMETER = [
 ACROSS_PARAMETERS = [
     odd.GlobalNorm, odd.Estimate, odd.CountsParameters, odd.LargestRate, odd.CountsUse, MeetInOneGroup,
     MeetWithOneShape, StacksMatrices, LargeGlobalNorm, HugeGlobalNorm, SkipsAll, LeakingState, SharedState,
-    PlaceInGroup, WhereSomeAreUnused, AFewParameters, OneParameter, ChangesPhase, FailsAlone, OneStepSize,
+    PlaceInGroup, CountsUsedGroups, WhereSomeAreUnused, AFewParameters, OneParameter, ChangesPhase,
+    FailsAlone, OneStepSize,
 ]  # fmt: skip
 UNSUITABLE = [
     odd.Noise, odd.GlobalState, CountsCalls, RareNoise, NeedsAClosure, Object, Growing, SizedByValues,

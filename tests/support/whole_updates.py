@@ -63,11 +63,12 @@ class Together:
 
 def together(groups: list[dict], main: type = torch.optim.AdamW, **defaults) -> Together:
     """The optimizers of groups, some of which name their class, as ZeroOptimizer takes them."""
-    groups = [dict(group) for group in groups]
-    return Together([
-        own([group]) if (own := group.pop("optimizer", None)) else main([group], **defaults)
-        for group in groups
-    ])  # fmt: skip
+    plain = [group for group in groups if "optimizer" not in group]
+    own = [dict(group) for group in groups if "optimizer" in group]
+    optimizers = [main(plain, **defaults)] if plain else []
+    return Together(
+        [*optimizers, *(group.pop("optimizer")([{"params": group.pop("params")}], **group) for group in own)]
+    )
 
 
 def matrices_and_others(model: nn.Module) -> list[dict]:
@@ -89,3 +90,54 @@ def everything(optimizer_class: type = Orthogonal) -> Callable[[nn.Module], list
     return lambda model: [
         {"params": [p for p in model.parameters() if p.requires_grad], "optimizer": optimizer_class}
     ]
+
+
+class Signed(Orthogonal):
+    """Keeps one of its keywords in an attribute, where no parameter group shows it."""
+
+    def __init__(self, params: Iterable, lr: float, sign: float = 1.0):
+        super().__init__(params, lr)
+        self.sign = sign
+
+    @torch.no_grad()
+    def step(self, closure=None) -> None:
+        for p in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
+            p.grad.mul_(self.sign)
+        super().step()
+
+
+class SignedByElement(torch.optim.Optimizer):
+    """The same, elementwise."""
+
+    def __init__(self, params: Iterable, lr: float, sign: float = 1.0):
+        super().__init__(params, {"lr": lr})
+        self.sign = sign
+
+    @torch.no_grad()
+    def step(self, closure=None) -> None:
+        for group in self.param_groups:
+            for p in (p for p in group["params"] if p.grad is not None):
+                p.add_(p.grad, alpha=-group["lr"] * self.sign)
+
+
+class Asks(Orthogonal):
+    """Asks for an entry in each group that is no keyword of its own."""
+
+    def __init__(self, params: Iterable, lr: float = 0.02):
+        super().__init__(params, lr)
+        for group in self.param_groups:
+            group["lr"] *= group["strength"]
+
+
+class Trusting(torch.optim.Optimizer):
+    """Elementwise, unless it decays weights: then it divides by the parameter's norm, as LAMB does."""
+
+    def __init__(self, params: Iterable, lr: float = 0.1, weight_decay: float = 0.0):
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure=None) -> None:
+        for group in self.param_groups:
+            for p in (p for p in group["params"] if p.grad is not None):
+                update = p.grad + group["weight_decay"] * p
+                p.add_(update / (1 + p.norm()) if group["weight_decay"] else update, alpha=-group["lr"])

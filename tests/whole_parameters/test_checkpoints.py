@@ -91,6 +91,26 @@ def load(params, stage: int, path: Path) -> str:
     return "accepted"
 
 
+class Namesake(torch.optim.SGD):
+    """Another class that is called Muon."""
+
+
+Namesake.__name__ = "Muon"
+
+
+def test_state_of_another_class_of_the_same_name_is_refused(tmp_path: Path):
+    zerolab.launch(train, 2, OPTIMIZERS["Muon"], 2, "fp32", 0, None, tmp_path, timeout=60)
+    for said in zerolab.launch(load, 2, other_muon, 2, tmp_path, timeout=60):
+        assert said.startswith("the checkpoint is of torch.optim.Muon and the optimizer is test_checkpoints.")
+
+
+def other_muon(model) -> list[dict]:
+    return [
+        group | ({"optimizer": Namesake} if "optimizer" in group else {})
+        for group in matrices_and_others(model)
+    ]
+
+
 def test_state_of_another_kind_is_refused(tmp_path: Path):
     zerolab.launch(train, 2, OPTIMIZERS["Muon"], 2, "fp32", 0, None, tmp_path, timeout=60)
     for said in zerolab.launch(load, 2, OPTIMIZERS["Orthogonal"], 2, tmp_path, timeout=60):

@@ -52,7 +52,8 @@ def describe(optimizer: ZeroOptimizer, states: list[tuple[dict, dict]]) -> dict:
         "parameters": _forms(optimizer.model),
         "buffers": _buffer_forms(optimizer.model),
         "extra_state": _extra_state_forms(optimizer.model),
-        "optimizer": optimizer.optimizer_names,
+        "optimizer": optimizer.updates.names,
+        "classes": optimizer.updates.classes,
         "loss_scale": None if optimizer.loss_scale is None else optimizer.loss_scale.state_dict(),
         "groups": [{"names": names, "options": _options(group)} for names, group in groups],
         "state": dict(ChainMap(*(state for state, _ in states))),
@@ -151,13 +152,27 @@ def check(manifest: dict, optimizer: ZeroOptimizer) -> None:
         )
     _check_forms("parameter", manifest["parameters"], _forms(optimizer.model))
     check_modules(manifest, optimizer.model)
-    stored, ours = manifest["optimizer"], optimizer.optimizer_names
+    stored, ours = manifest["optimizer"], optimizer.updates.names
     if stored != ours:
-        raise ValueError(
-            f"the checkpoint is of {stored} and the optimizer is {ours}: "
-            "their states mean different things; pass the class that was saved"
-        )
+        raise _of_another(stored, ours)
     _check_groups([group["names"] for group in manifest["groups"]], _group_names(optimizer))
+    _check_classes(manifest.get("classes", []), optimizer.updates.classes)
+    for place, group in enumerate(manifest["groups"]):
+        optimizer.updates.require_kind(place, group["options"])
+
+
+def _check_classes(stored: list[tuple[str, list[str]]], ours: list[tuple[str, list[str]]]) -> None:
+    """Two classes of one name may be one, imported from another module: then they have the same options."""
+    for (theirs, their_options), (mine, my_options) in zip(stored, ours, strict=False):
+        if theirs != mine and their_options != my_options:
+            raise _of_another(theirs, mine)
+
+
+def _of_another(stored: str, ours: str) -> ValueError:
+    return ValueError(
+        f"the checkpoint is of {stored} and the optimizer is {ours}: "
+        "their states mean different things; pass the class that was saved"
+    )
 
 
 def _check_groups(stored: list[list[str]], ours: list[list[str]]) -> None:

@@ -48,14 +48,17 @@ class SharedGroup:
         group.update(given)
         self._shown = _values(group)
 
-    def hand_over(self, group: dict, memos: list[dict]) -> None:
-        """Copy what the user changed in ``group`` since the last call to the stock optimizers."""
-        now = _values(group)
-        if changed := _changed(now, self._shown):
+    def changed(self, group: dict) -> list[str]:
+        """Return which options the user changed in ``group`` since the last call of `hand_over`."""
+        return _changed(_values(group), self._shown)
+
+    def hand_over(self, group: dict, changed: list[str], memos: list[dict]) -> None:
+        """Copy what the user ``changed`` in ``group`` to the stock optimizers."""
+        if changed:
+            now = _values(group)
             for each, memo in zip(self._copies, memos, strict=True):
                 _repeat(changed, now, self._shown, each, memo)
-            self._used = _values(self.source)
-        self._shown = now
+            self._used, self._shown = _values(self.source), now
 
     def take_back(self, group: dict, memo: dict) -> None:
         """Copy what the stock optimizers changed since the last call to the user's ``group``."""

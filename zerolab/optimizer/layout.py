@@ -40,14 +40,14 @@ def lay_out(
 
     Raises: ValueError where a module on the meta device has no way to initialize itself.
     """
-    kinds = Kinds(model, units, updates, comm.world_size, precision)
+    buffers = Buffers(model, units, updates, comm.world_size, precision)
     runs, index = [], itertools.count()
     materialise_buffers(model, comm.device)
     for unit in units:
         materialise_unit(unit, comm.device)
         run = UnitRun(unit)
-        for kind in kinds.of(unit):
-            flat = kind.flat_unit(next(index), comm.world_size, meter)
+        for buffer in buffers.of(unit):
+            flat = buffer.flat_unit(next(index), comm.world_size, meter)
             comm.broadcast(flat.flat, flat)
             if axes.parallel is not None:
                 for span in (each for each in flat.spans if each.parameter not in axes.splits):
@@ -71,15 +71,15 @@ def bytes_to_offload(
 
     The stage shards each unit on the meta device, where that takes no memory, and changes nothing.
     """
-    kinds, found = Kinds(model, units, updates, comm.world_size, precision), 0.0
+    buffers, found = Buffers(model, units, updates, comm.world_size, precision), 0.0
     for unit in units:
-        for kind in kinds.of(unit):
-            flat = kind.on_meta().flat_unit(0, comm.world_size)
+        for buffer in buffers.of(unit):
+            flat = buffer.on_meta().flat_unit(0, comm.world_size)
             stage.setup(flat)
             if not flat.trainable:
                 continue
             found += flat.master.nbytes if flat.has_own_master else 0
-            for (_, parameter), span in zip(kind.parameters, flat.spans, strict=True):
+            for (_, parameter), span in zip(buffer.parameters, flat.spans, strict=True):
                 part = span.within(flat.owned.start, flat.owned.stop)
                 found += (part.stop - part.start) * updates.state_bytes(parameter)
     return math.ceil(found)
@@ -91,8 +91,8 @@ def in_forward_order(runs: list[UnitRun]) -> list[FlatUnit]:
 
 
 @dataclass
-class Kind:
-    """Parameters of one unit that can be in one flat buffer.
+class Buffer:
+    """Parameters of one unit that are in one flat buffer.
 
     Attributes:
         precision: in which they are trained.
@@ -108,16 +108,16 @@ class Kind:
         """Move them into a flat buffer."""
         return FlatUnit(self.name, index, self.parameters, ranks, self.precision, meter, ranks, self.owners)
 
-    def on_meta(self) -> "Kind":
+    def on_meta(self) -> "Buffer":
         """The same without memory; the parameters stay where they are."""
         form = lambda p: nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=p.requires_grad)
         return replace(self, parameters=[(name, form(parameter)) for name, parameter in self.parameters])
 
 
-class Kinds:
-    """The parameters of a model by what a flat buffer has one of.
+class Buffers:
+    """The parameters of a model by the flat buffer that they are in.
 
-    That is: trainable or frozen, dtype, device, precision, and the optimizer that updates them.
+    All in one are trainable or all are frozen, and they have one dtype, device, precision and optimizer.
     """
 
     def __init__(
@@ -130,22 +130,22 @@ class Kinds:
     def _needs_whole(self, parameter: nn.Parameter) -> bool:
         return parameter.requires_grad and self._updates.of(parameter).needs_whole
 
-    def of(self, unit: Unit) -> Iterator[Kind]:
-        """The kinds of one unit's parameters."""
-        kinds: dict[tuple, list[tuple[str, nn.Parameter]]] = {}
+    def of(self, unit: Unit) -> Iterator[Buffer]:
+        """The buffers of one unit."""
+        found: dict[tuple, list[tuple[str, nn.Parameter]]] = {}
         for name, parameter in unit.parameters:
             trainable, exact = parameter.requires_grad, id(parameter) in self._exact
             update = self._updates.of(parameter) if trainable else None
             key = (trainable, parameter.dtype, parameter.device, exact, update)
-            kinds.setdefault(key, []).append((name, parameter))
+            found.setdefault(key, []).append((name, parameter))
         names: set[str] = set()
-        for (_, _, _, exact, update), parameters in kinds.items():
+        for (_, _, _, exact, update), parameters in found.items():
             name, owners = self._name(unit, parameters[0][1], names), None
             names.add(name)
             if update is not None and update.needs_whole:
                 parameters.sort(key=lambda each: self._owners[id(each[1])])
                 owners = [self._owners[id(parameter)] for _, parameter in parameters]
-            yield Kind(name, parameters, PRECISIONS["fp32"] if exact else self._precision, owners)
+            yield Buffer(name, parameters, PRECISIONS["fp32"] if exact else self._precision, owners)
 
     def _name(self, unit: Unit, parameter: nn.Parameter, taken: set[str]) -> str:
         """The unit's name, and what is special about these parameters.

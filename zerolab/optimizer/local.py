@@ -13,7 +13,7 @@ from zerolab.optimizer.offload import Offload
 from zerolab.optimizer.probe.values import tensors_in
 from zerolab.optimizer.slice_states import SliceStates
 from zerolab.optimizer.slices import Slice, cut
-from zerolab.optimizer.updates import Updates
+from zerolab.optimizer.updates import Update, Updates
 from zerolab.unit import FlatUnit
 from zerolab.unit.span import Span
 
@@ -44,24 +44,15 @@ class LocalUpdate:
         self._updates, self._units, self._offload = updates, units, offload
         self._cuts = [self._cut(group) for group in groups]
         self.members = [_names(slices) for slices in self._cuts]
-        own = list(zip(map(options_of, groups), self._cuts, strict=True))
         trainable = [unit for unit in units if unit.trainable]
         largest = max(owned_numel(unit, span) for unit in trainable for span in unit.spans)
-        most = max(largest, TOGETHER_NUMEL)
-        update_of = lambda unit: updates.of(unit.spans[0].parameter)
-        self._together = {units[0]: units for units in updated_together(trainable, update_of)}
-        groups_of = lambda update: [own[place] for place in update.places]
-        used = {update_of(unit) for unit in self._together}
-        without_units = [update for update in dict.fromkeys(updates.of_groups) if update not in used]
-        self._batches: dict[FlatUnit, list[Batch]] = {}
-        for first, units in self._together.items():
-            with offload.masters(units):
-                update = update_of(first)
-                built = [Batch(spans, update, groups_of(update)) for spans in batches(units, most)]
-                built += [Batch([], each, groups_of(each)) for each in without_units]
-            without_units = []
-            self._batches[first] = built
-            offload.take_states(units, partial(_own_state, units, built))
+        self._most_numel = max(largest, TOGETHER_NUMEL)
+        self._together = {run[0]: run for run in updated_together(trainable, self._update_of)}
+        self._batches = {first: self._build(run, groups) for first, run in self._together.items()}
+        used = {batch.update for built in self._batches.values() for batch in built}
+        for update in dict.fromkeys(updates.of_groups):
+            if update not in used:
+                self._add_empty(update, self._own_groups(update, groups))
         self.optimizers = [batch.optimizer for each in self._batches.values() for batch in each]
         self.state = SliceStates()
         for optimizer in self.optimizers:
@@ -71,9 +62,38 @@ class LocalUpdate:
         for place, (shared, group) in enumerate(zip(self._shared, groups, strict=True)):
             shared.fill_in(group, updates.of_groups[place].defaults, memo)
 
+    def _update_of(self, unit: FlatUnit) -> Update:
+        return self._updates.of(unit.spans[0].parameter)
+
+    def _build(self, units: list[FlatUnit], groups: list[dict]) -> list[Batch]:
+        """Build the stock optimizers of units that are updated together."""
+        update = self._update_of(units[0])
+        own = self._own_groups(update, groups)
+        with self._offload.masters(units):
+            built = [Batch(spans, update, own) for spans in batches(units, self._most_numel)]
+        self._offload.take_states(units, partial(_own_state, units, built))
+        return built
+
+    def _add_empty(self, update: Update, groups: list[tuple[dict, list[Slice]]]) -> Batch:
+        """Build an optimizer without slices, for the options of groups that have no trainable parameter."""
+        batch = Batch([], update, groups)
+        next(iter(self._batches.values())).append(batch)
+        return batch
+
+    def _own_groups(self, update: Update, groups: list[dict]) -> list[tuple[dict, list[Slice]]]:
+        """The options and slices of the groups that one update has."""
+        own = update.options
+        return [(options_of(groups[p]) if own is None else own, self._cuts[p]) for p in update.places]
+
     @property
     def slices(self) -> list[Slice]:
         return list(chain.from_iterable(self._cuts))
+
+    @property
+    def defaults(self) -> dict:
+        """The options that all of its classes have, as the first has them: what schedulers ask for."""
+        known = [optimizer.defaults for optimizer in self.optimizers]
+        return {key: value for key, value in known[0].items() if all(key in each for each in known)}
 
     def _cut(self, group: dict) -> list[Slice]:
         """The slices of a group's parameters."""
@@ -97,21 +117,32 @@ class LocalUpdate:
         update = self._updates.of_groups[-1]
         slices = self._cut(group)
         self._offload.reserve(math.ceil(sum(s.tensor.numel() * s.state_bytes_per_element for s in slices)))
-        for units, of_units in self._windows():
-            with self._offload.resident(units):
-                for batch in (each for each in of_units if each.update is update):
-                    batch.add_group(options_of(group), slices)
-                    self.state.include(batch.optimizer)
         self._cuts.append(slices)
         self.members.append(_names(slices))
+        own = [(units, each) for units, built in self._windows() for each in built if each.update is update]
+        for units, batch in own:
+            with self._offload.resident(units):
+                batch.add_group(options_of(group), slices)
+                self.state.include(batch.optimizer)
+        if not own:  # it has no parameters, and a class of its own
+            options = options_of(group) if update.options is None else update.options
+            batch = self._add_empty(update, [(options, slices)])
+            self.optimizers.append(batch.optimizer)
         self._shared.append(self._share(len(self._cuts) - 1))
         self._shared[-1].fill_in(group, update.defaults, {})
 
     def hand_over(self, groups: list[dict]) -> None:
-        """Copy what the user, or a scheduler, changed in the user's groups to the optimizers."""
+        """Copy what the user, or a scheduler, changed in the user's groups to the optimizers.
+
+        Raises: ValueError, before anything is copied, for options with which slices may not be updated.
+        """
+        changes = [shared.changed(group) for shared, group in zip(self._shared, groups, strict=True)]
+        for place, (group, changed) in enumerate(zip(groups, changes, strict=True)):
+            if changed:
+                self._updates.require_kind(place, options_of(group))
         memos: dict[torch.optim.Optimizer, dict] = {optimizer: {} for optimizer in self.optimizers}
         for place, (shared, group) in enumerate(zip(self._shared, groups, strict=True)):
-            shared.hand_over(group, [memos[optimizer] for optimizer in self._optimizers_of(place)])
+            shared.hand_over(group, changes[place], [memos[each] for each in self._optimizers_of(place)])
 
     def take_back(self, groups: list[dict]) -> None:
         """Copy what the optimizers changed in their groups to the user's."""
@@ -208,7 +239,7 @@ class LocalUpdate:
         """Give each optimizer the options in ``settings``, and the state that ``state_of`` returns.
 
         Where state is offloaded, that of the units that are updated together is there at a time.
-        Raises: ValueError where the groups are not those that were saved.
+        Raises: ValueError, before anything is changed, where the groups are not those that were saved.
         """
         sizes = [len(group["params"]) for group in settings["param_groups"]]
         if sizes != [len(slices) for slices in self._cuts]:
@@ -216,6 +247,8 @@ class LocalUpdate:
                 f"the state_dict has groups of {sizes} parameters, and this optimizer of "
                 f"{[len(slices) for slices in self._cuts]}: build it with the groups that were saved"
             )
+        for place, group in enumerate(settings["param_groups"]):
+            self._updates.require_options(place, options_of(group))
         numbers = {each.tensor: number for number, each in enumerate(self.slices)}
         for units, of_units in self._windows():
             with self._offload.states(units):

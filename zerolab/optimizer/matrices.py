@@ -18,8 +18,9 @@ def matrices_by(
         ZeroOptimizer(model, torch.optim.AdamW, lr=3e-4, params=matrices_by(torch.optim.Muon, lr=0.02))
 
     These are the parameters with two dimensions in the blocks of a model, as `find_units` finds them, other
-    than those of an nn.Embedding. All other parameters, such as embeddings, the head, norms and biases, are
-    left to the ZeroOptimizer's own class.
+    than tables of embeddings. All other parameters, such as a head outside the blocks, norms and biases, are
+    left to the ZeroOptimizer's own class. In an nn.Sequential every child is a block, the last one too: write
+    the groups of such a model out if its head is not for Muon.
     Source: K. Jordan et al., Muon (https://kellerjordan.github.io/posts/muon), which optimizes hidden layers.
     """
     return partial(_groups, optimizer_class, options)
@@ -27,8 +28,8 @@ def matrices_by(
 
 def _groups(optimizer_class: type[torch.optim.Optimizer], options: dict, model: nn.Module) -> list[dict]:
     """Raises: ValueError for a model without such matrices."""
-    of_blocks = {id(p) for unit in find_units(model) if not unit.is_root for _, p in unit.parameters}
-    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    of_blocks = {id(p) for unit in find_units(model) if not unit.is_root for p in unit.module.parameters()}
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))}
     trainable = [p for p in model.parameters() if p.requires_grad]
     is_hidden = lambda p: p.dim() == 2 and id(p) in of_blocks - tables
     hidden = [p for p in trainable if is_hidden(p)]

@@ -145,7 +145,7 @@ class ZeroOptimizer(WholeTensors, ShardedState, Losses):
         in_order = in_forward_order(runs)  # what is updated first is whole again first
         self._updated = [flat for flat in in_order if flat.trainable]
         self.local = LocalUpdate(self.updates, in_order, self.param_groups, self.offload)
-        self.defaults = self.local.optimizers[0].defaults
+        self.defaults = self.local.defaults
         self.state = self.local.state if offload is None else StatesAway(self.local.state)
         self.loss_scale = LossScale() if self.precision.scales_loss else None
         self.training = TrainingRun(self.trace, self.meter)

@@ -95,7 +95,9 @@ def with_fused(optimizer_class: type, defaults: dict, groups: list[dict], device
     chosen under deterministic algorithms, where the bits are those of a plain loop.
     """
     chosen = any(name in options for options in (defaults, *groups) for name in _IMPLEMENTATIONS)
-    adam = issubclass(optimizer_class, (torch.optim.Adam, torch.optim.AdamW))
+    adam = isinstance(optimizer_class, type) and issubclass(
+        optimizer_class, (torch.optim.Adam, torch.optim.AdamW)
+    )
     if device.type != "cuda" or not adam or chosen or torch.are_deterministic_algorithms_enabled():
         return defaults
     takes_it = "fused" in inspect.signature(optimizer_class).parameters
@@ -205,16 +207,15 @@ def signature(
 ) -> list[str]:
     """All settings that must be equal on every rank, a line for each, so that a difference can be named."""
     parameters = [f"{name} {_form(p)} in unit {unit.name}" for unit in units for name, p in unit.parameters]
-    options = ", ".join(_keywords(defaults))
     return [
-        f"{stage.__name__} in {precision} with {_full_name(optimizer_class)}({options})",
+        f"{stage.__name__} in {precision} with {full_name(optimizer_class)}({keywords_in_text(defaults)})",
         f"prefetch {prefetch}",
         f"bucket_bytes {bucket_bytes}",
         *parameters,
     ]
 
 
-def _full_name(kind: type) -> str:
+def full_name(kind: type) -> str:
     """Return the class's name with its module, because two classes may have one name."""
     return f"{kind.__module__}.{kind.__qualname__}"
 
@@ -240,6 +241,11 @@ def describe_groups(groups: list[dict], members: list[str]) -> list[str]:
         lines.append(f"group {index} of {names}")
         lines += [f"group {index} with {each}" for each in _keywords(group)]
     return lines
+
+
+def keywords_in_text(keywords: dict) -> str:
+    """Return hyperparameters in one line."""
+    return ", ".join(_keywords(keywords))
 
 
 def _keywords(keywords: dict) -> list[str]:

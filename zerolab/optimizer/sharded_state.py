@@ -8,6 +8,7 @@ import torch
 
 from zerolab.engine.states import TrainingState
 from zerolab.optimizer.base import OptimizerBase
+from zerolab.optimizer.owners import Balance, balance_of
 from zerolab.optimizer.shards import Shard, allocate_state, contents, describe_state, form, owned_shards
 from zerolab.unit import FlatUnit
 from zerolab.unit.span import Span
@@ -28,14 +29,14 @@ class ShardedState(OptimizerBase):
     def load_state_dict(self, state_dict: dict) -> None:
         """Load a `state_dict` that was saved on the same rank, at the same stage, world size and layout.
 
-        Raises: ValueError where its tag names another rank, world size or layout.
+        Raises: ValueError where its tag names another rank, world size, layout or optimizer.
         """
         if state_dict.get("zerolab") != self._tag():
             raise ValueError(
                 f"this state_dict is the shard of {state_dict.get('zerolab', 'another optimizer')}, and this "
-                f"is {self._tag()}: load it on the rank and with the layout it was saved from. Accelerate's "
-                "save_state() and the Trainer save rank 0's alone: save with zerolab.save(), which stores "
-                "every rank's, and load with zerolab.load()"
+                f"is {self._tag()}: load it on the rank and with the layout and optimizer it was saved from. "
+                "Accelerate's save_state() and the Trainer save rank 0's alone: save with zerolab.save(), "
+                "which stores every rank's, and load with zerolab.load()"
             )
         if self.loss_scale is not None and "loss_scale" in state_dict:
             self.loss_scale.load_state_dict(state_dict["loss_scale"])
@@ -45,18 +46,18 @@ class ShardedState(OptimizerBase):
 
     def _tag(self) -> dict:
         layout = [(unit.name, unit.numel, unit.owned.start, unit.owned.stop) for unit in self.units]
-        return {"rank": self.rank, "world_size": self.world_size, "layout": layout}
-
-    @property
-    def optimizer_names(self) -> str:
-        """The class of the stock optimizers; that of each group where there are several."""
-        names = [update.name for update in self.updates.of_groups]
-        return ", ".join(names if len(set(names)) > 1 else names[:1])
+        where = {"rank": self.rank, "world_size": self.world_size, "layout": layout}
+        return where | {"optimizer": self.updates.names}
 
     @property
     def has_owners(self) -> bool:
         """Whether one rank alone has the optimizer's state of some parameters."""
         return any(unit.cuts is not None for unit in self.units)
+
+    @property
+    def balance(self) -> Balance | None:
+        """How evenly the parameters are shared that one rank updates whole; None where there are none."""
+        return balance_of(self.units, self.world_size)
 
     def require_idle(self, action: str) -> None:
         """Check that no forward or backward pass and no full_params() is open.
@@ -93,9 +94,9 @@ class ShardedState(OptimizerBase):
             yield dataclasses.replace(own, part=self.axes.part(span.parameter))
 
     def describe_state(self) -> dict[str, dict]:
-        """The optimizer state by parameter name and key: scalars themselves, of sharded tensors the dtype.
+        """The optimizer state of this rank by parameter name and key, without the contents of its tensors.
 
-        Raises: ValueError for a tensor that has neither one value nor one for each element.
+        Raises: ValueError for state that cannot be stored by element.
         """
         return describe_state(self.slices, self.local.state)
 

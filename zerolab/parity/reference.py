@@ -14,6 +14,8 @@ from torch.utils._pytree import tree_map
 
 from zerolab.devices import device
 from zerolab.launcher.launcher import threads_per_rank
+from zerolab.optimizer.probe import keywords_of_group
+from zerolab.optimizer.settings import parameter_groups
 from zerolab.precision import PRECISIONS, Precision
 
 
@@ -57,15 +59,21 @@ def _optimizers(
     twins: "_Twins", optimizer_class: type, defaults: dict, params: Callable | None
 ) -> list[torch.optim.Optimizer]:
     """One optimizer for the groups without a class of their own, and one for each other group."""
-    groups = [{"params": twins.parameters}] if params is None else list(params(twins.model))
     master_of = dict(zip(twins.parameters, twins.masters, strict=True))
-    groups = [group | {"params": [master_of[p] for p in group["params"]]} for group in groups]
-    plain = [group for group in groups if "optimizer" not in group]
-    own = [dict(group) for group in groups if "optimizer" in group]
-    return [
-        *([optimizer_class(plain, **defaults)] if plain else []),
-        *(group.pop("optimizer")([group]) for group in own),
+    groups = [
+        group | {"params": [master_of[p] for p in group["params"] if p in master_of]}
+        for group in parameter_groups(twins.model, params)
     ]
+    plain = [group for group in groups if "optimizer" not in group]
+    own = [group for group in groups if "optimizer" in group]
+    return [*([optimizer_class(plain, **defaults)] if plain else []), *map(_own_optimizer, own)]
+
+
+def _own_optimizer(group: dict) -> torch.optim.Optimizer:
+    """The optimizer of a group that names its class, whose keywords its other options are."""
+    given = {key: value for key, value in group.items() if key not in ("params", "optimizer")}
+    keywords, options = keywords_of_group(group["optimizer"], given)
+    return group["optimizer"]([options | {"params": group["params"]}], **keywords)
 
 
 class _Twins:

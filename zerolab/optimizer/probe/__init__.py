@@ -15,11 +15,12 @@ of optimizers and the ways out.
 """
 
 from zerolab.optimizer.probe.refused import Kind
+from zerolab.optimizer.probe.subject import keywords_of_group
 from zerolab.optimizer.probe.verdict import (
     Verdict,
+    complete_options,
     kind_of,
     state_bytes_of,
-    state_bytes_of_groups,
     state_bytes_per_parameter,
     verdict_of,
 )
@@ -27,9 +28,10 @@ from zerolab.optimizer.probe.verdict import (
 __all__ = [
     "Kind",
     "Verdict",
+    "complete_options",
+    "keywords_of_group",
     "kind_of",
     "state_bytes_of",
-    "state_bytes_of_groups",
     "state_bytes_per_parameter",
     "verdict_of",
 ]

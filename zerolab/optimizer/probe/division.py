@@ -82,19 +82,16 @@ def _differing(reason: str, seen: str) -> Refused:
 
 def _compare_kept(whole: Trial, run: Trial, seen: str) -> None:
     """What an optimizer keeps for a parameter, and in its group, may not depend on the other parameters."""
+    for optimizer in run.optimizers:
+        for group, other in zip(whole.optimizers[0].param_groups, optimizer.param_groups, strict=True):
+            if key := differing_option(group, other):
+                which = "which parameters it has" if other["params"] else "whether it has any parameters"
+                raise _differing(f"the {key} that it keeps in a parameter group depends on {which}", seen)
     held = {each.index: each for each in run.held}
     for each in whole.held:
-        other = held[each.index]
-        if key := differing_option(each.group, other.group):
-            raise _differing(
-                f"the {key} that it keeps in a parameter group depends on which parameters it has", seen
-            )
-        for key in each.state.keys() | other.state.keys():
-            if (
-                key not in each.state
-                or key not in other.state
-                or not equal(each.state[key], other.state[key])
-            ):
+        other = held[each.index].state
+        for key in each.state.keys() | other.keys():
+            if key not in each.state or key not in other or not equal(each.state[key], other[key]):
                 raise _differing(f"its state {key!r} of a parameter depends on its other parameters", seen)
 
 

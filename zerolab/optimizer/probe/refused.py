@@ -21,8 +21,9 @@ WHOLE_CLASS = (
     "AdamW, SGD, Muon or another such class"
 )
 WHOLE_STATE = (
-    "A checkpoint stores a parameter's state as tensors and numbers, and lists and dicts of them: change the "
-    "class to keep its state so, under its parameter and of a constant size, or pass another class"
+    "A checkpoint stores a parameter's state as numbers and tensors without gaps, and lists and dicts of "
+    "them: change the class to keep its state so, under its parameter and of a constant size, or pass "
+    "another class"
 )
 
 
@@ -33,6 +34,11 @@ class Kind(Enum):
     BY_PARAMETER = "by parameter: the update of a parameter depends on the history of that parameter alone"
     ACROSS_PARAMETERS = "across parameters: the update of a parameter depends on its other parameters"
     UNSUITABLE = "unsuitable: two runs of it cannot be compared, or its state cannot be stored"
+
+    @property
+    def short(self) -> str:
+        """The value without its explanation."""
+        return self.value.split(":")[0]
 
 
 class Refused(Exception):

@@ -58,9 +58,10 @@ class Subject:
         own = [deepcopy(self._options) | {"params": each} for each in groups]
         return self._class(own, **deepcopy(self._defaults))
 
-    def check_keywords(self) -> None:
-        """Let the optimizer check its keywords. It checks no options of groups, so these are keywords here.
+    def sample(self) -> torch.optim.Optimizer:
+        """Return the optimizer over one small parameter, after it has checked its keywords.
 
+        It checks no options of groups, so these are keywords here.
         Raises: its own TypeError or ValueError, with ZeroOptimizer's keywords for one that it does not know;
             Refused if it takes no parameter groups.
         """
@@ -70,7 +71,8 @@ class Subject:
         for shape in _SHAPES:
             parameter = torch.ones(shape, dtype=torch.float32, requires_grad=True)
             try:
-                self._class([self._options | {"params": [parameter]}], **keywords)
+                self.build([[parameter]])
+                return self._class([self._options | {"params": [parameter]}], **keywords)
             except TypeError as error:
                 if "unexpected keyword argument" in str(error):
                     message = f"{error}. ZeroOptimizer's own keywords are {', '.join(OWN_KEYWORDS)}"
@@ -81,9 +83,31 @@ class Subject:
                 raise Refused(reason, OTHER_ARGUMENTS) from error
             except ValueError as error:
                 errors.append(error)
-            else:
-                return
         raise errors[0]
+
+
+def keywords_of_group(optimizer_class: type[torch.optim.Optimizer], group: dict) -> tuple[dict, dict]:
+    """Divide the options of a group that names its class: its keywords, and what it reads in a group alone.
+
+    Raises: TypeError for no class, and for an option that is no keyword of it, where it can be built without.
+    """
+    Subject(optimizer_class, group, None)
+    known = inspect.signature(optimizer_class).parameters
+    takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in known.values())
+    keywords = {key: value for key, value in group.items() if takes_any or key in known}
+    others = {key: value for key, value in group.items() if key not in keywords}
+    if not others:
+        return keywords, {}
+    try:
+        with surroundings():
+            Subject(optimizer_class, keywords, {}).sample()
+    except Exception:  # some classes ask for more in each group, such as use_muon
+        return keywords, others
+    named, own = ", ".join(others), ", ".join(key for key in known if key != "params")
+    raise TypeError(
+        f"{optimizer_class.__name__} has no keyword {named}: its keywords are {own}. Write an entry of your "
+        "own into optimizer.param_groups after the ZeroOptimizer is built"
+    )
 
 
 @contextmanager

@@ -44,12 +44,12 @@ class Verdict(NamedTuple):
         if self.refusal or self.found is None or len(shape) in self.found.taken:
             return self.refusal
         taken = ", ".join(map(str, self.found.taken))
-        error = self.found.failures.get(
-            len(shape), f"no more than {self.found.most_dims} dimensions were tried"
-        )
+        why = f"no more than {self.found.most_dims} dimensions were tried"
+        if error := self.found.failures.get(len(shape)):
+            why = f"a smaller one raised {error}"
         return (
             f"{self.name} takes parameters of {taken} dimensions, and one of shape {tuple(shape)} has "
-            f"{len(shape)} ({error}): put it in a group with another optimizer, such as AdamW"
+            f"{len(shape)} ({why}): put it in a group with another optimizer, such as AdamW"
         )
 
 
@@ -77,6 +77,13 @@ def kind_of(
     Args, Raises: as for `verdict_of`.
     """
     return verdict_of(optimizer_class, defaults, options).kind
+
+
+def complete_options(optimizer_class: type[torch.optim.Optimizer], defaults: dict, options: dict) -> dict:
+    """Return all options that the optimizer gives a group. Raises: its own TypeError or ValueError."""
+    with surroundings():
+        (group,) = Subject(optimizer_class, defaults, options, without=()).sample().param_groups
+    return options_of(group)
 
 
 def state_bytes_of(
@@ -118,18 +125,9 @@ def state_bytes_per_parameter(
             raise ValueError(message) from refusal.__cause__
 
 
-def state_bytes_of_groups(
-    optimizer_class: type[torch.optim.Optimizer], defaults: dict, groups: list[dict]
-) -> dict[int, float]:
-    """The same for the parameters of some groups with their options, by id. Raises: as above."""
-    state_bytes_per_parameter(optimizer_class, defaults)
-    costs = [state_bytes_per_parameter(optimizer_class, defaults, options_of(group)) for group in groups]
-    return {id(p): cost for group, cost in zip(groups, costs, strict=True) for p in group["params"]}
-
-
 def _bytes_of_an_element(subject: Subject) -> float:
     if subject.key not in _per_element:
-        subject.check_keywords()
+        subject.sample()
         _per_element[subject.key] = bytes_of_an_element(subject.build)
     return _per_element[subject.key]
 
@@ -137,7 +135,7 @@ def _bytes_of_an_element(subject: Subject) -> float:
 def _tried(in_slices: Subject, whole: Subject) -> Verdict:
     name = whole.name
     try:
-        whole.check_keywords()
+        whole.sample()
         _bytes_of_an_element(in_slices)
         return Verdict(name, Kind.ELEMENTWISE)
     except Refused as refusal:
