@@ -113,10 +113,27 @@ show(fig, "Singular values: all 1 for the whole matrix; for two halves they fall
 # other parameters have AdamW, as is usual. The second run gives Muon each matrix in four parts, cut between
 # rows, as four ranks would have them.
 
+# %%
+text = data.NextByte(data.text(), context=32, batch_size=8)
+
+
+def build():
+    return models.GPT(width=64, depth=2, heads=2, context=32).to(zerolab.device())
+
+
+def batch(step, rank=0):
+    return [part.to(zerolab.device()) for part in text.batch(step, rank)]
+
+
+def backward(model, step, rank=0):
+    loss = model(*batch(step, rank))
+    loss.backward()
+    return loss.item()
+
 
 # %%
 def train(parts):
-    model = models.GPT(width=64, depth=2, heads=2, context=32).to(zerolab.device())
+    model = build()
     matrices = [p for block in model.blocks for p in block.parameters() if p.dim() == 2]
     others = [p for p in model.parameters() if not any(p is matrix for matrix in matrices)]
     cut = [matrix.detach().chunk(parts) for matrix in matrices]
@@ -130,16 +147,6 @@ def train(parts):
         muon.step(), adam.step(), model.zero_grad()
         seen.append(torch.cat([matrix.detach().flatten() for matrix in matrices]))
     return losses, seen
-
-
-# %%
-text = data.NextByte(data.text(), context=32, batch_size=8)
-
-
-def backward(model, step, rank=0):
-    loss = model(*(part.to(zerolab.device()) for part in text.batch(step, rank)))
-    loss.backward()
-    return loss.item()
 
 
 # %%
@@ -203,7 +210,7 @@ for name in ("SGD", "Adam", "AdamW", "Muon", "Adafactor", "LBFGS"):
 def train_sharded():
     compute_deterministically()
     torch.manual_seed(0)
-    model = models.GPT(width=64, depth=2, heads=2, context=32).to(zerolab.device())
+    model = build()
     muon = zerolab.matrices_by(torch.optim.Muon, lr=0.02)
     optimizer = zerolab.ZeroOptimizer(model, torch.optim.AdamW, stage=2, lr=3e-3, params=muon)
     for step in range(10):
@@ -227,7 +234,7 @@ for rank, (owned, _, _) in enumerate(by_rank):
 def train_alone():
     compute_deterministically()
     torch.manual_seed(0)
-    model = models.GPT(width=64, depth=2, heads=2, context=32).to(zerolab.device())
+    model = build()
     others, matrices = zerolab.matrices_by(torch.optim.Muon)(model)
     muon = torch.optim.Muon(matrices["params"], lr=0.02)
     adam = torch.optim.AdamW(others["params"], lr=3e-3)
@@ -337,7 +344,7 @@ predict(my_guess, states.total_bytes / 1e9, quiz.STAGE_1)
 # one process.
 
 # %%
-model = models.GPT(width=64, depth=2, heads=2, context=32)
+model = build()
 others, matrices = zerolab.matrices_by(torch.optim.Muon)(model)
 of_muon, of_adam = (sum(p.numel() for p in group["params"]) for group in (matrices, others))
 held = [states.optimizer_bytes + states.uneven_bytes for _, _, states in by_rank]

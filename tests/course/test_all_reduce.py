@@ -252,7 +252,7 @@ WRONG = [
     (second_half(never_put), "what arrives in the second half is not written into `tensor`"),
     (second_half(put_in_the_list), "and `pieces[k] = buffer` changes a list"),
     (lambda tensor: None, "not written yet"),
-    (lambda tensor: tensor, "it returned its own tensor, and nothing that arrived is in it"),
+    (lambda tensor: tensor, "its own tensor is what it was, and nothing that arrived is in it"),
     (two_halves(finish=lambda sums, n: sums / n), "that is the mean"),
     (two_halves(second=False), "the second half is missing"),
     (two_halves(first=False), "went around without being added up"),

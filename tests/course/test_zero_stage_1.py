@@ -408,7 +408,7 @@ WRONG = [
     (Stub, "not written yet"),
     (Backup, "rank 0 keeps a tensor of 4004 bytes between the steps (look at `self.backup`)"),
     (StateBackup, "rank 0 keeps a copy of the optimizer's state in `self.saved"),
-    (NoGather, "no rank got the others': all-gather"),
+    (NoGather, "`flat` never got the others': all-gather flat itself"),
     (NeverCommunicates, "with its own gradient alone, and nobody got the others'"),
     (OwnGradient, "with its own gradient alone: reduce-scatter first"),
     (Sum, "that is the sum of the gradients"),
