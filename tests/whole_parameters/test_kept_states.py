@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import cloudpickle
 import pytest
@@ -12,6 +13,7 @@ from support.user_models import Net
 
 import zerolab
 from zerolab.checkpoint import generations, manifest
+from zerolab.optimizer.shards import allocate_state
 
 for module in (sys.modules[__name__], kept_states):
     cloudpickle.register_pickle_by_value(module)  # spares the ranks the import of pytest
@@ -140,3 +142,15 @@ def test_the_manifest_describes_nested_state_and_has_no_values(tmp_path: Path):
 def test_state_with_gaps_in_memory_is_refused_before_training():
     with pytest.raises(ValueError, match=r"its state 'momentum' is a tensor of shape .+ with gaps in memory"):
         zerolab.ZeroOptimizer(Net(), kept_states.Gaps)
+
+
+def test_state_is_loaded_into_tensors_of_the_same_strides_alone():
+    """What an optimizer has when it loads may lie in rows, where what was saved lies in columns."""
+    rows, columns = torch.zeros(3, 4), torch.zeros(4, 3).T
+    parameter = torch.nn.Parameter(torch.zeros(3, 4))
+    each = SimpleNamespace(
+        tensor=parameter, span=SimpleNamespace(name="weight"), unit=SimpleNamespace(trainable=True)
+    )
+    stored = {"weight": {"q": columns.to("meta"), "m": rows.to("meta")}}
+    found = allocate_state(each, {"q": rows, "m": rows}, stored)
+    assert found["q"].stride() == (1, 3) and found["q"] is not rows and found["m"] is rows

@@ -163,10 +163,10 @@ def test_a_matrix_that_is_cut_by_tensor_parallelism_is_refused_by_name():
 
 
 def frozen_parts(model: nn.Module) -> list[dict]:
-    """Only biases are trained, and Muon comes first."""
+    """Only biases are trained, and Muon has the matrices."""
     for p in model.parameters():
         p.requires_grad_(p.dim() == 1)
-    own = {"optimizer": torch.optim.Muon, "params": []}
+    own = {"optimizer": torch.optim.Muon, "params": [p for p in model.parameters() if p.dim() == 2]}
     return [own, {"params": [p for p in model.parameters() if p.requires_grad]}]
 
 

@@ -52,11 +52,13 @@ def test_each_group_is_updated_as_by_an_optimizer_of_its_own(params):
     training.assert_same_bits(lambda: (Net, squares), 2, (1, 3), params=params)
 
 
-def test_verify_reads_the_groups_in_the_same_way():
-    report = zerolab.verify(
-        2, 2, optimizer_class=torch.optim.AdamW, lr=0.1, params=groups(torch.optim.AdamW, lr=0.02)
-    )
-    assert report.ok
+@pytest.mark.parametrize(
+    "params",
+    [groups(torch.optim.AdamW, lr=0.02), groups(Signed, lr=0.02, sign=-1.0)],
+    ids=["AdamW", "Signed"],
+)
+def test_verify_reads_the_groups_in_the_same_way(params):
+    assert zerolab.verify(2, 2, optimizer_class=torch.optim.AdamW, lr=0.1, params=params).ok
 
 
 def said(action) -> str:
@@ -86,6 +88,11 @@ def build(params, **settings) -> zerolab.ZeroOptimizer:
 def test_a_misspelt_or_missing_keyword_is_a_type_error_that_names_the_group(params, message: str):
     (found,) = zerolab.launch(lambda: said(lambda: build(params)), 1, timeout=60)
     assert found.startswith(f"TypeError: parameter group 1: {message}")
+
+
+def test_a_group_shows_what_its_class_keeps_there():
+    look = lambda: list(build(groups(Signed, lr=0.02, sign=-1.0)).param_groups[1])
+    assert zerolab.launch(look, 1, timeout=60) == [["params", "lr", "momentum", "weight_decay"]]
 
 
 def test_an_entry_that_the_class_asks_for_in_each_group_is_no_mistake():
