@@ -160,11 +160,14 @@ class Reducer:
         return cleared
 
     def abandon(self) -> None:
-        """A backward pass was broken off: reduce its gradients later, because in PyTorch they count too."""
-        self.wait_for_all()
-        self.unreduced = True
+        """A backward pass was broken off: reduce what came of it, because in PyTorch that counts too.
+
+        All units are reduced, as in a whole pass. On another rank, which used other parameters, the pass may
+        have come further, and that rank has reduced units that are incomplete here.
+        """
         for flat in self.flats:
             flat.grads.collect_interrupted()
+        self.finish()
 
     def _reduce_all(self, waiting: deque[FlatUnit]) -> None:
         while waiting:

@@ -73,3 +73,33 @@ def exceptions_in_a_backward_that_are_caught():
         yield model(x).square().mean()
 
     return Net, losses
+
+
+class Shifted(Block):
+    """Uses a parameter where the data say so, which differs from rank to rank."""
+
+    shifts = False
+
+    def __init__(self):
+        super().__init__()
+        self.shift = torch.nn.Parameter(torch.zeros(()))
+
+    def forward(self, x):
+        x = super().forward(x)
+        return x + self.shift if self.shifts else x
+
+
+@case
+def exceptions_in_a_backward_in_which_ranks_have_reduced_different_units():
+    def losses(model, x, step):
+        for block in model.blocks:
+            block.shifts = bool(x[0, 5] > 0)
+        state = FailsBackward.apply(model.before(x))
+        for block in model.blocks:
+            state = block(state)
+        with contextlib.suppress(Refusal):
+            model.after(state).sum().backward()
+        model.zero_grad()
+        yield model(x).square().mean()
+
+    return lambda: Net(Shifted), losses
