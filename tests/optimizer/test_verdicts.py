@@ -8,6 +8,7 @@ import pytest
 import torch
 from support import odd_optimizers
 from support.odd_optimizers import GlobalNorm, OwnSchedule, Projection, SignSGD
+from support.whole_optimizers import StepCountInSelf
 from support.whole_updates import Orthogonal
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares the ranks the import of pytest
@@ -35,6 +36,14 @@ def test_each_class_is_refused_or_trained(monkeypatch, capsys):
     assert norm.startswith("refused   support.odd_optimizers.GlobalNorm()  GlobalNorm cannot be sharded: ")
     assert all(each.endswith("same bits, by parameter") for each in orthogonal) and len(orthogonal) == 2
     assert total == "3 accepted by parameter, 1 accepted elementwise, 1 refused"
+
+
+def test_a_class_that_no_checkpoint_has_all_of_is_told(monkeypatch, capsys):
+    """It counts its steps in itself, and its state_dict has no count, in one process either."""
+    monkeypatch.setattr(optimizer_verdicts, "classes_of", lambda module: [StepCountInSelf])
+    assert optimizer_verdicts.main(["a.module"]) == 0
+    said = capsys.readouterr().out.splitlines()[0]
+    assert said.endswith("same bits, other ones after a checkpoint, by parameter")
 
 
 def test_an_optimizer_of_matrices_leaves_other_parameters_to_sgd(monkeypatch, capsys):

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -193,21 +195,26 @@ def train_sharded(
     groups: Callable[[nn.Module], list] | None = None,
     schedule: Callable[[torch.optim.Optimizer], object] | None = None,
     together: bool = False,
+    resume: Path | None = None,
     **keywords,
 ) -> tuple[Run, object]:
     """The same training with the engine, each rank from another seed; and the optimizer, to look into.
 
-    ``together``: whether small units are updated together.
+    ``together``: whether small units are updated together. ``resume``: where to save half-way; a new model
+    and optimizer go on from there, with the same scheduler.
     """
     update_together(together)
-    build, inputs = SUBJECTS[subject]
-    rank = torch.distributed.get_rank()
-    torch.manual_seed(rank)
-    model, run = build(), Run({})
-    params = groups(model) if groups else None
-    optimizer = zerolab.ZeroOptimizer(model, optimizer_class, stage=stage, params=params, **keywords)
+    inputs, run, rank = SUBJECTS[subject][1], Run({}), torch.distributed.get_rank()
+    build = partial(_build_sharded, subject, optimizer_class, stage, groups, keywords)
+    model, optimizer = build(rank)
     scheduler = schedule(optimizer) if schedule else None
     for step in range(steps):
+        if resume is not None and step == steps // 2:
+            zerolab.save(optimizer, resume)
+            model, optimizer = build(rank + 1)
+            zerolab.load(optimizer, resume)
+            if scheduler:
+                scheduler.optimizer = optimizer
         optimizer.zero_grad()
         loss = _loss(model, inputs, step, rank)
         loss.backward()
@@ -219,6 +226,19 @@ def train_sharded(
     with optimizer.full_params():
         run.parameters = copies(model.named_parameters())
     return run, optimizer
+
+
+def _build_sharded(
+    subject: str,
+    optimizer_class: type[torch.optim.Optimizer],
+    stage: int,
+    groups: Callable[[nn.Module], list] | None,
+    keywords: dict,
+    seed: int,
+) -> tuple[nn.Module, zerolab.ZeroOptimizer]:
+    torch.manual_seed(seed)
+    model = SUBJECTS[subject][0]()
+    return model, zerolab.ZeroOptimizer(model, optimizer_class, stage=stage, params=groups, **keywords)
 
 
 def own_state(optimizer) -> dict[str, dict]:
