@@ -88,11 +88,14 @@ class LowerRate:
 
 
 def groups_for(dimensions: tuple[int, ...] | None) -> Callable[[nn.Module], list[dict]]:
-    """Groups of the parameters with these numbers of dimensions, None for all of them, and of the others."""
+    """Groups of the parameters with these numbers of dimensions, None for all of them, and of the others.
+
+    Some classes fail with a parameter without elements, in one process too. It is among the others.
+    """
 
     def groups(model: nn.Module) -> list[dict]:
         trainable = [p for p in model.parameters() if p.requires_grad]
-        taken = [p for p in trainable if dimensions is None or p.dim() in dimensions]
+        taken = [p for p in trainable if dimensions is None or (p.dim() in dimensions and p.numel())]
         others = [p for p in trainable if not any(p is each for each in taken)]
         by_sgd = {"params": others, "optimizer": torch.optim.SGD, "lr": 0.01}
         return [{"params": taken}, *([by_sgd] if others else [])]
