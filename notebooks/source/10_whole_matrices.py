@@ -227,7 +227,8 @@ for rank, (owned, _, _) in enumerate(by_rank):
     print(f"rank {rank} updates", ", ".join(name.removesuffix(".weight") for name in owned))
 
 # %% [markdown]
-# One process, with plain Muon and plain AdamW on the mean of the four ranks' gradients:
+# One process, with plain Muon and plain AdamW on the mean of the four ranks' gradients. As in lesson 03 it is
+# launched like a rank, because a product of matrices has other bits with another number of threads:
 
 
 # %%
@@ -248,7 +249,7 @@ def train_alone():
 
 
 # %%
-single = zerolab.launch(train_alone, 1)[0]
+single = zerolab.launch(train_alone, 4)[0]
 same = all(torch.equal(a, b) for _, mine, _ in by_rank for a, b in zip(mine, single, strict=True))
 print("bit-identical on all 4 ranks:", same)
 
