@@ -10,6 +10,7 @@ from typing import Any
 from zerolab.course.attempts import quiet
 from zerolab.course.classroom.record import remember
 from zerolab.course.targets import Reached
+from zerolab.course.wording import sentences
 
 Diagnose = Callable[[Any], str | None]
 
@@ -36,13 +37,6 @@ class Result:
         """Display nothing."""
 
 
-def _capitalized(text: str) -> str:
-    """Return a sentence with a capital letter, unless it begins with a name from the reader's code."""
-    word = text.split(maxsplit=1)[0].rstrip(",:").removesuffix("'s")
-    is_name = word in ("f", "g") or not word.replace("-", "").isalpha()
-    return text if is_name else f"{text[0].upper()}{text[1:]}"
-
-
 def graded(
     passed: str, call: str | None = "", hints: Sequence[str] = (), solution: Sequence[Callable] = ()
 ) -> Callable[[Diagnose], Callable[[Any], Result]]:
@@ -67,7 +61,7 @@ def graded(
             except Exception as error:  # the reader is not to blame for what a check did not foresee
                 mistake = f"this check has a bug and cannot judge your answer: {error!r}"
             right = mistake is None or isinstance(mistake, Reached)
-            message = passed if mistake is None else f"{_capitalized(mistake)}."
+            message = passed if mistake is None else f"{sentences(mistake)}."
             print(f"{'✓' if right else '✗'} {message}")
             remember(diagnose.__module__, "exercise", diagnose.__name__, right)
             return Result(diagnose.__name__, right, message)
