@@ -226,7 +226,7 @@ def mean_of_the_elements(own):
 
 WRONG = [
     (mean_of_the_elements, "in all elements, and those of the right one differ"),
-    (alone(for_two_ranks), "sends to rank -1, and the ranks are 0 to 2: count modulo the number of ranks"),
+    (alone(for_two_ranks), "Ranks 0 and 1 exchange messages as a pair, and with 3 ranks rank 2 has no such"),
     (lambda own: None, "not written yet"),
     (through_rank_0(lambda total, n: total), "that is the sum"),
     (through_rank_0(lambda total, n: total / 2), "divided by 2, whatever the number"),

@@ -170,7 +170,11 @@ def test_more_messages_than_one_are_bronze():
 
 
 @pytest.mark.parametrize(
-    ("first", "words"), [(True, "send first and receive second"), (False, "receive first and send second")]
+    ("first", "words"),
+    [
+        (True, "all of them send first: rank 0 waits until rank 1 receives its message"),
+        (False, "all of them receive first: rank 0 waits for a message from rank 2"),
+    ],
 )
 def test_a_deadlock_is_named(monkeypatch, first, words):
     monkeypatch.setattr(attempts, "SECONDS", 2.5)

@@ -1,4 +1,4 @@
-"""Promise: a diagnosis reads as sentences: one colon each, capital letters, numbers that agree, whole words."""
+"""Promise: a diagnosis reads as sentences: one colon each, capital letters, numbers that agree."""
 
 import pytest
 
@@ -21,7 +21,7 @@ from zerolab.course.wording import count, sentences, shortened
             "rank 1 stopped with KeyError: it: has; colons: of its own (line 2 of f: `d[0]`)",
             "Rank 1 stopped with KeyError: it: has; colons: of its own (line 2 of f: `d[0]`)",
         ),
-        ("it returned dict, {'a': 1}: rank 0's value: a tensor", "It returned dict, {'a': 1}: rank 0's value. A tensor"),
+        ("got dict, {'a': 1}: rank 0's value: a tensor", "Got dict, {'a': 1}: rank 0's value. A tensor"),
         ("flat was added once more: once is enough: stop", "flat was added once more: once is enough. Stop"),
         ("one: two: psi counts twice", "One: two. psi counts twice"),
         ("", ""),

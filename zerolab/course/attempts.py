@@ -5,25 +5,28 @@ a check can also grade bytes, and which ranks talk to each other.
 """
 
 import contextlib
-import io
 import pickle
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 import zerolab
 from zerolab.course import stopped
-from zerolab.course.handles import into_one_buffer, not_waited
-from zerolab.course.wire import RETURNED, Message, Wire, own_place, place_in_ticket, read_trail
+from zerolab.course.handles import into_one_buffer, not_waited, used_early
+from zerolab.course.messages import RETURNED, Message, own_place, place_in_ticket, read_trail
+from zerolab.course.misfits import message_that_does_not_fit
+from zerolab.course.printed import LINES_SHOWN, Brief, quiet
+from zerolab.course.wire import Wire
 
 SECONDS = 8.0  # until a reader's function counts as hanging
-LINES_SHOWN = 20  # of what one attempt prints
+OTHERS_SECONDS = 0.5  # until the others have noted whom they address, if a rank addresses nobody
 _ENGINE = "zerolab.optimizer"
 
 
@@ -89,7 +92,8 @@ class Attempt:
         return (
             into_one_buffer(self.calls)
             or not_waited(self.calls, self.waits)
-            or stopped.message_that_does_not_fit(self.calls)
+            or used_early(self.calls)
+            or message_that_does_not_fit(self.calls)
         )
 
     @property
@@ -120,10 +124,10 @@ def attempt(fn: Callable, inputs: Sequence[tuple], timeout: float | None = None)
             values, calls, waits, engine = zip(*results, strict=True)
             return Attempt(list(values), list(calls), engine=any(engine), waits=list(waits))
         except zerolab.LaunchTimeout as error:
-            notes = [list(read_trail(trail)) for trail in trails]
+            notes = [read_trail(trail) for trail in trails]
             failure = stopped.never_ended(error, notes, seconds)
         except zerolab.WorkerError as error:
-            notes = [list(read_trail(trail)) for trail in trails]
+            notes = [read_trail(trail) for trail in trails]
             failure = stopped.ended_early(error, notes)
         except TypeError as error:  # the launcher's: it cannot send the function
             return Attempt(failure=stopped.cannot_travel(error, [fn, *inputs[0]]))
@@ -133,39 +137,6 @@ def attempt(fn: Callable, inputs: Sequence[tuple], timeout: float | None = None)
 def _plain(value: Any) -> Any:
     """Return the value, or something that can be compared with None without a tensor's elementwise ==."""
     return ... if isinstance(value, torch.Tensor) else value
-
-
-class Brief(io.TextIOBase):
-    """A stream that passes on the first lines of what is written, and says once that it left out the rest."""
-
-    def __init__(self, stream: TextIO, lines: int, characters: int = 4000):
-        self.stream, self.lines, self.characters = stream, lines, characters
-
-    def write(self, text: str) -> int:
-        if self.lines > 0:
-            shown = "".join(text[: self.characters].splitlines(keepends=True)[: self.lines])
-            self.lines -= shown.count("\n")
-            self.characters -= len(shown)
-            if len(shown) < len(text) or self.lines <= 0:
-                self.lines = 0
-                shown += (
-                    "" if shown.endswith("\n") else "\n"
-                ) + "… (your function prints more; the rest is left out)\n"
-            self.stream.write(shown)
-        return len(text)
-
-    def flush(self) -> None:
-        self.stream.flush()
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Show little of what ranks print, and nothing of stderr, where gloo and Python report to programmers."""
-    with (
-        contextlib.redirect_stdout(Brief(sys.stdout, LINES_SHOWN)),
-        contextlib.redirect_stderr(io.StringIO()),
-    ):
-        yield
 
 
 def returned(value: Any) -> torch.Tensor | Odd:
@@ -196,6 +167,8 @@ def _observe(fn: Callable, inputs: list[tuple], trails: list[Path]) -> tuple[Any
         try:
             value = fn(*inputs[rank])
         except (Exception, SystemExit) as error:
+            if wire.calls and wire.calls[-1].peer not in (None, *range(dist.get_world_size())):
+                time.sleep(OTHERS_SECONDS)
             raise told(error) from None
     wire.note(wire.waits)
     wire.note(RETURNED)

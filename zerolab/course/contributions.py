@@ -7,10 +7,8 @@ several messages was added, is seen in who received what, and into which tensor.
 import re
 from collections.abc import Sequence
 
+from zerolab.course.messages import Calls, at
 from zerolab.course.reading import Explain, Factors, present
-from zerolab.course.wire import Message
-
-Calls = Sequence[Sequence[Message]]
 
 
 def by_messages(calls: Calls, rank: int) -> Explain:
@@ -44,7 +42,7 @@ def _overwritten(calls: Calls, missing: Sequence[int]) -> str | None:
             if call.received and call.given:
                 return (
                     f"rank {rank} receives into the tensor that it was given, so its own numbers are no "
-                    f"longer there when they are needed. Receive into torch.empty_like of it{_at(call)}"
+                    f"longer there when they are needed. Receive into torch.empty_like of it{at(call)}"
                 )
     return None
 
@@ -72,7 +70,7 @@ def _passed_on_changed(calls: Calls) -> str | None:
                 return (
                     f"rank {rank} sends the tensor that it was given after it has changed it in place, so "
                     "others get a sum where they expect its own numbers. Add to a clone of it"
-                    f"{_at(call)}"
+                    f"{at(call)}"
                 )
     return None
 
@@ -84,7 +82,3 @@ def _received_again(calls: Calls, rank: int, often: Sequence[int]) -> str | None
         if times > 1 and len(often) == 1:
             return f"rank {rank} receives {times} messages from rank {peer}"
     return None
-
-
-def _at(call: Message) -> str:
-    return f" ({call.place})" if call.place else ""

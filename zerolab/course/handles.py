@@ -6,7 +6,7 @@ prove nothing here: without the wait they depend on timing.
 
 from collections.abc import Sequence
 
-from zerolab.course.wire import Message, Notes
+from zerolab.course.messages import Calls, Message, Notes, at
 
 _WAIT = (
     "until wait() has returned, a tensor may not be filled yet, or not be sent yet. Call .wait() on every "
@@ -14,7 +14,7 @@ _WAIT = (
 )
 
 
-def into_one_buffer(calls: Sequence[Sequence[Message]]) -> str | None:
+def into_one_buffer(calls: Calls) -> str | None:
     """Two receives that are on their way at once, into one tensor."""
     for rank, own in enumerate(calls):
         seen = set()
@@ -23,18 +23,36 @@ def into_one_buffer(calls: Sequence[Sequence[Message]]) -> str | None:
                 return (
                     f"rank {rank} starts a second receive into a tensor before it has waited for the first, "
                     "so that one message overwrites the other: receive into a tensor for "
-                    f"each{_at(call)}"
+                    f"each{at(call)}"
                 )
             seen.add((call.buffer, call.waited))
     return None
 
 
-def not_waited(calls: Sequence[Sequence[Message]], waits: Sequence[int]) -> str | None:
+def not_waited(calls: Calls, waits: Sequence[int]) -> str | None:
     """Find a rank that started more messages than it waited for, and returned."""
     for rank, (own, waited) in enumerate(zip(calls, waits, strict=False)):
         started = [call for call in own if call.started]
         if waited < len(started):
             return _too_few_waits(rank, started, waited)
+    return None
+
+
+def used_early(calls: Calls) -> str | None:
+    """Find a tensor that was read while its message arrived, or changed while it was sent."""
+    for rank, own in enumerate(calls):
+        for call in own:
+            if call.early and call.op == "send":
+                return (
+                    f"rank {rank} changes a tensor while it is being sent{at(call.early)}: {call.call} "
+                    "returns at once, and the message is sent later. Call .wait() on the handle before"
+                )
+            if call.early:
+                ends = f"{call.call} has ended" if call.collective else "its message has arrived"
+                return (
+                    f"rank {rank} uses a tensor before {ends}{at(call.early)}: {call.call} returns at once, "
+                    "and wait() returns when the tensor is filled. Call .wait() on the handle before"
+                )
     return None
 
 
@@ -57,8 +75,4 @@ def _too_few_waits(rank: int, started: Sequence[Message], waited: int) -> str:
     these, waited_for = f"{len(started)} messages", f"waited for {waited or 'none'} of them"
     if len(started) == 1:
         these, waited_for = "a message", "did not wait for it"
-    return f"rank {rank} started {these} and {waited_for}: {_WAIT}{_at(started[-1])}"
-
-
-def _at(call: Message) -> str:
-    return f" ({call.place})" if call.place else ""
+    return f"rank {rank} started {these} and {waited_for}: {_WAIT}{at(started[-1])}"

@@ -1,7 +1,7 @@
 """Shorten the report of a hang to the reader's own lines."""
 
 from zerolab import LaunchTimeout
-from zerolab.course.wire import Place, own_place
+from zerolab.course.messages import Place, own_place
 
 
 def hang_report(error: LaunchTimeout) -> str:

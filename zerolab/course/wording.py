@@ -9,7 +9,12 @@ import re
 # Names of the exercises' own arguments that are plain words: they keep their small letter.
 _NAMES = {"f", "g", "psi", "flat", "numel", "own", "tensor"}
 # What is no prose, from the outside to the inside. A colon in it separates no clauses.
-_NO_PROSE = (r"stopped with \w+: .*?(?= \(line |$)", r"`[^`]*`", r"(?<!\w)'[^']*'(?!\w)", r"[(\[{][^()\[\]{}]*[)\]}]")  # fmt: skip
+_NO_PROSE = (
+    r"stopped with \w+: .*?(?= \(line |$)",  # what Python says of an exception
+    r"`[^`]*`",
+    r"(?<!\w)'[^']*'(?!\w)",
+    r"[(\[{][^()\[\]{}]*[)\]}]",
+)
 _MARK = re.compile("\0(\\d+)\0")
 
 

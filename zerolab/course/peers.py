@@ -1,0 +1,95 @@
+"""Read from whom to whom the messages of all ranks go: to a rank that does not exist, or past each other."""
+
+from collections.abc import Callable
+
+from zerolab.course.messages import Calls, Message, at
+
+
+def to_nobody(calls: Calls) -> str | None:
+    """Return the first message to or from a rank that does not exist, and what the others tell of it."""
+    for rank, own in enumerate(calls):
+        for call in own:
+            if call.peer is not None and call.peer not in range(len(calls)):
+                what = "receives from" if call.received else "sends to"
+                return (
+                    f"rank {rank} {what} rank {call.peer}, and the ranks are 0 to {len(calls) - 1}"
+                    f"{at(call.place)}{_why_nobody(calls, rank, call)}"
+                )
+    return None
+
+
+def _why_nobody(calls: Calls, rank: int, wrong: Message) -> str:
+    """Whether the ranks lack a modulo, or are taken in pairs. One rank's call alone does not tell."""
+    n, far = len(calls), (wrong.peer or 0) - rank
+    alike = [
+        (each, call.peer)
+        for each, own in enumerate(calls)
+        for call in own
+        if call.peer is not None and call.received == wrong.received
+    ]
+    pairs = [(a, b) for a in range(n) for b in range(a + 1, n) if _address_each_other(calls, a, b)]
+    to = f"(rank {'+' if far > 0 else '-'} {abs(far)}) % world_size"
+    if far % n and all((peer - each) % n == far % n for each, peer in alike):
+        alone = len({each for each, _ in alike}) == 1
+        pair = ". If ranks are taken in pairs here, this one has no partner" if alone else ""
+        return f": count modulo the number of ranks, {to}{pair}"
+    if pairs:
+        a, b = pairs[0]
+        return (
+            f". Ranks {a} and {b} exchange messages as a pair, and with {n} ranks rank {rank} has no such "
+            "partner: find peers for any number of ranks, such as (rank + 1) % world_size"
+        )
+    return ""
+
+
+def _address_each_other(calls: Calls, a: int, b: int) -> bool:
+    return any(call.peer == b for call in calls[a]) and any(call.peer == a for call in calls[b])
+
+
+def ways_that_do_not_meet(calls: Calls) -> str | None:
+    """Whether all ranks send by one rule, and receive by one that is not its opposite."""
+    return _another_modulo(calls) or _distances_that_do_not_meet(calls)
+
+
+def _another_modulo(calls: Calls) -> str | None:
+    """Whether the peers are those of a ring that is one rank too short."""
+    n, short = len(calls), len(calls) - 1
+    to, origin = _peers(calls, received=False), _peers(calls, received=True)
+    if n < 3 or len(to) < n or not all(
+        all(peers == {(rank + way) % short} for rank, peers in by_rank.items())
+        for by_rank, way in ((to, 1), (origin, -1))
+    ):  # fmt: skip
+        return None
+    whom = ", ".join(f"rank {rank} to rank {min(peers)}" for rank, peers in to.items())
+    first = next(call for call in calls[0] if call.peer is not None)
+    return (
+        f"the ranks send as if they were counted modulo {short}: {whom}. So none sends to rank {short}. Count "
+        f"modulo world_size, which is {n}{at(first.place)}"
+    )
+
+
+def _peers(calls: Calls, received: bool) -> dict[int, set[int]]:
+    """By rank, to whom it sends, or from whom it receives; ranks that do neither are left out."""
+    by_rank = {
+        rank: {call.peer for call in own if call.peer is not None and call.received == received}
+        for rank, own in enumerate(calls)
+    }
+    return {rank: peers for rank, peers in by_rank.items() if peers}
+
+
+def _distances_that_do_not_meet(calls: Calls) -> str | None:
+    n = len(calls)
+    distances: Callable[[bool], set[int]] = lambda received: {
+        (peer - rank) % n for rank, peers in _peers(calls, received).items() for peer in peers
+    }
+    to, origin = distances(False), distances(True)
+    if any(not any(c.received for c in own) or all(c.received for c in own) for own in calls):
+        return None
+    if not len(to) == len(origin) == 1 or 0 in to | origin or not (min(to) + min(origin)) % n:
+        return None
+    name = lambda distance: f"(rank {'+' if 2 * distance <= n else '-'} {min(distance, n - distance)}) % {n}"
+    first = next(call for own in calls for call in own if call.received)
+    return (
+        f"each rank sends to {name(min(to))} and receives from {name(min(origin))}, so nobody receives what "
+        f"is sent. What goes to {name(min(to))} comes from {name(n - min(to))}{at(first.place)}"
+    )
