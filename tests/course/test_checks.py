@@ -354,7 +354,8 @@ def test_a_rank_waits_in_its_last_call_and_one_that_returned_waits_in_none():
     call = lambda op, peer, line: Message(op, peer, 3, 12, torch.float32, op, Place("answer.py", line, "f"))
     notes = [[call("send", 1, 1), call("recv_", 1, 2)], [call("recv_", 0, 3), RETURNED]]
     assert unmatched(notes) == (
-        "rank 0 waits for a message from rank 1 that was never sent: rank 1 has returned, after 1 receive and no send (line 2 of f)"
+        "rank 0 waits for a message from rank 1 that was never sent: rank 1 has returned, after 1 receive "
+        "and no send (line 2 of f)"
     )
 
 

@@ -211,6 +211,40 @@ def every_message_twice(own):
     return mean
 
 
+def answered_at_once(own):
+    """Rank 0 answers each rank with the sum so far."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    if rank > 0:
+        dist.send(own, 0)
+        dist.recv(own, 0)
+        return own
+    total, theirs = own.clone(), torch.empty_like(own)
+    for other in range(1, n):
+        dist.recv(theirs, other)
+        total += theirs
+        dist.send(total / n, other)
+    return total / n
+
+
+def only_what_arrives(own):
+    return through_rank_0(lambda total, n: (total - own) / n)(own)
+
+
+def one_never_sends(own):
+    """Only ranks 0 and 1 take part. Rank 2 gets their sum."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    theirs = torch.empty_like(own)
+    if rank == 1:
+        dist.send(own, 0)
+    if rank == 0:
+        dist.recv(theirs, 1)
+        for other in range(1, n):
+            dist.send((own + theirs) / n, other)
+        return (own + theirs) / n
+    dist.recv(theirs, 0)
+    return theirs
+
+
 RIGHT = [
     adds_to_what_it_was_given,
     through_rank_0(lambda total, n: total / n),
@@ -225,6 +259,9 @@ def mean_of_the_elements(own):
 
 
 WRONG = [
+    (answered_at_once, "each rank has the sum up to itself, divided: the total of all ranks has to reach"),
+    (only_what_arrives, "rank 0 adds up what arrives, without its own numbers"),
+    (one_never_sends, "rank 2's gradient is missing: rank 2 sends nothing"),
     (mean_of_the_elements, "in all elements, and those of the right one differ"),
     (alone(for_two_ranks), "Ranks 0 and 1 exchange messages as a pair, and with 3 ranks rank 2 has no such"),
     (lambda own: None, "not written yet"),

@@ -78,6 +78,31 @@ def everything_to_everyone(own, pick=lambda found, rank: found[rank - 1]):
     return pick(found, rank)
 
 
+def in_two_halves(own):
+    """Bronze: as many bytes as one message has, in two."""
+    half, found = own.numel() // 2, torch.empty_like(own)
+    for part in (slice(None, half), slice(half, None)):
+        found[part] = RIGHT[0](own[part])
+    return found
+
+
+def from_rank_0_to_all(own):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    if rank > 0:
+        dist.recv(own, 0)
+    for other in range(1, n * (rank == 0)):
+        dist.send(own, other)
+    return own
+
+
+def its_number(own):
+    return RIGHT[0](torch.full_like(own, dist.get_rank()))
+
+
+def zeros(own):
+    return RIGHT[0](torch.zeros_like(own))
+
+
 def handed_down(own):
     """What has arrived is passed on, so that rank 0's tensor goes through all."""
     rank, right, left = neighbours()
@@ -149,8 +174,14 @@ WRONG = [
     (lambda own: everything_to_everyone(own, lambda found, rank: sum(found)), "that is the sum of all"),
     (lambda own: everything_to_everyone(own, lambda found, rank: torch.stack(found)), "were stacked"),
     (by_the_package, "zerolab's own ring.all_gather"),
+    (from_rank_0_to_all, "rank 0's tensor, and no other rank sent any: each rank has to send its own"),
+    (lambda own: everything_to_everyone(own, lambda found, _: found[0]), "return the tensor of rank - 1"),
+    (its_number, "rank 1 sends a tensor whose elements are all 1, which is its own number: send the"),
+    (zeros, "rank 0 sends zeros"),
 ]
-diagnose = together(check_shift, [*RIGHT, everything_to_everyone, *(wrong for wrong, _ in WRONG)])
+diagnose = together(
+    check_shift, [*RIGHT, everything_to_everyone, in_two_halves, *(wrong for wrong, _ in WRONG)]
+)
 
 
 @pytest.mark.parametrize("right", RIGHT)
@@ -167,6 +198,13 @@ def test_the_check_names_the_mistake(wrong, words):
 def test_more_messages_than_one_are_bronze():
     found = diagnose(everything_to_everyone)
     assert isinstance(found, Reached) and "rank 0 sends 2 messages, to 1, 2, and one is enough" in found
+    found = diagnose(in_two_halves)
+    assert isinstance(found, Reached) and "rank 0 sends 2 messages, to 1, 1, and one is enough" in found
+
+
+def test_a_chain_is_not_taken_for_a_broadcast_nor_the_other_way_round():
+    assert "no other rank" not in diagnose(handed_down)
+    assert "has just arrived" not in diagnose(from_rank_0_to_all)
 
 
 @pytest.mark.parametrize(

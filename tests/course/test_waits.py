@@ -8,7 +8,7 @@ from zerolab.course.waits import unmatched
 
 
 def notes(*ranks: str) -> list[list]:
-    """By rank: "s1" sends to rank 1, "r1" receives from it, "r?" from any, "b" is a barrier, "." has returned.
+    """By rank: "s1" sends to rank 1, "r1" receives from it, "r?" from any, "b" is a barrier, "." its end.
 
     A capital letter starts a message and gives a handle.
     """
@@ -28,23 +28,36 @@ def _note(word: str, line: int) -> Message | str:
 @pytest.mark.parametrize(
     ("ranks", "says"),
     [
-        (("s1", "s2", "s0"), "all 3 ranks wait for each other, because all of them send first: rank 0 waits until"),
-        (("r2", "r0", "r1"), "because all of them receive first: rank 0 waits for a message from rank 2, rank 2 waits"),
-        (("r2", "r0", "r1"), "One of them has to send first. Or start both messages with dist.batch_isend_irecv"),
-        (("r1", "r0", "r0"), "rank 0 waits for a message from rank 1 and rank 1 waits for a message from rank 0. One"),
-        (("s1 r1 s2", "r0 s0 r2", "s0"), "rank 0 waits until rank 2 receives its message and rank 2 waits until rank 0"),
+        (("s1", "s2", "s0"), "all 3 ranks wait for each other, because all of them send first: rank 0 waits"),
+        (("r2", "r0", "r1"), "because all of them receive first: rank 0 waits for a message from rank 2, "),
+        (("r2", "r0", "r1"), "One of them has to send first. Or start both messages with dist.batch_"),
+        (
+            ("r1", "r0", "r0"),
+            "from rank 1, and rank 1 waits for a message from rank 0. One of them has to send",
+        ),
+        (
+            ("s1 r1 s2", "r0 s0 r2", "s0"),
+            "its message, and rank 2 waits until rank 0 receives its message. One",
+        ),
         (("s1 r1 s2", "r0 s0 r2", "s0"), "One of them has to receive first"),
-        (("s1", "b", "b"), "rank 0 waits until rank 1 receives its message, and rank 1 waits, too, in dist.barrier"),
-        (("s1 b", "r0 ."), "rank 0 waits in dist.barrier, its barrier number 1, and rank 1 makes only 0 and has ret"),
-        (("s1", "."), "rank 0 waits until rank 1 receives its message, and rank 1 has returned without a call (line"),
-        (("s1 .", "r0 r0"), "never sent (it sent 1): rank 0 has returned, after 1 send and no receive (line 2"),
+        (("s1", "b", "b"), "until rank 1 receives its message, and rank 1 waits, too, in dist.barrier"),
+        (("s1 b", "r0 ."), "rank 0 waits in dist.barrier, its barrier number 1, and rank 1 makes only 0 and"),
+        (("s1", "."), "until rank 1 receives its message, and rank 1 has returned without a call (line"),
+        (
+            ("s1 .", "r0 r0"),
+            "never sent (it sent 1): rank 0 has returned, after 1 send and no receive (line 2",
+        ),
         (("r1", "r2 s2 .", "s1 r1 ."), "was never sent: rank 1 has returned (line 1"),
         (("s1 .", "r? r?"), "waits for message number 2 from any rank, and only 1 was sent to it"),
-        (("s1 r1 .", "s0 r0", "s1"), "the ranks send as if they were counted modulo 2: rank 0 to rank 1, rank 1 to rank 0"),
+        (
+            ("s1 r1 .", "s0 r0", "s1"),
+            "the ranks are counted modulo 2, or it looks so: rank 0 sends to rank 1,",
+        ),
+        (("s1 r1 .", "r0 s0 .", "r1"), "rank 2 receives from rank 1. Nobody sends to rank 2. Count modulo"),
         (("S1 R2", "S2 R2", "S0 R1"), "rank 1 waits for a message from rank 2 that was never sent"),
         (("S1 R1", "S2 R2", "S0 R0"), "each rank sends to (rank + 1) % 3 and receives from (rank + 1) % 3"),
     ],
-)  # fmt: skip
+)
 def test_who_waits_for_whom_is_said(ranks, says):
     assert says in unmatched(notes(*ranks))
 
@@ -60,10 +73,13 @@ def test_nobody_is_told_to_do_what_it_does(ranks):
     ("ranks", "says"),
     [
         (("s1", "s2", "s3"), "count modulo the number of ranks, (rank + 1) % world_size"),
-        (("r-1", "r0", "r1"), "rank 0 receives from rank -1, and the ranks are 0 to 2 (line 1 of f): count modulo"),
-        (("s1 r1", "r0 s0", "s3"), "Ranks 0 and 1 exchange messages as a pair, and with 3 ranks rank 2 has no such"),
+        (("r-1", "r0", "r1"), "rank 0 receives from rank -1, and the ranks are 0 to 2 (line 1 of f): count"),
+        (
+            ("s1 r1", "r0 s0", "s3"),
+            "Ranks 0 and 1 exchange messages as a pair, and with 3 ranks rank 2 has no",
+        ),
         (("s1 r1", "r0 s0", "r-1"), "find peers for any number of ranks"),
-        (("", "", "s3"), "(rank + 1) % world_size. If ranks are taken in pairs here, this one has no partner"),
+        (("", "", "s3"), "% world_size. If ranks are taken in pairs here, this one has no partner"),
         (("s1", "s5", "s0"), "rank 1 sends to rank 5, and the ranks are 0 to 2 (line 1 of f)"),
     ],
 )

@@ -4,19 +4,18 @@ The factors of a wrong sum say whose numbers are missing. Whether these were ove
 several messages was added, is seen in who received what, and into which tensor.
 """
 
-import re
 from collections.abc import Sequence
 
 from zerolab.course.messages import Calls, at
-from zerolab.course.reading import Explain, Factors, present
+from zerolab.course.reading import Explain, Factors, number_in, present
 
 
 def by_messages(calls: Calls, rank: int) -> Explain:
     """What the calls of all ranks tell of a value of `rank` that is a wrong sum of the ranks' numbers."""
 
     def explain(have: Factors, should: Factors) -> str | None:
-        there = [_rank(name) for name in present(have)]
-        ratios = {_rank(name): have[name] / should[name] for name in present(should)}
+        there = [number_in(name) for name in present(have)]
+        ratios = {number_in(name): have[name] / should[name] for name in present(should)}
         missing = [rank for rank in ratios if rank not in there]
         often = [peer for peer, ratio in ratios.items() if ratio > 1 + 1e-6]
         return (
@@ -27,10 +26,6 @@ def by_messages(calls: Calls, rank: int) -> Explain:
         )
 
     return explain
-
-
-def _rank(name: str) -> int:
-    return int(re.findall(r"rank (\d+)", name)[0])
 
 
 def _overwritten(calls: Calls, missing: Sequence[int]) -> str | None:

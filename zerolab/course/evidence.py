@@ -44,6 +44,7 @@ class Finding:
         cause: why values are wrong that no mistake explains, known because earlier cases were right.
         told: the same, where it names its ranks itself.
         explain: what the messages tell of parts that are missing, or count too often, on a rank.
+        went: where missing parts went, by the messages; said where no rule of all ranks is found.
         owner: the rank whose shard the values are, where all ranks' values are of one shard.
     """
 
@@ -60,6 +61,7 @@ class Finding:
     cause: str | None = None
     told: str | None = None
     explain: Callable[[int], Explain] = lambda rank: silent
+    went: Callable[[int], Explain] = lambda rank: silent
     owner: int | None = None
 
     @property
@@ -204,7 +206,8 @@ def _why(finding: Finding, rank: int, have: Factors, should: Factors) -> str | N
     if told := finding.explain(rank)(have, should):
         return told
     known = {each: pair for each, pair in found.items() if pair}
-    return rule(known, finding.owner) if len(known) == len(finding.wrong) else None
+    found_rule = rule(known, finding.owner) if len(known) == len(finding.wrong) else None
+    return found_rule or finding.went(rank)(have, should)
 
 
 def _short(value: torch.Tensor, most: int = 3) -> str:

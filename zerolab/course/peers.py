@@ -55,15 +55,20 @@ def _another_modulo(calls: Calls) -> str | None:
     """Whether the peers are those of a ring that is one rank too short."""
     n, short = len(calls), len(calls) - 1
     to, origin = _peers(calls, received=False), _peers(calls, received=True)
-    if n < 3 or len(to) < n or not all(
-        all(peers == {(rank + way) % short} for rank, peers in by_rank.items())
+    by_rule = lambda ring: all(
+        peers == {(rank + way) % ring}
         for by_rank, way in ((to, 1), (origin, -1))
-    ):  # fmt: skip
+        for rank, peers in by_rank.items()
+    )
+    if n < 3 or len(to.keys() | origin.keys()) < n or by_rule(n) or not by_rule(short):
         return None
-    whom = ", ".join(f"rank {rank} to rank {min(peers)}" for rank, peers in to.items())
-    first = next(call for call in calls[0] if call.peer is not None)
+    whom = ", ".join(
+        f"rank {rank} {'sends to' if rank in to else 'receives from'} rank {min(peers)}"
+        for rank, peers in sorted((origin | to).items())
+    )
+    first = next(call for own in calls for call in own if call.peer is not None)
     return (
-        f"the ranks send as if they were counted modulo {short}: {whom}. So none sends to rank {short}. Count "
+        f"the ranks are counted modulo {short}, or it looks so: {whom}. Nobody sends to rank {short}. Count "
         f"modulo world_size, which is {n}{at(first.place)}"
     )
 

@@ -4,6 +4,7 @@ Its type, shape or precision is not right; or it is right for another place; or 
 parts, and the coefficients tell which of them is missing, doubled or scaled.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 
@@ -20,6 +21,11 @@ Explain = Callable[[Factors, Factors], str | None]
 
 def silent(have: Factors, should: Factors) -> None:
     """Where nothing more is known."""
+
+
+def number_in(name: str) -> int:
+    """Return the rank that a part's name begins with."""
+    return int(re.findall(r"rank (\d+)", name)[0])
 
 
 def not_a_tensor(got: Odd, want: torch.Tensor) -> str:

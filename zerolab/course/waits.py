@@ -194,4 +194,4 @@ def _is_a(name: str, call: Message) -> bool:
 
 
 def _joined(clauses: Sequence[str]) -> str:
-    return " and ".join(filter(None, [", ".join(clauses[:-1]), clauses[-1]]))
+    return ", and ".join(filter(None, [", ".join(clauses[:-1]), clauses[-1]]))

@@ -7,6 +7,7 @@ from math import comb
 import torch
 
 from zerolab.course.attempts import Odd, attempt, returned
+from zerolab.course.contents import how_far, odd_contents
 from zerolab.course.contributions import by_messages
 from zerolab.course.evidence import Finding, examine, sum_of
 from zerolab.course.exercise import graded
@@ -50,7 +51,7 @@ MISTAKES: dict[str, Callable[[list[torch.Tensor], int], torch.Tensor]] = {
         lambda own, rank: own[rank] / len(own),
     "it returned rank 0's gradient, which was sent to all and not averaged":
         lambda own, rank: own[0],
-    "it returned the last rank's gradient: what arrives replaces the sum instead of being added":
+    "it returned the last rank's gradient and not the mean: add each gradient that arrives to the sum":
         lambda own, rank: own[-1],
     "it returned its left neighbour's gradient":
         lambda own, rank: own[rank - 1],
@@ -58,9 +59,9 @@ MISTAKES: dict[str, Callable[[list[torch.Tensor], int], torch.Tensor]] = {
         lambda own, rank: own[(rank + 1) % len(own)],
     "it averaged its own gradient with one neighbour's only":
         lambda own, rank: (own[rank] + own[rank - 1]) / 2,
-    "each rank has the sum up to itself: the total has to travel back to the first ranks":
+    "each rank has the sum up to itself: the total of all ranks has to reach every rank":
         lambda own, rank: sum_of(own[:rank + 1]),
-    "each rank has the sum up to itself, divided: the total has to travel back":
+    "each rank has the sum up to itself, divided: the total of all ranks has to reach every rank":
         lambda own, rank: sum_of(own[:rank + 1]) / len(own),
     "that is a mean of means, ((a+b)/2 + c)/2, which weighs the ranks differently: add all up, then "
     "divide once":
@@ -105,7 +106,9 @@ def _look(fn: Callable, world_size: int) -> Finding:
         [sum_of(own) / world_size] * world_size,
         {why: [value(own, rank) for rank in range(world_size)] for why, value in MISTAKES.items()},
         lambda rank: [{f"rank {peer}'s gradient": each for peer, each in enumerate(own)}],
+        also=odd_contents(outcome.calls, own),
         explain=partial(by_messages, outcome.calls),
+        went=partial(how_far, outcome.calls, own),
     )
 
 

@@ -1,15 +1,16 @@
 """Lesson 00's second exercise: every rank passes its tensor to the right, and no rank waits for ever."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 
 from zerolab.course.attempts import Attempt, attempt
+from zerolab.course.contents import how_far, odd_contents, whose
 from zerolab.course.contributions import by_messages
 from zerolab.course.evidence import Finding, examine, sum_of
 from zerolab.course.exercise import graded
-from zerolab.course.lessons.ranks.check import NUMEL, call_with, gradient
+from zerolab.course.lessons.ranks.check import call_with, gradient
 from zerolab.course.lessons.ranks.solution import shift
 from zerolab.course.targets import bronze
 
@@ -33,12 +34,6 @@ MISTAKES: dict[str, Callable[[list[torch.Tensor], int], torch.Tensor]] = {
         lambda own, rank: own[rank],
     RIGHT_NEIGHBOUR:
         lambda own, rank: own[(rank + 1) % len(own)],
-    "every rank returned rank 0's tensor: pass on your own tensor, not the one that has just arrived. Each "
-    "receive needs a tensor of its own":
-        lambda own, rank: own[0],
-    "every rank returned the last rank's tensor: pass on your own tensor, not the one that has just arrived. "
-    "Each receive needs a tensor of its own":
-        lambda own, rank: own[-1],
     "the tensors end at the last rank, and rank 0 gets none: after the last rank comes rank 0, "
     "(rank + 1) % world_size":
         lambda own, rank: own[max(0, rank - 1)],
@@ -80,6 +75,8 @@ def _look(fn: Callable, world_size: int) -> Finding:
     own = [gradient(rank) for rank in range(world_size)]
     outcome = attempt(call_with, [(fn, rank) for rank in range(world_size)])
     mistakes, sent = dict(MISTAKES), {len(own) for own in outcome.messages}
+    mistakes[_one_tensor_everywhere(outcome, own, 0)] = lambda own, rank: own[0]
+    mistakes[_one_tensor_everywhere(outcome, own, -1)] = lambda own, rank: own[-1]
     if sent == {world_size - 1}:  # with two ranks this is right
         mistakes[TOO_MANY_ROUNDS] = mistakes[RIGHT_NEIGHBOUR]
     if sent == {world_size - 1} and world_size > 2:
@@ -92,17 +89,34 @@ def _look(fn: Callable, world_size: int) -> Finding:
         {why: [value(own, rank) for rank in range(world_size)] for why, value in mistakes.items()},
         lambda rank: [{f"rank {peer}'s tensor": each for peer, each in enumerate(own)}],
         cost=None if outcome.failure else _too_much_sent(outcome),
+        also=odd_contents(outcome.calls, own),
         explain=partial(by_messages, outcome.calls),
+        went=partial(how_far, outcome.calls, own),
     )
 
 
+def _one_tensor_everywhere(outcome: Attempt, own: Sequence[torch.Tensor], place: int) -> str:
+    """The mistake behind one rank's tensor on all ranks. The messages tell whether it was passed on."""
+    origin, name = place % len(own), "rank 0" if place == 0 else "the last rank"
+    others = [sent for rank, sent in enumerate(outcome.messages) if rank != origin]
+    said = f"every rank returned {name}'s tensor"
+    if outcome.messages and outcome.messages[origin] and not any(others):
+        return f"{said}, and no other rank sent any: each rank has to send its own to the next one"
+    if any([*whose(call, own)] == [origin] for sent in others for call in sent):
+        return (
+            f"{said}: pass on your own tensor, not the one that has just arrived. Each receive needs a "
+            "tensor of its own"
+        )
+    return f"{said}: return the tensor of rank - 1"
+
+
 def _too_much_sent(outcome: Attempt) -> str | None:
-    """More than one message from a rank."""
+    """More than one message from a rank, whatever their sizes."""
     for rank, sent in enumerate(outcome.messages):
-        if outcome.bytes_sent(rank) > 8 * NUMEL:
+        if len(sent) > 1:
             to = ", ".join(str(message.peer) for message in sent)
             return bronze(
-                f"rank {rank} sends {len(sent)} messages, to {to}, and one is enough: its tensor, to the "
-                "next rank"
+                f"rank {rank} sends {len(sent)} messages, to {to}, and one is enough: send the whole tensor "
+                "to the next rank"
             )
     return None
