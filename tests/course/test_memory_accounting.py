@@ -50,7 +50,10 @@ def test_every_right_way_passes(solution):
     ("solution", "diagnosis"),
     [
         (lambda psi, n, stage: None, "not written yet"),
-        (formula(k=8), "the fp32 master weights are missing"),
+        (
+            formula(k=8),
+            "4 bytes are missing, the size of the fp32 master weights, of m or of v",
+        ),
         (formula(replicated_master=True), "only m and v are sharded"),
         (formula(scale=1e-9), "that is GB"),
         (formula(scale=2**-30), "that is GiB"),
@@ -82,6 +85,60 @@ def test_every_right_way_passes(solution):
         (lambda psi, n, stage: formula()(7e9, n, stage), "7e9 parameters whatever psi is"),
         (lambda psi, n, stage: formula()(psi, n, stage + 1), "the stages are one too high"),
         (lambda psi, n, stage: psi**2, "and the formula gives"),
+        (formula(k=4), "8 bytes are missing, the size of two of the fp32 master weights, m and v"),
+        (lambda psi, n, stage: print(formula()(psi, n, stage)), "prints something and returns None"),
+        (lambda psi, n, stage: formula(k=8)(psi, n, stage) / 1e9, "two mistakes. First, that is GB"),
+        (lambda psi, n, stage: formula()(psi, n, stage) // 1e9 * 1e9, "that is rounded down to whole GB"),
+        (lambda psi, n, stage: round(formula()(psi, n, stage) / 1e9, 1), "rounded to multiples of 0.1 GB"),
+        (
+            lambda psi, n, stage: formula()(psi, n, stage) + 3e9,
+            "is 16 * psi + 3e+09, and right is 16 * psi: a number of",
+        ),
+        (lambda psi, n, stage: formula()(psi, n, stage) * 1.5, "counts 3 bytes for a parameter, 3 for its"),
+        (lambda psi, n, stage: 16 * psi - formula()(psi, n, stage), "that is what is saved by sharding"),
+        (lambda psi, n, stage: formula()(n, psi, stage), "psi and world_size are exchanged"),
+        (
+            lambda psi, n, stage: [16 * psi, 4 + 12 * psi / n, 2, 3][stage],
+            "12 * psi / N + 4, and right is 4 * psi + 12 * psi / N: a number of bytes is not mult",
+        ),
+        (
+            lambda psi, n, stage: psi * [16, 4 + 12 / n**2, 2 + 14 / n**2, 16 / n**2][stage],
+            "is divided by the number of GPUs once, and yours divides twice",
+        ),
+        (
+            lambda psi, n, stage: psi * [16, 8 + 8 / n, 6 + 10 / n, 16 / n][stage],
+            "stage 1 divides 4 bytes more, the size of the master weights, of m or of v",
+        ),
+        (
+            lambda psi, n, stage: psi * [16, 12 + 4 / n, 2 + 14 / n, 16 / n][stage],
+            "stage 1 divides 8 bytes more, the size of two of the master weights, m and v",
+        ),
+        (
+            lambda psi, n, stage: psi * [16, 2 + 14 / n, 16 / n, 16 / n][stage],
+            "stage 1 keeps 2 bytes more on every GPU, the size of the gradients or of the weights",
+        ),
+        (
+            lambda psi, n, stage: psi * [16, 4 + 12 / n, 2 + 12 / n, 16 / n][stage],
+            "2 bytes for each parameter are missing at stage 2, the size of the gradients",
+        ),
+        (
+            lambda psi, n, stage: psi * (16 - (0, 12, 14, 16)[stage] / n),
+            "the sharded part is multiplied by (N-1)/N, which is what a GPU saves",
+        ),
+        (
+            lambda psi, n, stage: psi * [16, 4 + 12 / n, 2 + 7 / n, 16 / 3 / n][stage],
+            "the sharded part is divided by 2 * N",
+        ),
+        (
+            lambda psi, n, stage: psi * [20, 8 + 12 / n, 6 + 14 / n, 4 + 16 / n][stage],
+            "4 bytes for each parameter come on top, on every GPU",
+        ),
+        (
+            lambda psi, n, stage: (
+                psi * [16, 4 + 12 / (n - 1), 2 + 14 / (n - 1), 16 / (n - 1)][stage] if stage else 16 * psi
+            ),
+            "that divides by N - 1",
+        ),
         (lambda psi, n, stage: f"{16 * psi} bytes", "returned str"),
         (lambda psi, n, stage: psi / (n - 1), "your function stopped with ZeroDivisionError"),
         (

@@ -1,5 +1,7 @@
 """Lesson 01: the checks of frozen weights and of the largest batch name each classic mistake."""
 
+import math
+
 import numpy as np
 import pytest
 from support.lessons import solutions_travel_by_value
@@ -67,7 +69,10 @@ def test_every_right_way_to_count_frozen_weights_passes(solution):
         (beside_frozen(frozen_from=9), "on every GPU at stage 3, too"),
         (beside_frozen(frozen_from=1), "sharded at stage 1 already"),
         (beside_frozen(frozen_from=2), "sharded at stage 2 already"),
-        (beside_frozen(trained=(2, 2, 8)), "the trained parameters' master weights are missing"),
+        (
+            beside_frozen(trained=(2, 2, 8)),
+            "4 bytes of each trained parameter are missing",
+        ),
         (beside_frozen(trained=(0, 2, 12)), "the trained parameters' own 16-bit weights are missing"),
         (beside_frozen(trained=(2, 0, 12)), "the trained parameters' gradients are missing"),
         (beside_frozen(trained=(0, 0, 0)), "the trained parameters are missing"),
@@ -84,6 +89,23 @@ def test_every_right_way_to_count_frozen_weights_passes(solution):
         ),
         (beside_frozen(trained=(2, 2, 10)), "keeps 14 bytes of each trained parameter on every GPU"),
         (lambda f, t, n, stage: f * t, "bytes, and the formula gives"),
+        (
+            lambda f, t, n, stage: (
+                (2 * f / (n if stage == 3 else 1)) / (n if stage == 3 else 1)
+                + beside_frozen(frozen_bytes=0)(f, t, n, stage)
+            ),
+            "so it divides 2 bytes of each frozen parameter by the number of GPUs twice",
+        ),
+        (
+            lambda f, t, n, stage: beside_frozen()(f, t, n, stage) // 1e9 * 1e9,
+            "that is rounded down to whole GB: return the bytes as they are",
+        ),
+        (lambda f, t, n, stage: beside_frozen()(f, t, n, stage) + 2e9, "+ 2e+09: some bytes come on top"),
+        (
+            beside_frozen(trained=(4, 4, 8)),
+            "stage 1 divides 4 bytes more, the size of the master",
+        ),
+        (beside_frozen(frozen_bytes=4, scale=1e-9), "two mistakes. First, that is GB"),
         (lambda f, t, n, stage: float("nan"), "returned nan"),
         (
             lambda f, t, n, stage: memory.model_states(t, n, stage).total_bytes + 2 * f,
@@ -129,13 +151,24 @@ def halving(gpu_bytes, n, stage):
     return float(low)
 
 
+def in_gigabytes(gpu_bytes, n, stage):
+    """Right, with numbers that are rounded: where a batch fits exactly, it may be one less."""
+    return max(0, int((gpu_bytes / 1e9 - states(1.5, n, stage)) / (SAMPLE / 1e9)))
+
+
+def refuses_where_none_fits(gpu_bytes, n, stage):
+    if gpu_bytes < states(1.5e9, n, stage) + SAMPLE:
+        raise ValueError("it does not fit")
+    return beside_states()(gpu_bytes, n, stage)
+
+
 def planned(gpu_bytes, n, stage):
     """The package's own answer."""
     gpt2 = presets.model("zero-1.5b")
     return Question(gpt2, n, gpu_bytes, "mixed", 12, 1, 1, 1024, False).largest_batch(stage)
 
 
-@pytest.mark.parametrize("solution", [beside_states(), one_more_each_time, halving])
+@pytest.mark.parametrize("solution", [beside_states(), one_more_each_time, halving, in_gigabytes])
 def test_every_right_way_to_find_the_batch_passes(solution):
     assert check_largest_batch.diagnose(solution) is None
 
@@ -164,7 +197,7 @@ def test_every_right_way_to_find_the_batch_passes(solution):
         (beside_states(held=lambda psi, n, stage: 2 * psi), "only the 16-bit weights are counted"),
         (
             beside_states(held=lambda *case: states(*case, k=8)),
-            "the master weights are missing from the model states",
+            "4 bytes are missing from the model states, the size of the master weights",
         ),
         (
             beside_states(sample=lambda n, stage: SAMPLE / n),
@@ -205,15 +238,15 @@ def test_every_right_way_to_find_the_batch_passes(solution):
             "that pools the memory of all GPUs",
         ),
         (
-            beside_states(sample=lambda n, stage: SAMPLE * 1.5),
-            "your formula takes about 2.83 GB for a sample, and it keeps 1.89 GB",
+            beside_states(sample=lambda n, stage: SAMPLE * 1.37),
+            "your formula takes about 2.59 GB for a sample, and it keeps 1.89 GB",
         ),
         (
             beside_states(held=lambda psi, n, stage: states(psi, n, stage) + 9e9),
             "those of 22 bytes of model states for a parameter",
         ),
         (
-            beside_states(held=lambda psi, n, stage: states(7e9, n, stage)),
+            beside_states(held=lambda psi, n, stage: states(1.3 * psi, n, stage) + 1e9),
             "your 0 would be right if the model states took more than 30.1 GB",
         ),
         (
@@ -221,6 +254,36 @@ def test_every_right_way_to_find_the_batch_passes(solution):
             "where the states alone do not fit, no sample fits: return 0 there, and nothing negative",
         ),
         (lambda gpu, n, stage: "many", "returned str 'many': return a number of samples"),
+        (
+            beside_states(held=lambda psi, n, stage: states(7e9, n, stage)),
+            "the model states are wrong: that has 7e9 parameters whatever psi is",
+        ),
+        (
+            beside_states(held=lambda *case: states(*case, params=4, grads=4, k=8)),
+            "the model states are wrong: that is fp32 training, 4 + 4 + 8",
+        ),
+        (beside_states(sample=lambda n, stage: 8 * SAMPLE), "a number has 16 bytes, where 16 bits are 2"),
+        (beside_states(sample=lambda n, stage: SAMPLE * 1600 / 1024), "and the 1024 tokens do not count"),
+        (beside_states(sample=lambda n, stage: SAMPLE * 4 / 3), "16 tensors count for a layer, or a third"),
+        (beside_states(sample=lambda n, stage: SAMPLE * 10 / 12), "10 tensors count for a layer, and they"),
+        (lambda gpu, n, s: beside_states()(1e9 * gpu, n, s), "gpu_bytes is multiplied by 1e9, and it is in"),
+        (
+            beside_states(held=lambda *case: states(*case, grads=4), sample=lambda n, stage: 8 * SAMPLE),
+            "two mistakes. First, the model states are wrong: the gradients have 2 bytes in mixed precision, "
+            "not 4. Second, a sample is wrong: a number has 16 bytes",
+        ),
+        (
+            beside_states(
+                held=lambda *case: states(*case, grads=4), of_batch=lambda fit, n: max(0, math.ceil(fit))
+            ),
+            "not 4. Second, the batch is rounded up",
+        ),
+        (
+            beside_states(of_batch=lambda fit, n: max(0, math.ceil(fit) - 1)),
+            "stage 0, 1 GPU of 31.55 GB: model states and 4 samples fill this memory to the last byte, and "
+            "your batch is 3. They fit: compare with <=",
+        ),
+        (refuses_where_none_fits, "All other answers are right, and here 0 is right: return it, and do not"),
     ],
 )
 def test_the_third_check_names_the_mistake(solution, diagnosis):

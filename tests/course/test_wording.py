@@ -40,9 +40,17 @@ def test_a_check_prints_sentences():
     assert check(None).message == said
 
 
+def test_a_question_gets_no_full_stop():
+    @graded("Never.", call=None)
+    def check(answer):
+        return "is there a bracket missing?"
+
+    assert check(None).message == "Is there a bracket missing?"
+
+
 def test_numbers_agree_and_words_stay_whole():
     assert [count(number, "element") for number in (0, 1, 2)] == ["0 elements", "1 element", "2 elements"]
     assert shortened("short") == "short" and shortened("a" * 70) == "a" * 59 + " …"
     assert shortened("{'parameters': 14000000000.0, 'gradients': 14000000000.0, 'state': 8}") == (
-        "{'parameters': 14000000000.0, 'gradients': 14000000000.0 …"
+        "{'parameters': 14000000000.0, 'gradients': 14000000000.0 …}"
     )

@@ -10,7 +10,7 @@ from typing import Any
 from zerolab.course.attempts import quiet
 from zerolab.course.classroom.record import remember
 from zerolab.course.targets import Reached
-from zerolab.course.wording import sentences
+from zerolab.course.wording import ended, sentences
 
 Diagnose = Callable[[Any], str | None]
 
@@ -61,7 +61,7 @@ def graded(
             except Exception as error:  # the reader is not to blame for what a check did not foresee
                 mistake = f"this check has a bug and cannot judge your answer: {error!r}"
             right = mistake is None or isinstance(mistake, Reached)
-            message = passed if mistake is None else f"{sentences(mistake)}."
+            message = passed if mistake is None else ended(sentences(mistake))
             print(f"{'✓' if right else '✗'} {message}")
             remember(diagnose.__module__, "exercise", diagnose.__name__, right)
             return Result(diagnose.__name__, right, message)

@@ -45,6 +45,11 @@ def sentences(diagnosis: str) -> str:
     return whole
 
 
+def ended(text: str) -> str:
+    """Return the text with a full stop, if it has no mark at its end."""
+    return text if text.endswith((".", "?", "!")) else f"{text}."
+
+
 def _one_colon(sentence: str) -> str:
     first, *rest = sentence.split(": ")
     return f"{first}: {'. '.join(rest)}" if rest else first
@@ -56,8 +61,9 @@ def count(number: int, thing: str) -> str:
 
 
 def shortened(text: str, most: int = 60) -> str:
-    """Return the text, cut after a whole word if it has more than `most` characters."""
+    """Return the text, cut after a whole word if it has more than `most` characters; brackets are closed."""
     if len(text) <= most:
         return text
+    closing = {"{": "}", "[": "]", "(": ")"}.get(text[0], "")
     whole_words = text[: most - 1].rpartition(" ")[0] or text[: most - 1]
-    return f"{whole_words.rstrip(',;: ')} …"
+    return f"{whole_words.rstrip(',;: ')} …{closing}"

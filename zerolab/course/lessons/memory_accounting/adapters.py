@@ -3,22 +3,22 @@
 from collections.abc import Callable
 from itertools import product
 
-import torch
-
 from zerolab.course.exercise import graded
+from zerolab.course.lessons.memory_accounting.asked import Case
 from zerolab.course.lessons.memory_accounting.check import STAGES, states
 from zerolab.course.lessons.memory_accounting.numbers import (
+    UNITS,
     Answers,
-    Case,
     Question,
-    fits,
     mistake_in,
     numbers,
     units_mistaken,
 )
 from zerolab.course.lessons.memory_accounting.solution import adapter_bytes
+from zerolab.course.lessons.memory_accounting.stage_parts import RIGHT, named
+from zerolab.course.lessons.memory_accounting.terms import Terms, factors_of, in_words
 
-FROZEN, TRAINED, GPUS = (7e9, 1.5e9), (2e8, 3e7), (8, 1, 3)
+FROZEN, TRAINED, GPUS = (7e9, 1.5e9), (2e8, 3e7), (8, 1, 3, 16)
 CASES = [(f, t, n, stage) for stage, f, t, n in product(STAGES, FROZEN, TRAINED, GPUS)]
 HINTS = (
     "which of weight, gradient, master weight, m and v does a parameter need that no update ever changes?",
@@ -34,6 +34,16 @@ def together(f, t, n, stage, *, frozen=2, grads=0, optimizer=0, sharded_from=3):
     of_frozen = frozen * f / by + states(f, n, stage, params=0, grads=grads, optimizer=optimizer)
     return of_frozen + states(t, n, stage)
 
+
+TERMS: Terms = {
+    "frozen": lambda f, t, n, stage: f,
+    "frozen / N": lambda f, t, n, stage: f / n,
+    "trained": lambda f, t, n, stage: t,
+    "trained / N": lambda f, t, n, stage: t / n,
+    "frozen / N**2": lambda f, t, n, stage: f / n**2,
+    "trained / N**2": lambda f, t, n, stage: t / n**2,
+    "1": lambda f, t, n, stage: 1,
+}
 
 # A sentence, and the formula that the mistake leads to.
 # fmt: off
@@ -60,7 +70,8 @@ MISTAKES: dict[str, Callable[..., float]] = {
         lambda *case: together(*case) - _trained_grads(*case),
     "the trained parameters' optimizer state is missing":
         lambda f, t, n, stage: together(f, t, n, stage) - _trained_optimizer(f, t, n, stage, 12),
-    "the trained parameters' master weights are missing: K is 12, not 8":
+    "4 bytes of each trained parameter are missing, the size of its master weight, of m or of v: K is 12, "
+    "not 8":
         lambda f, t, n, stage: together(f, t, n, stage) - _trained_optimizer(f, t, n, stage, 4),
     "the frozen weights are on every GPU at stage 3, too: it shards parameters, trained or not":
         lambda *case: together(*case, sharded_from=9),
@@ -116,26 +127,35 @@ def check_adapter_bytes(fn: Callable) -> str | None:
 
 
 def _by_parts(answers: Answers, first: Case) -> str | None:
-    """Read a stage's answers as bytes per parameter: kept whole, and divided by the number of GPUs."""
-    found = numbers({case: value for case, value in answers.items() if case[3] == first[3]})
-    if found is None:
+    """Read a stage's answers as a formula of the frozen and of the trained parameters."""
+    stage = first[3]
+    found = numbers({case: value for case, value in answers.items() if case[3] == stage})
+    formula = factors_of(found, TERMS, most=4) if found and any(found.values()) else None
+    if not formula:
         return None
-    table = torch.tensor([[f, f / n, t, t / n] for f, t, n, _ in found], dtype=torch.float64)
-    values = torch.tensor(list(found.values()), dtype=torch.float64)
-    kept = torch.linalg.lstsq(table, values.unsqueeze(1), driver="gelsd").solution.flatten().tolist()
-    form = lambda f, t, n, _: kept[0] * f + kept[1] * f / n + kept[2] * t + kept[3] * t / n
-    if not fits(form, found, found):
-        return None
-    right = {0: (2, 0, 16, 0), 1: (2, 0, 4, 12), 2: (2, 0, 2, 14), 3: (0, 2, 0, 16)}[first[3]]
-    for part, name in ((0, "frozen"), (2, "trained")):
-        whole, divided = (round(each, 4) + 0.0 for each in kept[part : part + 2])
-        if (whole, divided) != right[part : part + 2]:
+    for name, right in (("frozen", (0, 2) if stage == 3 else (2, 0)), ("trained", RIGHT[stage])):
+        terms = (name, f"{name} / N", f"{name} / N**2")
+        whole, divided, twice = (round(formula.get(term, 0), 4) + 0.0 for term in terms)
+        if twice:
+            return (
+                f"your formula is {in_words(formula)}, so it divides {twice:g} bytes of each {name} parameter "
+                "by the number of GPUs twice: once is enough"
+            )
+        if (whole, divided) != right:
+            of_name = named(whole, divided, stage) if name == "trained" else _of_frozen(whole + divided)
+            cause = f": {of_name}" if of_name else ""
             return (
                 f"your formula keeps {whole:g} bytes of each {name} parameter on every GPU and divides "
-                f"{divided:g} by the number of GPUs. At stage {first[3]} right are {right[part]} and "
-                f"{right[part + 1]}"
+                f"{divided:g} by the number of GPUs. At stage {stage} right are {right[0]} and {right[1]}{cause}"
             )
-    return None
+    return f"your formula is {in_words(formula)}: some bytes come on top, for any number of parameters"
+
+
+def _of_frozen(size: float) -> str | None:
+    """What a frozen parameter does not need, if it has more bytes than its weight."""
+    if size <= 2:
+        return None
+    return f"a frozen parameter has its 2-byte weight alone, and yours has {size:g} bytes in all"
 
 
 def _where(case: Case) -> str:
@@ -152,4 +172,5 @@ QUESTION = Question(
     unit="bytes",
     source="2 bytes of a frozen parameter and 16 of a trained one",
     read_last=_by_parts,
+    units=UNITS,
 )

@@ -6,16 +6,22 @@ from itertools import product
 
 from zerolab import memory
 from zerolab.course.exercise import graded
+from zerolab.course.lessons.memory_accounting.asked import Case
+from zerolab.course.lessons.memory_accounting.check import MISTAKES as STATES
 from zerolab.course.lessons.memory_accounting.check import STAGES, states
-from zerolab.course.lessons.memory_accounting.numbers import Answers, Case, Question, mistake_in, numbers
+from zerolab.course.lessons.memory_accounting.knobs import HIDDEN, LAYERS, PSI, SAMPLE, SEQ, explained
+from zerolab.course.lessons.memory_accounting.numbers import Answers, Question, mistake_in, numbers
 from zerolab.course.lessons.memory_accounting.solution import largest_batch
 
-PSI, LAYERS, HIDDEN, SEQ = 1.5e9, 48, 1600, 1024
-SAMPLE = memory.activations(LAYERS, HIDDEN, 1, SEQ)  # bytes
 HUGE = (5e11, 1.5e12)  # so much memory that the batches tell the bytes of a sample
 GPU_BYTES, GPUS = (32e9, 16e9, 24.5e9, 80e9), (1, 8, 3, 64)
 CASES = [(*case, stage) for stage, *case in product(STAGES, GPU_BYTES, GPUS)]
 CASES += [(gpu, 8, stage) for stage in STAGES for gpu in HUGE]
+# A batch that fills the GPU to the last byte.
+EXACT = [
+    (states(PSI, n, stage) + fit * SAMPLE, n, stage)
+    for n, stage, fit in ((1, 0, 4), (3, 1, 1), (8, 2, 3), (64, 3, 7), (8, 3, 16))
+]
 HINTS = (
     "first the model states of GPT-2 at this stage: 16 bytes per parameter, in part divided by world_size. "
     "The rest of the memory is for activations.",
@@ -42,7 +48,7 @@ MISTAKES: dict[str, Callable[[float, int, int], float]] = {
         lambda gpu, n, stage: batch(gpu, n, stage, held=16 * PSI / n),
     "only the 16-bit weights are counted as model states: gradients and optimizer state are missing":
         lambda gpu, n, stage: batch(gpu, n, stage, held=2 * PSI),
-    "the master weights are missing from the model states: K is 12, not 8":
+    "4 bytes are missing from the model states, the size of the master weights, of m or of v: K is 12, not 8":
         lambda gpu, n, stage: batch(gpu, n, stage, held=states(PSI, n, stage, optimizer=8)),
     "the activations are divided by the number of GPUs, or all GPUs' samples are counted: each GPU has its "
     "own samples, which no stage shards":
@@ -130,6 +136,22 @@ def check_largest_batch(fn: Callable) -> str | None:
     return mistake_in(fn, QUESTION)
 
 
+def _one_less(gpu, n, stage):
+    """Where a batch fits exactly, a formula in GB may be rounded to one sample less."""
+    return batch(gpu, n, stage) - ((gpu, n, stage) in EXACT)
+
+
+def _strictly_less(answers: Answers) -> str | None:
+    """Whether no batch that fills the memory exactly was taken. One alone may be rounding."""
+    found = numbers(answers) or {}
+    if all(found.get(case) == _one_less(*case) for case in EXACT):
+        return (
+            f"{_where(EXACT[0])}: model states and {batch(*EXACT[0]):g} samples fill this memory to the last "
+            f"byte, and your batch is {found[EXACT[0]]:g}. They fit: compare with <=, and not with <"
+        )
+    return None
+
+
 def _by_parts(answers: Answers, first: Case) -> str | None:
     """Read the answers as a rest of memory that is divided by the bytes of a sample."""
     found, stage = numbers(answers), first[2]
@@ -137,6 +159,8 @@ def _by_parts(answers: Answers, first: Case) -> str | None:
         return "where the states alone do not fit, no sample fits: return 0 there, and nothing negative"
     if found is None:
         return None
+    if told := explained({case: got for case, got in found.items() if case not in EXACT}, states, STATES):
+        return told
     largest = max(found.values())
     if all(value == min(batch(*case), largest) for case, value in found.items()):
         return f"no batch above {largest:g} is ever returned: does a loop end there? The formula needs none"
@@ -172,13 +196,19 @@ def _bytes_each(found: Mapping[Case, float]) -> int | None:
     return fit[0] if len(fit) == 1 else None
 
 
+def _where(case: Case) -> str:
+    return f"stage {case[2]}, {case[1]} GPU{'s' * (case[1] > 1)} of {case[0] / 1e9:.4g} GB"
+
+
 QUESTION = Question(
-    CASES,
+    CASES + EXACT,
     batch,
     MISTAKES,
-    where=lambda case: f"stage {case[2]}, {case[1]} GPU{'s' * (case[1] > 1)} of {case[0] / 1e9:g} GB",
+    where=_where,
     unit="samples",
     source="the states' bytes and those of a sample",
     forbidden=("zerolab.plan",),
     read_last=_by_parts,
+    also_right=_one_less,
+    edges=_strictly_less,
 )

@@ -1,21 +1,23 @@
 """Lesson 01's exercise: bytes per GPU by stage, and the wrong formulas that are often used."""
 
 from collections.abc import Callable
-from itertools import pairwise, product
+from itertools import product
 
 from zerolab.course.exercise import graded
+from zerolab.course.lessons.memory_accounting.asked import Case
+from zerolab.course.lessons.memory_accounting.by_stage import by_parts
 from zerolab.course.lessons.memory_accounting.numbers import (
+    UNITS,
     Answers,
-    Case,
     Question,
-    fits,
     mistake_in,
     numbers,
     units_mistaken,
 )
 from zerolab.course.lessons.memory_accounting.solution import bytes_per_gpu
+from zerolab.course.lessons.memory_accounting.stage_parts import RIGHT
 
-PSI, GPUS, STAGES = (7e9, 1.5e9), (8, 1, 3, 64), (0, 1, 2, 3)
+PSI, GPUS, STAGES = (7e9, 1.5e9, 192e6), (8, 1, 3, 64), tuple(RIGHT)
 CASES = [(psi, n, stage) for stage, psi, n in product(STAGES, PSI, GPUS)]
 HINTS = (
     "per parameter there are 2 bytes of weights, 2 bytes of gradients and 12 bytes of optimizer state.",
@@ -38,10 +40,12 @@ def states(psi, n, stage, *, params=2, grads=2, optimizer=12, whole=0, sharded_f
 MISTAKES: dict[str, Callable[[float, int, int], float]] = {
     "only m and v are sharded: the fp32 master weights are optimizer state too":
         lambda psi, n, stage: states(psi, n, stage, whole=4),
-    "the fp32 master weights are missing: K is 12, not 8":
+    "4 bytes are missing, the size of the fp32 master weights, of m or of v: K is 12, not 8":
         lambda *case: states(*case, optimizer=8),
-    "m and v are missing: K is 12, not 4":
+    "8 bytes are missing, the size of two of the fp32 master weights, m and v: K is 12, not 4":
         lambda *case: states(*case, optimizer=4),
+    "that is what is saved by sharding, and a GPU holds the rest: return what it holds":
+        lambda psi, n, stage: 16 * psi - states(psi, n, stage),
     "that is bytes per parameter: multiply by psi":
         lambda *case: states(*case) / case[0],
     "that is the sum over all GPUs: return the bytes of one":
@@ -96,6 +100,10 @@ MISTAKES: dict[str, Callable[[float, int, int], float]] = {
         lambda psi, n, stage: states(psi, 8, stage),
     "that divides by N - 1, the number of the other GPUs: a GPU's share is one of N parts":
         lambda psi, n, stage: states(psi, max(1, n - 1), stage),
+    "that divides by N + 1: a GPU's share is one of N parts":
+        lambda psi, n, stage: states(psi, n + 1, stage),
+    "psi and world_size are exchanged: it is called with (psi, world_size, stage)":
+        lambda psi, n, stage: states(n, psi, stage),
     "that has 7e9 parameters whatever psi is: use psi":
         lambda psi, n, stage: states(7000000000.0, n, stage),
 }
@@ -113,52 +121,21 @@ def check_bytes_per_gpu(fn: Callable) -> str | None:
     return mistake_in(fn, QUESTION)
 
 
-def _by_parts(answers: Answers, first: Case) -> str | None:
-    """Read the answers as bytes per parameter: what each stage keeps whole, and what it divides by N."""
-    stage = first[2]
-    found = {each: pair for each in STAGES if (pair := _whole_and_divided(answers, each))}
-    if stage not in found:
-        return None
-    if len(found) == len(STAGES) and len({round(sum(pair), 6) for pair in found.values()}) == 1:
-        by_stage = [found[each][1] for each in STAGES]
-        sizes = [after - before for before, after in pairwise(by_stage)]
-        if abs(by_stage[0]) < 1e-6 and min(sizes) > 0:
-            optimizer, grads, params = sizes
-            return (
-                f"your formula counts {params:.4g} bytes for a parameter, {grads:.4g} for its gradient and "
-                f"{optimizer:.4g} for its optimizer state, and in mixed precision they are 2, 2 and 12"
-                f"{_other_order(sizes)}"
-            )
-    whole, divided = found[stage]
-    right_whole, right_divided = {0: (16, 0), 1: (4, 12), 2: (2, 14), 3: (0, 16)}[stage]
-    return (
-        f"your formula keeps {whole:.4g} bytes per parameter on every GPU and divides {divided:.4g} by the "
-        f"number of GPUs. At stage {stage} it keeps {right_whole} and divides {right_divided}"
-    )
-
-
-def _other_order(sizes: list[float]) -> str:
-    """The other reading of sizes that are right, but divided in another order of stages."""
-    if [round(size, 6) for size in sorted(sizes)] != [2, 2, 12]:
-        return ""
-    first = 1 + sizes.index(max(sizes))
-    return (
-        ", or the sizes are right but divided at the wrong stage: stage 1 divides the 12 bytes of optimizer "
-        f"state, and yours divides them at stage {first}"
-    )
-
-
 def _per_parameter(answers: Answers, first: Case) -> str | None:
     """What a stage's answers are per parameter, where they are neither whole nor divided by N."""
     stage, found = first[2], numbers(answers)
     if found is None:
         return None
     by_psi = [[found[psi, n, stage] / psi for n in sorted(GPUS)] for psi in PSI]
-    if all(abs(found[PSI[0], n, stage] - found[PSI[1], n, stage]) < 1 for n in GPUS):
+    if all(abs(found[psi, n, stage] - found[PSI[0], n, stage]) < 1 for n in GPUS for psi in PSI):
         return (
             "your answer is the same for 1.5B and 7B parameters: it is a number of bytes for each, times psi"
         )
-    if any(abs(one - other) > 1e-6 * abs(one) for one, other in zip(*by_psi, strict=True)):
+    if any(
+        abs(one - other) > 1e-6 * abs(one)
+        for row in by_psi
+        for one, other in zip(row, by_psi[0], strict=True)
+    ):
         return None
     show = lambda values: ", ".join(f"{value:.4g}" for value in values)
     right = [states(1, n, stage) for n in sorted(GPUS)]
@@ -167,18 +144,6 @@ def _per_parameter(answers: Answers, first: Case) -> str | None:
         f"your formula gives {show(by_psi[0])} bytes per parameter on {show(sorted(GPUS))} GPUs, and right "
         f"are {show(right)}{': // rounds down to whole bytes of a parameter, so divide with /' * floors}"
     )
-
-
-def _whole_and_divided(answers: Answers, stage: int) -> tuple[float, float] | None:
-    """The two coefficients of psi·(whole + divided/N), if a stage's answers follow that form."""
-    found = numbers({case: value for case, value in answers.items() if case[2] == stage})
-    if found is None:
-        return None
-    few, many = (found[PSI[0], n, stage] / PSI[0] for n in (8, 64))
-    divided = (few - many) / (1 / 8 - 1 / 64)
-    whole = many - divided / 64
-    form = lambda psi, n, _: psi * (whole + divided / n)
-    return (whole, divided) if fits(form, found, found) else None
 
 
 QUESTION = Question(
@@ -190,6 +155,7 @@ QUESTION = Question(
     ),
     unit="bytes",
     source="2, 2 and 12 bytes",
-    read=_by_parts,
+    units=UNITS,
+    read=by_parts,
     read_last=_per_parameter,
 )
