@@ -180,7 +180,34 @@ def sends_first(tensor):
     dist.recv(tensor, (rank - 1) % n)
 
 
-GOLD = [two_halves(), in_place, each_owner_directly, rounds(ahead=1), rounds(way=-1, ahead=-1)]
+def in_double_and_back(tensor):
+    return two_halves()(tensor.double()).to(tensor.dtype)
+
+
+def by_bound_handles(tensor):
+    """Gold: the names `send` and `receive` keep the handles of the last round, and these its chunks."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    pieces = [tensor[cut] for cut in ring.chunks(tensor.numel(), n)]
+    for step in range(2 * (n - 1)):
+        home = pieces[(rank - step - 2) % n]
+        landing = torch.empty_like(home)
+        receive = dist.irecv(landing, (rank - 1) % n)
+        send = dist.isend(pieces[(rank - step - 1) % n].clone(), (rank + 1) % n)
+        send.wait()
+        receive.wait()
+        home.copy_(home + landing if step < n - 1 else landing)
+        del landing
+    return tensor
+
+
+GOLD = [
+    two_halves(),
+    in_place,
+    each_owner_directly,
+    rounds(ahead=1),
+    rounds(way=-1, ahead=-1),
+    by_bound_handles,
+]
 LESS = [
     (
         two_halves(fresh=True),
@@ -195,6 +222,7 @@ LESS = [
         through_rank_0,
         "2 times the tensor, and 2(N-1)/N times, 10656 bytes, is enough: 2 of its 2 messages are the whole",
     ),
+    (in_double_and_back, "rank 0 sends float64, and the tensor is float32: that is 2 times the bytes"),
     (rounds(first=1), "sends 5 messages of a chunk or so, and N-1 rounds in each half are 4"),
     (rounds(way=-1, second=1), "A half has too many rounds"),
 ]
@@ -245,7 +273,108 @@ def scattered_twice(tensor):
     return tensor
 
 
+def sum_on_rank_0(tensor):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    landing = torch.empty_like(tensor)
+    for other in range(1, n):
+        if rank == 0:
+            dist.recv(landing, other)
+            tensor += landing
+        elif rank == other:
+            dist.send(tensor, 0)
+
+
+def to_higher_ranks(tensor):
+    """Each owner sends its complete chunk to the ranks after it alone."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    my_reduce_scatter(tensor)
+    pieces = [tensor[cut] for cut in ring.chunks(tensor.numel(), n)]
+    for owner in range(n):
+        for other in range(owner + 1, n):
+            if rank == owner:
+                dist.send(pieces[rank], other)
+            elif rank == other:
+                dist.recv(pieces[owner], owner)
+    return tensor
+
+
+def short_second_half(tensor):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    my_reduce_scatter(tensor)
+    size = tensor.numel() // n
+    pieces = [tensor[chunk * size : (chunk + 1) * size] for chunk in range(n)]
+    for step in range(n - 1):
+        exchange(pieces[(rank - step) % n], pieces[(rank - step - 1) % n], (rank + 1) % n, (rank - 1) % n)
+    return tensor
+
+
+def in_double(finish):
+    return lambda tensor: finish(two_halves()(tensor.double()), tensor.dtype)
+
+
+def only_rank_0_returns(tensor):
+    total = two_halves()(tensor.clone())
+    return total if dist.get_rank() == 0 else None
+
+
+def under_another_name(tensor):
+    tensor = two_halves()(tensor.clone())
+
+
+def exchanged_indices(tensor):
+    """In the second half it sends what it should receive."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    my_reduce_scatter(tensor)
+    pieces = [tensor[cut] for cut in ring.chunks(tensor.numel(), n)]
+    for step in range(n - 1):
+        goes, into = pieces[(rank - step - 1) % n].clone(), pieces[(rank - step) % n]
+        landing = tensor.new_empty(len(pieces[(rank - step - 2) % n]))
+        exchange(goes, landing, (rank + 1) % n, (rank - 1) % n)
+        length = min(len(landing), len(into))
+        into[:length] = landing[:length]
+    return tensor
+
+
+def put_elsewhere(tensor):
+    """The second half goes to the left, and puts what arrives where the other way would."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    my_reduce_scatter(tensor)
+    pieces = [tensor[cut] for cut in ring.chunks(tensor.numel(), n)]
+    for step in range(n - 1):
+        home = pieces[(rank - step - 1) % n]
+        landing = torch.empty_like(pieces[(rank + 1 - step) % n])
+        exchange(pieces[(rank - step) % n], landing, (rank - 1) % n, (rank + 1) % n)
+        length = min(len(landing), len(home))
+        home[:length] = landing[:length]
+    return tensor
+
+
 WRONG = [
+    (sum_on_rank_0, "rank 0 is right, but rank 1 is not: its own tensor is what it was"),
+    (sum_on_rank_0, "rank 0 has the complete chunk 0. It is sent to nobody, so it never comes to rank 1"),
+    (
+        to_higher_ranks,
+        "rank 1 has the complete chunk 1. It is sent to rank 2 alone, so it never comes to rank 0",
+    ),
+    (
+        short_second_half,
+        "each message has 250 elements, which is numel // N, and chunk 0 has 251",
+    ),
+    (in_double(lambda total, dtype: total), "it returned float64, and its input is float32"),
+    (
+        only_rank_0_returns,
+        "rank 1 returned None, so what is in its `tensor` counts: return the sum on",
+    ),
+    (
+        only_rank_0_returns,
+        "chunk 0 arrives at rank 1 in a message of rank 0, and is not in its result",
+    ),
+    (under_another_name, "the function returned None, so what is in `tensor` counts. a clone, or"),
+    (
+        exchanged_indices,
+        "the first of the second half, rank 0 sends chunk 2, which is not complete",
+    ),
+    (put_elsewhere, "arrives at rank 1 in a message of rank 2, and was put at element 666"),
     (into_zeros, "only its own chunk is complete, the others are zeros"),
     (scattered_twice, "the second half is the first half once more"),
     (rounds(ahead=1, replaces=True, adds=True), "replaces a chunk by what arrives, and the second half adds"),

@@ -233,6 +233,103 @@ def straight_to_the_owner(tensor, keep=-1):
     return tensor[cuts[rank]] + (list(found.values())[keep] if found else 0)
 
 
+def put_where_it_was_sent_from(pieces, goes, comes, landing):
+    """Adds what arrives to the chunk that has just been sent."""
+    length = min(len(landing), len(pieces[goes]))
+    pieces[goes][:length] += landing[:length]
+
+
+def thrown_away(pieces, goes, comes, landing):
+    home = pieces[comes]
+    home = home + landing
+
+
+def only_passed_on(pieces, goes, comes, landing):
+    pieces[comes].copy_(landing)
+
+
+def begins_with_zeros(tensor):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    cuts = ring.chunks(tensor.numel(), n)
+    passing = torch.zeros_like(tensor[cuts[(rank - 1) % n]])
+    for step in range(n - 1):
+        mine = tensor[cuts[(rank - step - 2) % n]]
+        landing = torch.empty_like(mine)
+        work = dist.isend(passing, (rank + 1) % n)
+        dist.recv(landing, (rank - 1) % n)
+        work.wait()
+        passing = landing + mine
+    return passing if n > 1 else tensor
+
+
+def padded(tensor):
+    """Right values; every message has two elements more than the longest chunk."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    cuts, size = ring.chunks(tensor.numel(), n), -(-tensor.numel() // n) + 2
+    for step in range(n - 1):
+        out, home = tensor[cuts[(rank - step - 1) % n]], tensor[cuts[(rank - step - 2) % n]]
+        outgoing, landing = tensor.new_zeros(size), tensor.new_zeros(size)
+        outgoing[: len(out)] = out
+        work = dist.isend(outgoing, (rank + 1) % n)
+        dist.recv(landing, (rank - 1) % n)
+        work.wait()
+        home += landing[: len(home)]
+    return tensor[cuts[rank]]
+
+
+def through_rank_0(tensor):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    cuts = ring.chunks(tensor.numel(), n)
+    own = torch.empty_like(tensor[cuts[rank]])
+    if rank > 0:
+        dist.send(tensor, 0)
+        dist.recv(own, 0)
+        return own
+    landing = torch.empty_like(tensor)
+    for other in range(1, n):
+        dist.recv(landing, other)
+        tensor += landing
+    for other in range(1, n):
+        dist.send(tensor[cuts[other]], other)
+    return tensor[cuts[0]]
+
+
+def in_double(finish):
+    return lambda tensor: finish(round_by_round(plain)(tensor.double()), tensor.dtype)
+
+
+def in_bfloat16(tensor):
+    return round_by_round(plain)(tensor.bfloat16()).to(tensor.dtype)
+
+
+def by_parity(tensor):
+    """Even ranks send in every round, and odd ranks receive."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    cuts = ring.chunks(tensor.numel(), n)
+    for step in range(n - 1):
+        home = tensor[cuts[(rank - step - 2) % n]]
+        if rank % 2 == 0:
+            dist.send(tensor[cuts[(rank - step - 1) % n]], (rank + 1) % n)
+        else:
+            landing = torch.empty_like(home)
+            dist.recv(landing, (rank - 1) % n)
+            home += landing
+    return tensor[cuts[rank]]
+
+
+def one_buffer_for_all(tensor):
+    """The first chunk is the longest, so the others do not fill the buffer."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    pieces = [tensor[cut] for cut in ring.chunks(tensor.numel(), n)]
+    landing = torch.empty_like(pieces[0])
+    for step in range(n - 1):
+        work = dist.isend(pieces[(rank - step - 1) % n], (rank + 1) % n)
+        dist.recv(landing, (rank - 1) % n)
+        work.wait()
+        pieces[(rank - step - 2) % n] += landing
+    return pieces[rank]
+
+
 RIGHT = [round_by_round(plain), ring_with(), to_the_left, in_halves, even_ranks_first, recursive]
 WRONG = [
     (lambda tensor: None, "not written yet"),
@@ -256,7 +353,7 @@ WRONG = [
     (alone(with_chunk), "torch.chunk's cut"),
     (ring_with(shift=1), "nothing added to it"),
     (ring_with(shift=1, owned=1), "ended with the next rank's chunk"),
-    (ring_with(rounds=-2), "a rank made 1 rounds, and 3 ranks need 2"),
+    (ring_with(rounds=-2), "a rank made 1 round, and 3 ranks need 2"),
     (alone(ring_with(rounds=0)), "stop after N-1 rounds"),
     (alone(ring_with(mixed=2)), "what arrives is added to another chunk than the one that was sent"),
     (ring_with(put=torch.Tensor.copy_), "as the right neighbour brought it"),
@@ -269,6 +366,27 @@ WRONG = [
     (ring.reduce_scatter, "zerolab's own ring.reduce_scatter"),
     (everyone_to_owner, "in a ring it talks to rank"),
     (by_all_reduce, "torch's own dist.all_reduce"),
+    (round_by_round(put_where_it_was_sent_from), "was added to chunk 2, and it belongs to chunk 1"),
+    (round_by_round(thrown_away), "Nothing was added to the tensor itself: `piece + buffer` makes another"),
+    (
+        ring_with(shift=1),
+        "the sum of chunk 1 is complete on rank 0, whose own is chunk 0: rank r has",
+    ),
+    (begins_with_zeros, "in round 1 rank 0 sends zeros: begin with a chunk of the tensor (line"),
+    (padded, "a message has 335 elements, and the longest chunk 333. Send each chunk as it"),
+    (through_rank_0, "all messages go through rank 0, as in lesson 00, so its link carries everything"),
+    (
+        in_double(lambda own, dtype: own),
+        "and its input is float32: keep the type; rank 0 sends float64",
+    ),
+    (
+        in_double(lambda own, dtype: own.to(dtype)),
+        "float64, and the tensor is float32: that is 2 times",
+    ),
+    (in_bfloat16, "rank 0 sends bfloat16, and the tensor is float64"),
+    (alone(by_parity), "after 2 sends and no receive (line"),
+    (alone(by_parity), "In a ring each rank sends one chunk and receives one in every round"),
+    (alone(one_buffer_for_all), "receives them into a tensor of 251 elements of float64: both must have"),
 ]
 diagnose = together(check_reduce_scatter, [*RIGHT, *(wrong for wrong, _ in WRONG)])
 
@@ -284,6 +402,10 @@ def test_every_right_way_passes(solution):
 )
 def test_the_check_names_the_mistake(solution, diagnosis):
     assert diagnosis in diagnose(solution)
+
+
+def test_a_ring_to_the_left_is_gold():
+    assert diagnose(to_the_left) is None
 
 
 def test_a_deadlock_is_named(monkeypatch):

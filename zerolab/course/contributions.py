@@ -37,7 +37,7 @@ def _overwritten(calls: Calls, missing: Sequence[int]) -> str | None:
             if call.received and call.given:
                 return (
                     f"rank {rank} receives into the tensor that it was given, so its own numbers are no "
-                    f"longer there when they are needed. Receive into torch.empty_like of it{at(call)}"
+                    f"longer there when they are needed. Receive into torch.empty_like of it{at(call.place)}"
                 )
     return None
 
@@ -65,7 +65,7 @@ def _passed_on_changed(calls: Calls) -> str | None:
                 return (
                     f"rank {rank} sends the tensor that it was given after it has changed it in place, so "
                     "others get a sum where they expect its own numbers. Add to a clone of it"
-                    f"{at(call)}"
+                    f"{at(call.place)}"
                 )
     return None
 

@@ -4,7 +4,7 @@ A candidate is a sentence and the values that the mistake leads to. The check na
 explains every rank in two cases. If there is none, it describes the value itself.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 
@@ -41,11 +41,14 @@ class Finding:
         lengths: by sentence, how many elements each rank would have ended with.
         cost: what is wrong although the values are right.
         also: what else there is to say of wrong values.
+        reason: why they are wrong, by the messages; said where no mistake explains them, or only a symptom.
+        symptoms: those of the mistakes that say what the values are, and not why.
         cause: why values are wrong that no mistake explains, known because earlier cases were right.
         told: the same, where it names its ranks itself.
         explain: what the messages tell of parts that are missing, or count too often, on a rank.
         went: where missing parts went, by the messages; said where no rule of all ranks is found.
         owner: the rank whose shard the values are, where all ranks' values are of one shard.
+        within: the part of each rank's value that these values are, in words.
     """
 
     where: str
@@ -58,11 +61,14 @@ class Finding:
     lengths: Mapping[str, Sequence[int]] = field(default_factory=dict)
     cost: str | None = None
     also: str | None = None
+    reason: str | None = None
+    symptoms: Collection[str] = ()
     cause: str | None = None
     told: str | None = None
     explain: Callable[[int], Explain] = lambda rank: silent
     went: Callable[[int], Explain] = lambda rank: silent
     owner: int | None = None
+    within: str = ""
 
     @property
     def wrong(self) -> list[int]:
@@ -84,6 +90,7 @@ class Finding:
             right=cut(self.right),
             mistakes={why: cut(values) for why, values in self.mistakes.items()},
             parts=parts,
+            within=where,
         )
 
     def fitting(self, ranks: Iterable[int] | None = None) -> list[str]:
@@ -128,7 +135,8 @@ def examine(cases: Iterable, look: Callable[..., Finding]) -> str | None:
 def _named(first: Finding, suspects: Sequence[str]) -> str:
     """Return the mistakes that are left; if none is, what the first wrong value is made of."""
     named = ", or else ".join(suspects) or _of_some_ranks(first)
-    return f"{'; '.join(filter(None, [named, first.also]))} (seen with {first.where})"
+    reason = first.reason if not suspects or set(suspects) & set(first.symptoms) else None
+    return f"{'; '.join(filter(None, [named, reason, first.also]))} (seen with {first.where})"
 
 
 def first_wrong(findings: Iterable[Finding], whole: Finding) -> Finding:
@@ -154,7 +162,8 @@ def _of_some_ranks(finding: Finding) -> str:
     wrong = finding.wrong
     rank = wrong[0]
     good = [each for each in range(len(finding.right)) if each not in wrong]
-    where = f"rank {good[0]} is right, but rank {rank} is not: " if good else f"on rank {rank}: "
+    where = f"in {finding.within}, " if good and finding.within else ""
+    where += f"rank {good[0]} is right, but rank {rank} is not: " if good else f"on rank {rank}: "
     got, want = finding.seen[rank], finding.right[rank]
     ruled_out = finding.fitting()
     if not finding.fitting(wrong) and (told := _told_by_messages(finding, rank)):
@@ -178,7 +187,7 @@ def _of_some_ranks(finding: Finding) -> str:
     )
     if reading or ruled_out:
         return where + (reading or ", or else ".join(ruled_out))
-    unknown = "" if finding.also else ", and no known mistake explains it"
+    unknown = "" if finding.also or finding.reason else ", and no known mistake explains it"
     first = int((~torch.isclose(got, want, rtol=1e-4, atol=1e-5)).flatten().nonzero()[0])
     begin = f" from element {first} on" if first else ""
     shown = _short(got.flatten()[first:]), _short(want.flatten()[first:])
@@ -188,7 +197,7 @@ def _of_some_ranks(finding: Finding) -> str:
 def _told_by_messages(finding: Finding, rank: int) -> str | None:
     """What a rank's value is made of, where the messages tell why. That says more than one rank's mistake."""
     got, parts = finding.seen[rank], finding.parts(rank)
-    if isinstance(got, Odd):
+    if isinstance(got, Odd) or finding.reason:
         return None
     found = factors(got, finding.right[rank], parts)
     if not found or not finding.explain(rank)(*found):
@@ -198,6 +207,8 @@ def _told_by_messages(finding: Finding, rank: int) -> str | None:
 
 def _why(finding: Finding, rank: int, have: Factors, should: Factors) -> str | None:
     """Why a rank's parts are missing or count too often: by the messages, or a rule of all ranks."""
+    if finding.reason:
+        return None
     found = {
         each: factors(value, finding.right[each], finding.parts(each))
         for each, value in enumerate(finding.seen)

@@ -23,7 +23,7 @@ def into_one_buffer(calls: Calls) -> str | None:
                 return (
                     f"rank {rank} starts a second receive into a tensor before it has waited for the first, "
                     "so that one message overwrites the other: receive into a tensor for "
-                    f"each{at(call)}"
+                    f"each{at(call.place)}"
                 )
             seen.add((call.buffer, call.waited))
     return None
@@ -75,4 +75,4 @@ def _too_few_waits(rank: int, started: Sequence[Message], waited: int) -> str:
     these, waited_for = f"{len(started)} messages", f"waited for {waited or 'none'} of them"
     if len(started) == 1:
         these, waited_for = "a message", "did not wait for it"
-    return f"rank {rank} started {these} and {waited_for}: {_WAIT}{at(started[-1])}"
+    return f"rank {rank} started {these} and {waited_for}: {_WAIT}{at(started[-1].place)}"

@@ -2,20 +2,24 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
-from zerolab import ring
-from zerolab.course.attempts import Attempt, attempt, returned
+from zerolab.course.attempts import Attempt, Odd, attempt, returned
 from zerolab.course.contributions import by_messages
 from zerolab.course.evidence import Finding, examine, sum_of
 from zerolab.course.exercise import graded
+from zerolab.course.lessons.collectives.cases import CASES, Case
+from zerolab.course.lessons.collectives.decoded import Traffic
+from zerolab.course.lessons.collectives.first_half import cause
 from zerolab.course.lessons.collectives.held import held_too_much
 from zerolab.course.lessons.collectives.rounds import of_first_half
+from zerolab.course.lessons.collectives.sent import other_type, too_much_sent
 from zerolab.course.lessons.collectives.solution import my_reduce_scatter
+from zerolab.course.messages import Calls
+from zerolab.course.wording import count
 
-# (world_size, numel). The long ones tell most; where N does not divide, torch.chunk is not ring.chunks.
-CASES = ((3, 999), (4, 1001), (2, 8), (4, 9), (4, 10), (3, 11), (1, 5))
 HINTS = (
     "rank r ends with chunk r, so it must receive chunk r in the last round, and chunk r-1 in the round "
     "before. Count backwards from there.",
@@ -25,13 +29,17 @@ HINTS = (
     "chunk: the next round sends this sum.",
 )
 
+UNCHANGED = (
+    "it returned its own chunk with nothing added to it: in the last of N-1 rounds every rank must receive "
+    "its own chunk, and add it to what it returns"
+)
+
 # A sentence, and what it leads to: `g` holds the ranks' tensors, r is the rank, `cut` its chunk by rank.
 # fmt: off
 MISTAKES: dict[str, Callable[[list[torch.Tensor], int, Callable[[int], slice]], torch.Tensor]] = {
     "that is the mean, and a reduce-scatter returns the sum: divide after it, once":
         lambda g, r, cut: sum_of(g)[cut(r)] / len(g),
-    "it returned its own chunk with nothing added to it: in the last of N-1 rounds every rank must receive "
-    "its own chunk, and add it to what it returns, after work.wait() has returned":
+    UNCHANGED:
         lambda g, r, cut: g[r][cut(r)],
     "only the left neighbour's numbers were added: pass on the partial sum, with what arrived in the round "
     "before":
@@ -82,48 +90,65 @@ def check_reduce_scatter(fn: Callable) -> str | None:
     """Run fn(tensor) on 1 to 4 ranks and print the mistake it makes, or that it makes none.
 
     fn returns this rank's chunk (`zerolab.ring.chunks`) of the sum over the ranks, sends only to one
-    neighbour, and sends (N-1)/N of the tensor.
+    neighbour, on the right or on the left, and sends (N-1)/N of the tensor.
     """
     return examine(CASES, partial(_look, fn)) or held_too_much(fn)
 
 
-def contribution(rank: int, numel: int) -> torch.Tensor:
-    """What rank brings: different for every element and every rank."""
-    return torch.randn(numel, generator=torch.Generator().manual_seed(rank), dtype=torch.float64)
+class Scattered(NamedTuple):
+    """In the worker: what one rank returned, and what is in the tensor that it was given."""
+
+    value: torch.Tensor | Odd
+    left: torch.Tensor
 
 
-def _call(fn: Callable, rank: int, numel: int):
-    return returned(fn(contribution(rank, numel)))
+def _call(fn: Callable, rank: int, case: Case) -> Scattered:
+    tensor = case.brought(rank)
+    value = returned(fn(tensor))
+    return Scattered(value, tensor.clone())
 
 
-def _look(fn: Callable, case: tuple[int, int]) -> Finding:
-    world_size, numel = case
-    brought = [contribution(rank, numel) for rank in range(world_size)]
-    pieces = ring.chunks(numel, world_size)
-    outcome = attempt(_call, [(fn, rank, numel) for rank in range(world_size)])
-    where = f"{world_size} ranks and {numel} elements"
+def _look(fn: Callable, case: Case) -> Finding:
+    ranks, cuts = range(case.world_size), case.cuts
+    outcome = attempt(_call, [(fn, rank, case) for rank in ranks])
+    stub = not any(outcome.calls) and all(each.value == Odd("NoneType", "") for each in outcome.values)
+    if stub and not outcome.failure:
+        return Finding(str(case), "not written yet: nothing was sent and None was returned")
     if stopped := outcome.unusable("send and receive"):
-        return Finding(where, stopped)
-    mine = lambda rank: pieces[rank % world_size]
+        return Finding(str(case), stopped + one_direction(outcome.calls) * bool(outcome.failure))
+    brought, seen = [case.brought(rank) for rank in ranks], [each.value for each in outcome.values]
+    mine = lambda rank: cuts[rank % case.world_size]
     everything = {
-        f"rank {peer}'s chunk {chunk}": brought[peer][mine(chunk)]
-        for chunk in range(world_size)
-        for peer in range(world_size)
+        f"rank {peer}'s chunk {chunk}": brought[peer][mine(chunk)] for chunk in ranks for peer in ranks
     }
-    return Finding(
-        where,
+    left = [each.left for each in outcome.values]
+    of_rounds = of_first_half(seen, left, brought, cuts, outcome.messages)
+    traffic = Traffic(outcome.calls, brought, cuts)
+    finding = Finding(
+        str(case),
         None,
-        outcome.values,
-        [sum_of(brought)[piece] for piece in pieces],
-        {why: [value(brought, rank, mine) for rank in range(world_size)] for why, value in MISTAKES.items()}
-        | of_first_half(outcome.values, brought, pieces),
+        seen,
+        [sum_of(brought)[cut] for cut in cuts],
+        {why: [value(brought, rank, mine) for rank in ranks] for why, value in MISTAKES.items()} | of_rounds,
         lambda rank: [{k: v for k, v in everything.items() if k.endswith(f"chunk {rank}")}, everything],
         whole=sum_of(brought),
-        lengths=_lengths(pieces),
-        cost=_too_much_sent(outcome, pieces),
-        also=_too_few_rounds(outcome),
+        lengths=_lengths(cuts),
+        cost=too_much_sent(outcome, case),
+        symptoms=[UNCHANGED],
         explain=partial(by_messages, outcome.calls),
     )
+    if finding.wrong:
+        finding.also = _too_few_rounds(outcome) or other_type(outcome, case)
+        finding.reason = None if finding.also else cause(traffic, left)
+    return finding
+
+
+def one_direction(calls: Calls) -> str:
+    """What a ring asks for, if some ranks only send and others only receive."""
+    more_than_once = lambda own, received: len(own) > 1 and all(call.received == received for call in own)
+    if any(more_than_once(own, received) for own in calls for received in (True, False)):
+        return ". In a ring each rank sends one chunk and receives one in every round"
+    return ""
 
 
 def _lengths(pieces: list[slice]) -> dict[str, list[int]]:
@@ -147,35 +172,4 @@ def _too_few_rounds(outcome: Attempt) -> str | None:
     fewest = min((len(sent) for sent in outcome.messages), default=0)
     if fewest >= world_size - 1:
         return None
-    return f"a rank made {fewest} rounds, and {world_size} ranks need {world_size - 1}"
-
-
-def _too_much_sent(outcome: Attempt, pieces: list[slice]) -> str | None:
-    """Right values, but too many bytes, or messages to others than one neighbour."""
-    world_size, numel = len(pieces), pieces[-1].stop
-    peers = {
-        (message.peer - rank) % world_size
-        for rank, sent in enumerate(outcome.messages)
-        for message in sent
-        if message.peer is not None
-    }
-    for rank, sent in enumerate(outcome.messages):
-        allowed = (numel - (pieces[rank].stop - pieces[rank].start)) * 8  # all chunks but its own
-        right = f"the values are right, but rank {rank} sends"
-        if any(message.numel >= numel for message in sent):
-            return (
-                f"{right} the whole tensor each round: {outcome.bytes_sent(rank)} bytes where a ring sends "
-                f"{allowed}. Send one chunk at a time"
-            )
-        if outcome.bytes_sent(rank) > allowed + 8 * world_size:
-            bytes_sent = outcome.bytes_sent(rank)
-            return (
-                f"{right} {bytes_sent} bytes, in {len(sent)} message{'s' * (len(sent) > 1)}. A ring sends "
-                f"{allowed}: stop after N-1 rounds"
-            )
-    if len(peers) > 1:
-        return (
-            "the values are right, but a rank sends to several others: in a ring it talks to rank+1 only, "
-            "so that each link carries one message at a time"
-        )
-    return None
+    return f"a rank made {count(fewest, 'round')}, and {world_size} ranks need {world_size - 1}"

@@ -1,11 +1,11 @@
 """A ring all-reduce as it is, and with a mistake in its rounds: all ranks in one process, round by round.
 
 A ring may run to the right or to the left, and a rank may end its first half with its own chunk or with one
-beside it: each mistake is run in all of these rings. Two mistakes can lead to the same values, so the number
-of messages counts, too.
+beside it: each mistake is run in all of these rings. Two mistakes can lead to the same values, so what the
+ranks sent is compared, too.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import NamedTuple
 
@@ -13,8 +13,33 @@ import torch
 
 from zerolab.course.attempts import Odd
 from zerolab.course.evidence import same
+from zerolab.course.messages import Calls
 
 NONE = -1000
+Seen = Sequence[torch.Tensor | Odd]
+Brought = Sequence[torch.Tensor]
+Cuts = Sequence[slice]
+Messages = Calls
+"""By rank: what it sent."""
+
+
+class Ended(NamedTuple):
+    """By rank: what is in its tensor after all rounds, and all that it sent, end to end."""
+
+    held: list[torch.Tensor]
+    sent: list[torch.Tensor]
+
+    def sends(self, messages: Messages) -> bool:
+        """Whether the messages, as far as they are known, are those of these rounds."""
+        for own, said in zip(messages, self.sent, strict=True):
+            if sum(message.numel for message in own) != said.numel():
+                return False
+            known = [message.content for message in own]
+            if None not in known and known:
+                numbers = torch.tensor([each for content in known for each in content or ()])
+                if not torch.allclose(numbers.double(), said.double(), 1e-4, 1e-5):
+                    return False
+        return True
 
 
 class Ring(NamedTuple):
@@ -28,7 +53,7 @@ class Ring(NamedTuple):
         lands: how many chunks too far what arrives in the first half is put.
         keeps, takes: how often a chunk counts in the first half, and what arrives, when they are added.
         adds: whether what arrives in the second half is added.
-        lost: whether what arrives in the second half is not put anywhere.
+        lost: whether what arrives in the second half is not put into the tensor; passed: and yet sent on.
         against: the halves, 0 and 1, whose messages go the other way than its indices.
     """
 
@@ -42,29 +67,34 @@ class Ring(NamedTuple):
     takes: float = 1
     adds: bool = False
     lost: bool = False
+    passed: bool = False
     against: tuple[int, ...] = ()
 
-    def ended(self, brought: Sequence[torch.Tensor], cuts: Sequence[slice]) -> list[torch.Tensor]:
-        """Return what every rank ends with; nothing where a chunk would land in one of another length."""
+    def run(self, brought: Brought, cuts: Cuts) -> Ended | None:
+        """Return what all ranks end with, and send; nothing where a chunk would land in another length."""
         held = [tensor.clone() for tensor in brought]
         n, ranks = len(held), range(len(held))
-        for half, more in ((0, self.more_first), (1, self.more_second)):
+        said: list[list[torch.Tensor]] = [[] for _ in ranks]
+        came = [torch.empty(0)] * n
+        for half, turn in self.turns(n):
             goes = -self.way if half in self.against else self.way
-            for turn in range(n - 1 + more):
-                begin = (self.ahead - self.way) if half == 0 else (self.ahead + self.way * self.begins)
-                sent = [(rank + begin - self.way * turn) % n for rank in ranks]
-                arriving = [held[rank][cuts[sent[rank]]].clone() for rank in ranks]
-                for rank in ranks:
-                    what = arriving[(rank - goes) % n]
-                    into = cuts[(sent[rank] - self.way + self.lands * (half == 0)) % n]
-                    if held[rank][into].shape != what.shape:
-                        return [torch.empty(0)] * n
-                    held[rank][into] = self.landed(held[rank][into], what, half)
-        return held
+            begin = (self.ahead - self.way) if half == 0 else (self.ahead + self.way * self.begins)
+            sent = [(rank + begin - self.way * turn) % n for rank in ranks]
+            on = self.passed and half == 1 and turn > 0
+            leaves = [came[rank] if on else held[rank][cuts[sent[rank]]].clone() for rank in ranks]
+            came = [leaves[(rank - goes) % n] for rank in ranks]
+            for rank in ranks:
+                said[rank].append(leaves[rank])
+                into = cuts[(sent[rank] - self.way + self.lands * (half == 0)) % n]
+                if held[rank][into].shape != came[rank].shape:
+                    return None
+                held[rank][into] = self.landed(held[rank][into], came[rank], half)
+        return Ended(held, [torch.cat(own) if own else torch.empty(0) for own in said])
 
-    def rounds(self, world_size: int) -> int:
-        """Return how many rounds there are, and messages of each rank."""
-        return sum(max(0, world_size - 1 + more) for more in (self.more_first, self.more_second))
+    def turns(self, world_size: int) -> Iterator[tuple[int, int]]:
+        """The halves, 0 and 1, and the rounds of each."""
+        for half, more in ((0, self.more_first), (1, self.more_second)):
+            yield from ((half, turn) for turn in range(world_size - 1 + more))
 
     def landed(self, chunk: torch.Tensor, arriving: torch.Tensor, half: int) -> torch.Tensor:
         """Return what a chunk becomes when another one arrives."""
@@ -93,7 +123,7 @@ MISTAKES = {
         (Ring(adds=True, begins=-1),),
     "only its own chunk is complete, the others hold partial sums: what arrives in the second half is not "
     "written into `tensor`. `piece.copy_(buffer)` writes there, and `pieces[k] = buffer` changes a list":
-        (Ring(lost=True),),
+        (Ring(lost=True), Ring(lost=True, passed=True)),
     "the second half is one round short, so one chunk of each rank is still a partial sum":
         (Ring(more_second=-1),),
     "the first half is one round short, so one rank's numbers are missing in every chunk: it has N-1 rounds":
@@ -151,31 +181,44 @@ FIRST_HALF = {
 
 
 def of_first_half(
-    seen: Sequence[torch.Tensor | Odd], brought: Sequence[torch.Tensor], cuts: Sequence[slice]
+    seen: Seen, left: Brought, brought: Brought, cuts: Cuts, messages: Messages
 ) -> dict[str, list[torch.Tensor]]:
-    """The mistakes of a reduce-scatter's rounds that explain each rank's own chunk, and what they lead to."""
+    """The mistakes of a reduce-scatter's rounds that explain each rank's own chunk, and what they lead to.
+
+    `left`: the ranks' tensors at the end. They count where the chunks alone are what they were.
+    """
     found: dict[str, list[torch.Tensor]] = {}
-    for sentence, rings in FIRST_HALF.items():
-        for ring, way, ahead in product(rings, (1, -1), (0, 1, -1)):
-            held = ring._replace(way=way, ahead=ahead, more_second=NONE).ended(brought, cuts)
-            ended = [whole[cut] for whole, cut in zip(held, cuts, strict=True)]
-            begun = [whole[cut] for whole, cut in zip(brought, cuts, strict=True)]
-            if not all(map(torch.equal, ended, begun)) and all(
-                same(*pair) for pair in zip(seen, ended, strict=True)
-            ):
-                found[sentence] = ended
+    begun = _own(brought, cuts)
+    for sentence, ring in _rings(FIRST_HALF):
+        ended = ring._replace(more_second=NONE).run(brought, cuts)
+        if not ended or not ended.sends(messages) or not _all_same(seen, _own(ended.held, cuts)):
+            continue
+        own = _own(ended.held, cuts)
+        if not _all_same(own, begun) or _all_same(left, ended.held):
+            found[sentence] = own
     return found
 
 
-def explaining(
-    seen: Sequence[torch.Tensor], brought: Sequence[torch.Tensor], cuts: Sequence[slice], rounds: int
-) -> dict[str, list[torch.Tensor]]:
-    """The mistakes with so many rounds that explain what the ranks ended with, and what they lead to."""
+def explaining(seen: Seen, brought: Brought, cuts: Cuts, messages: Messages) -> dict[str, list[torch.Tensor]]:
+    """The mistakes that explain what the ranks ended with, and what they sent; and what they lead to."""
     found: dict[str, list[torch.Tensor]] = {}
-    for sentence, rings in MISTAKES.items():
-        for ring, way, ahead in product(rings, (1, -1), (0, 1, -1)):
-            if ring.rounds(len(brought)) == rounds:
-                ended = ring._replace(way=way, ahead=ahead).ended(brought, cuts)
-                if all(same(*pair) for pair in zip(seen, ended, strict=True)):
-                    found[sentence] = ended
+    for sentence, ring in _rings(MISTAKES):
+        ended = ring.run(brought, cuts)
+        if ended and ended.sends(messages) and _all_same(seen, ended.held):
+            found[sentence] = ended.held
     return found
+
+
+def _own(whole: Brought, cuts: Cuts) -> list[torch.Tensor]:
+    return [tensor[cut] for tensor, cut in zip(whole, cuts, strict=True)]
+
+
+def _all_same(seen: Seen, wanted: Sequence[torch.Tensor]) -> bool:
+    return all(same(*pair) for pair in zip(seen, wanted, strict=True))
+
+
+def _rings(mistakes: Mapping[str, tuple[Ring, ...]]) -> Iterator[tuple[str, Ring]]:
+    """Each mistake in rings to the right and left, which complete a rank's own chunk or one beside it."""
+    for sentence, rings in mistakes.items():
+        for ring, way, ahead in product(rings, (1, -1), (0, 1, -1)):
+            yield sentence, ring._replace(way=way, ahead=ahead)

@@ -2,24 +2,26 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 import torch
 
-from zerolab import ring
 from zerolab.course.attempts import Attempt, Odd, attempt, returned
 from zerolab.course.contributions import by_messages
 from zerolab.course.evidence import Finding, examine, first_wrong, sum_of
 from zerolab.course.exercise import graded
-from zerolab.course.lessons.collectives.check import contribution
+from zerolab.course.lessons.collectives.cases import CASES, Case
+from zerolab.course.lessons.collectives.decoded import Traffic
 from zerolab.course.lessons.collectives.rounds import explaining
+from zerolab.course.lessons.collectives.second_half import why_incomplete
+from zerolab.course.lessons.collectives.sent import of_longer_type, other_type
 from zerolab.course.lessons.collectives.solution import my_all_reduce
+from zerolab.course.let_go import handles_that_let_go
 from zerolab.course.peak import Peak
 from zerolab.course.targets import bronze, lowest, silver
 
-# (world_size, numel), as in the first exercise
-CASES = ((3, 999), (4, 1001), (2, 8), (4, 9), (4, 10), (3, 11), (1, 5))
 HINTS = (
     "your reduce-scatter leaves each rank one complete chunk. Send these chunks around the ring, in N-1 more "
     "rounds in which what arrives replaces a chunk, and is not added to it.",
@@ -42,11 +44,12 @@ def partial_sum(g: Brought, r: int, chunk: int) -> torch.Tensor:
     return sum_of(g[(chunk + 1 + hop) % len(g)] for hop in range((r - chunk - 1) % len(g) + 1))
 
 
+UNCHANGED = "its own tensor is what it was, and nothing that arrived is in it"
+
 # A sentence, and what it leads to: `g` holds the ranks' tensors, r is the rank, `cuts` the chunks by rank.
 # fmt: off
 MISTAKES: dict[str, Callable[[Brought, int, Cuts], torch.Tensor]] = {
-    "its own tensor is what it was, and nothing that arrived is in it. A clone, or `piece + buffer`, is "
-    "another tensor: write into `tensor`, or return the tensor with the sums":
+    UNCHANGED:
         lambda g, r, cuts: g[r],
     "that is the mean, and an all-reduce returns the sum":
         lambda g, r, cuts: sum_of(g) / len(g),
@@ -91,9 +94,13 @@ MISTAKES: dict[str, Callable[[Brought, int, Cuts], torch.Tensor]] = {
 
 
 class Reduced(NamedTuple):
-    """What one rank ended with, and the bytes of tensors that it held at once beside the one it was given."""
+    """What one rank ended with, and the bytes of tensors that it held at once beside the one it was given.
+
+    `silent`: it returned nothing, so what is in the tensor counts; `untouched`: and that is as it was.
+    """
 
     value: torch.Tensor | Odd
+    silent: bool
     untouched: bool
     peak_bytes: int
 
@@ -109,84 +116,99 @@ def check_all_reduce(fn: Callable) -> str | None:
     """Run fn(tensor) on 1 to 4 ranks: the sum is returned or left in `tensor`. See targets.py."""
     reached = []
 
-    def look(case: tuple[int, int]) -> Finding:
+    def look(case: Case) -> Finding:
         finding, outcome = _look(fn, case)
         if not finding.stopped and not finding.wrong:
             if why := _too_much_sent(outcome, case):
                 reached.append(bronze(why))
-            elif why := _too_much_held(outcome, case):
+            elif why := _too_much_held(fn, outcome, case):
                 reached.append(silver(why))
         return finding
 
     return examine(CASES, look) or lowest(reached)
 
 
-def _reduce(fn: Callable, rank: int, numel: int) -> Reduced:
+def _reduce(fn: Callable, rank: int, case: Case) -> Reduced:
     """In the worker: fn's value, or what it left in the tensor if it returned nothing."""
-    tensor = contribution(rank, numel)
+    tensor = case.brought(rank)
     with Peak([tensor]) as peak:
         value = fn(tensor)
-    untouched = value is None and torch.equal(tensor, contribution(rank, numel))
-    return Reduced(returned(tensor if value is None else value), untouched, peak.nbytes)
+    silent = value is None
+    untouched = silent and torch.equal(tensor, case.brought(rank))
+    return Reduced(returned(tensor if silent else value), silent, untouched, peak.nbytes)
 
 
-def _look(fn: Callable, case: tuple[int, int]) -> tuple[Finding, Attempt]:
-    world_size, numel = case
-    ranks, cuts = range(world_size), ring.chunks(numel, world_size)
-    outcome = attempt(_reduce, [(fn, rank, numel) for rank in ranks])
-    where = f"{world_size} ranks and {numel} elements"
-    stub = world_size > 1 and not any(outcome.calls) and all(seen.untouched for seen in outcome.values)
+def _reduce_without_handles(fn: Callable, rank: int, case: Case) -> Reduced:
+    """In the worker: the same, where a handle that was waited for keeps no tensor."""
+    with handles_that_let_go():
+        return _reduce(fn, rank, case)
+
+
+def _look(fn: Callable, case: Case) -> tuple[Finding, Attempt]:
+    ranks, cuts = range(case.world_size), case.cuts
+    outcome = attempt(_reduce, [(fn, rank, case) for rank in ranks])
+    stub = len(ranks) > 1 and not any(outcome.calls) and all(seen.untouched for seen in outcome.values)
     if stopped := outcome.failure or ("not written yet: nothing was sent" if stub else None):
-        return Finding(where, stopped), outcome
+        return Finding(str(case), stopped), outcome
     if stopped := outcome.unusable("send and receive"):
-        return Finding(where, stopped), outcome
-    brought = [contribution(rank, numel) for rank in ranks]
-    seen = [each.value for each in outcome.values]
+        return Finding(str(case), stopped), outcome
+    brought, seen = [case.brought(rank) for rank in ranks], [each.value for each in outcome.values]
+    right = sum_of(brought)
     mistakes = {why: [value(brought, rank, cuts) for rank in ranks] for why, value in MISTAKES.items()}
+    of_rounds = explaining(seen, brought, cuts, outcome.messages)
     finding = Finding(
-        where,
+        str(case),
         None,
         seen,
-        [sum_of(brought)] * world_size,
-        mistakes | explaining(seen, brought, cuts, len(outcome.messages[0])),
+        [right] * len(ranks),
+        mistakes | of_rounds,
         lambda rank: [{f"rank {peer}'s tensor": each for peer, each in enumerate(brought)}],
+        also=other_type(outcome, case),
+        symptoms=[UNCHANGED],
         explain=partial(by_messages, outcome.calls),
         lengths={
             "it returned its own chunk only: that is a reduce-scatter. Every rank needs the whole sum": [
                 cut.stop - cut.start for cut in cuts
             ],
-            "the remainder is lost: cut with ring.chunks": [numel // world_size * world_size] * world_size,
+            "the remainder is lost: cut with ring.chunks": [case.numel // len(ranks) * len(ranks)]
+            * len(ranks),
         },
     )
-    whole = all(not isinstance(value, Odd) and value.shape == (numel,) for value in finding.seen)
-    if finding.wrong and whole and not finding.fitting():
+    if finding.wrong:
+        silent = [each.silent for each in outcome.values]
+        finding.reason = why_incomplete(Traffic(outcome.calls, brought, cuts), seen, right, silent)
+    whole = all(not isinstance(value, Odd) and value.shape == right.shape for value in finding.seen)
+    if finding.wrong and whole and not finding.fitting(finding.wrong):
         finding = first_wrong((_of_chunk(finding, chunk, cut) for chunk, cut in enumerate(cuts)), finding)
     return finding, outcome
 
 
 def _of_chunk(finding: Finding, chunk: int, cut: slice) -> Finding:
+    """A chunk alone, which may be a sum of the ranks' chunks. The mistakes are those of whole tensors."""
     own = lambda value: value[cut]
     parts = lambda rank: [{name: own(part) for name, part in finding.parts(rank)[0].items()}]
-    return finding.part(f"chunk {chunk}", own, parts)
+    return replace(finding.part(f"chunk {chunk}", own, parts), mistakes={})
 
 
-def _too_much_sent(outcome: Attempt, case: tuple[int, int]) -> str | None:
-    world_size, numel = case
-    allowed = 2 * (world_size - 1) * _longest(case) * 8
-    for rank in range(world_size):
+def _too_much_sent(outcome: Attempt, case: Case) -> str | None:
+    allowed = 2 * (case.world_size - 1) * case.longest * case.dtype.itemsize
+    for rank in range(case.world_size):
         sent = outcome.bytes_sent(rank)
         if sent > allowed:
+            times = sent / case.numel / case.dtype.itemsize
             return (
-                f"with {world_size} ranks, rank {rank} sends {sent} bytes, {sent / numel / 8:.3g} times the "
-                f"tensor, and 2(N-1)/N times, {allowed} bytes, is enough: {_why_more(outcome, rank, case)}"
+                f"with {case.world_size} ranks, rank {rank} sends {sent} bytes, {times:.3g} times the tensor"
+                f", and 2(N-1)/N times, {allowed} bytes, is enough: {_why_more(outcome, rank, case)}"
             )
     return None
 
 
-def _why_more(outcome: Attempt, rank: int, case: tuple[int, int]) -> str:
-    """Return what a rank's messages tell: whole tensors, or chunks in too many rounds."""
-    messages, rounds = outcome.messages[rank], 2 * (case[0] - 1)
-    whole = sum(message.numel >= case[1] for message in messages)
+def _why_more(outcome: Attempt, rank: int, case: Case) -> str:
+    """Return what a rank's messages tell: a longer type, whole tensors, or chunks in too many rounds."""
+    if longer := of_longer_type(outcome, case, rank):
+        return longer
+    messages, rounds = outcome.messages[rank], 2 * (case.world_size - 1)
+    whole = sum(message.numel >= case.numel for message in messages)
     if whole:
         return f"{whole} of its {len(messages)} messages are the whole tensor. Send one chunk in each round"
     if len(messages) > rounds:
@@ -197,20 +219,19 @@ def _why_more(outcome: Attempt, rank: int, case: tuple[int, int]) -> str:
     return "send one chunk in each round"
 
 
-def _too_much_held(outcome: Attempt, case: tuple[int, int]) -> str | None:
-    world_size, numel = case
+def _too_much_held(fn: Callable, outcome: Attempt, case: Case) -> str | None:
+    """Whether a rank holds more than two chunks. What a handle keeps after its wait does not count."""
+    ranks, most = range(case.world_size), 2 * case.longest * case.dtype.itemsize
+    if case.world_size == 1 or max(each.peak_bytes for each in outcome.values) <= most:
+        return None
+    outcome = attempt(_reduce_without_handles, [(fn, rank, case) for rank in ranks])
     for rank, seen in enumerate(outcome.values):
-        if world_size > 1 and seen.peak_bytes > 2 * _longest(case) * 8:
-            full = seen.peak_bytes >= 8 * numel
+        if seen.peak_bytes > most:
+            size = case.dtype.itemsize * case.numel
+            full = "a second one of full size" if seen.peak_bytes >= size else "more than two chunks"
             return (
-                f"with {world_size} ranks, rank {rank} holds {seen.peak_bytes} bytes at once beside the "
-                f"tensor of {8 * numel}, {'a second one of full size' if full else 'more than two chunks'}. "
-                "Add into slices of the tensor, and receive into them or into one buffer"
+                f"with {case.world_size} ranks, rank {rank} holds {seen.peak_bytes} bytes at once beside the "
+                f"tensor of {size}, {full}. Add into slices of the tensor, and receive into them or into one "
+                "buffer"
             )
     return None
-
-
-def _longest(case: tuple[int, int]) -> int:
-    """Return the elements of the longest chunk."""
-    world_size, numel = case
-    return ring.chunks(numel, world_size)[0].stop

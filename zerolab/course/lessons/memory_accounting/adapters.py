@@ -137,16 +137,15 @@ def _by_parts(answers: Answers, first: Case) -> str | None:
         terms = (name, f"{name} / N", f"{name} / N**2")
         whole, divided, twice = (round(formula.get(term, 0), 4) + 0.0 for term in terms)
         if twice:
-            return (
-                f"your formula is {in_words(formula)}, so it divides {twice:g} bytes of each {name} parameter "
-                "by the number of GPUs twice: once is enough"
-            )
+            divides = f"divides {twice:g} bytes of each {name} parameter by the number of GPUs twice"
+            return f"your formula is {in_words(formula)}, so it {divides}: once is enough"
         if (whole, divided) != right:
             of_name = named(whole, divided, stage) if name == "trained" else _of_frozen(whole + divided)
             cause = f": {of_name}" if of_name else ""
             return (
                 f"your formula keeps {whole:g} bytes of each {name} parameter on every GPU and divides "
-                f"{divided:g} by the number of GPUs. At stage {stage} right are {right[0]} and {right[1]}{cause}"
+                f"{divided:g} by the number of GPUs. At stage {stage} right are {right[0]} and "
+                f"{right[1]}{cause}"
             )
     return f"your formula is {in_words(formula)}: some bytes come on top, for any number of parameters"
 
