@@ -233,8 +233,9 @@ print("same weights at the end:", torch.equal(on_their_own[0][-1], on_their_own[
 #
 # > **Difficulty 2 of 5 · importance 5 of 5 · 10 minutes.** Write `average(own)`. It gets this rank's
 # > gradient and returns the mean over all ranks. It must do so on every rank, for two ranks and for
-# > more. Use `dist.send` and `dist.recv` only. One way: all ranks send to rank 0; rank 0 adds up, divides,
-# > and sends the result back. The check looks at the values only. Lesson 02 counts the bytes.
+# > more. Use `dist.send` and `dist.recv`, and no collective. One way: all ranks send to rank 0; rank 0 adds
+# > up, divides, and sends the result back. The check looks at the values only. Lesson 02 counts the bytes.
+# > (`dist.isend`, `dist.irecv` and `dist.batch_isend_irecv`, which lesson 02 explains, are allowed, too.)
 
 
 # %%
@@ -294,7 +295,8 @@ print("close to one process with both batches:", torch.allclose(weights, in_step
 #
 # > **Difficulty 2 of 5 · importance 4 of 5 · 5 minutes.** Lesson 02 needs this step. Write `shift(own)`.
 # > Each rank sends its tensor to the next rank, the last one to rank 0, and returns the tensor of the rank
-# > before it. It must not hang, with two ranks and with more. Use `dist.send` and `dist.recv` only.
+# > before it. It must not hang, with two ranks and with more. The same calls as in the first exercise are
+# > allowed.
 # >
 # > A check may have *targets* beyond a right answer, and says which one your function has reached. Here
 # > they are: *Bronze:* the values are right. *Silver:* each rank sends one message.

@@ -427,7 +427,8 @@ explore(
 # > **Difficulty 2 of 5 · importance 4 of 5 · 8 minutes.** Write `largest_batch`: how many samples of 1024
 # > tokens can each GPU take at once, without checkpointing? The model is GPT-2 with 1.5 billion
 # > parameters, in mixed precision. For activations count 12 tensors of 16 bits for a layer, as above, and
-# > nothing else. Return a whole number, 0 if no sample fits.
+# > nothing else. A batch that fills the memory to the last byte fits. Return a whole number, 0 if no sample
+# > fits.
 
 
 # %%

@@ -205,8 +205,9 @@ show_source(ring.chunks, docstring=False)
 # > Write `my_reduce_scatter(tensor)` without looking at the source: it returns this rank's chunk of the sum.
 # > Use `ring.chunks` for the cuts. You may overwrite `tensor`, or leave it as it is.
 # >
-# > - **Silver:** the chunks are right, each rank sends to rank + 1 alone, and no rank sends more than (N−1)/N
-# >   of the tensor. The check demands all of that, so there is no bronze.
+# > - **Silver:** the chunks are right, each rank sends to one neighbour alone, and no rank sends more than
+# >   (N−1)/N of the tensor. The neighbour is rank + 1, or rank - 1 if your ring runs the other way. The check
+# >   demands all of that, so there is no bronze.
 # > - **Gold:** beside `tensor` no rank ever holds more than two chunks.
 #
 # All ranks must send and receive at the same time. If all of them call `dist.send` first, all of them wait,
