@@ -17,8 +17,8 @@ from zerolab.course.lessons.zero_stage_2 import backward_passes
 
 UNEVEN = {(9, 4), (10, 4), (11, 3), (1001, 4)}
 TRIED = {
-    "02 reduce-scatter": {(numel, ranks) for ranks, numel in reduce_scatter.CASES},
-    "02 all-reduce": {(numel, ranks) for ranks, numel in all_reduce.CASES},
+    "02 reduce-scatter": {(case.numel, case.world_size) for case in reduce_scatter.CASES},
+    "02 all-reduce": {(case.numel, case.world_size) for case in all_reduce.CASES},
     "04 owned slices": {(case.numel, case.world_size) for case in cuts.CASES},
     "04 stage 1": {(case.numel, case.world_size) for case in zero1.CASES},
     "04 load": {(case.numel, case.saved_by) for case in checkpoints.CASES},
@@ -37,3 +37,8 @@ def test_the_lengths_leave_a_remainder_and_torch_cuts_three_of_them_in_another_w
     torchs = {each: [len(part) for part in torch.arange(each[0]).chunk(each[1])] for each in UNEVEN}
     assert all(numel % ranks for numel, ranks in UNEVEN)
     assert {each for each in UNEVEN if ours[each] == torchs[each]} == {(11, 3)}
+
+
+@pytest.mark.parametrize("exercise", [reduce_scatter, all_reduce])
+def test_a_case_in_float32_shows_what_is_sent_in_float64(exercise):
+    assert {case.dtype for case in exercise.CASES} == {torch.float64, torch.float32}
