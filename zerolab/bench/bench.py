@@ -10,8 +10,11 @@ from pathlib import Path
 
 from zerolab import models
 from zerolab.bench import footprint, overhead, plot, sweep, table
+from zerolab.bench.cable import RaceFailed
 from zerolab.bench.contestants import CONTESTANTS, FLOOR, UPDATES, absent
 from zerolab.bench.footprint import Footprint
+from zerolab.bench.hosts import MOST_HOSTS, Unavailable
+from zerolab.bench.links import by_rate, parse_rate
 from zerolab.bench.machine import describe
 from zerolab.bench.race import Settings, race
 from zerolab.bench.report import STAGE_OF, Report, Table
@@ -36,17 +39,22 @@ def add_arguments(parser: ArgumentParser) -> None:
         help=f"default all: {', '.join(CONTESTANTS)}")  # fmt: skip
     add("--backend", default="auto", choices=BACKENDS, help="nccl lets ranks share GPUs (default auto)")
     add("--sweep", action="store_true", help="instead of the tables, 1 to 8 ranks and 1M to 100M parameters")
+    add("--link", nargs="+", metavar="RATE",
+        help="instead of the tables, each rank on a host of its own, over cables of this rate, as 1Gbit; "
+        "several rates are swept. Needs root")  # fmt: skip
     add("--out", type=folder, help="a folder for the numbers, the text and a plot; default: print only")
 
 
 def run(args: Namespace) -> int:
     """Measure, print, and save where asked to; 1 where a rank failed."""
     check_arguments(race, args.world_size, None)
+    _check_link(args)
+    name = "links" if args.link else "sweep" if args.sweep else "bench"
     try:
         for report in measure(args):
             if args.out:
-                save(report, args.out, "sweep" if args.sweep else "bench")
-    except WorkerError as error:
+                save(report, args.out, name)
+    except (WorkerError, Unavailable, RaceFailed) as error:
         print(f"zerolab bench: {error}", file=sys.stderr)
         return 1
     print(f"\n{table.text(report)}", end="")
@@ -67,8 +75,15 @@ def measure(args: Namespace) -> Iterator[Report]:
         backend=choose_backend(args.backend, args.world_size, visible_gpus()),
     )
     kept = {name: getattr(settings, name) for name in ("rounds", "threads", "backend")}
-    asked = {"model": args.model, "batch": args.batch, "gpus": visible_gpus(), **kept}
-    report = Report(describe(), asked)
+    asked = {"model": args.model, "ranks": args.world_size, "batch": args.batch, "gpus": visible_gpus()}
+    report = Report(describe(), asked | kept)
+    if args.link:
+        names = tuple(name for name in settings.names if absent(name) is None)
+        settings = replace(settings, update=updates[-1], names=names)
+        for link in by_rate(settings, [parse_rate(each) for each in args.link]):
+            report.links.append(link)
+            yield report
+        return
     if args.sweep:
         settings = replace(settings, update=updates[-1], names=(FLOOR, "ddp", *STAGE_OF))
         report.by_ranks, report.by_parameters = sweep.by_ranks(settings), sweep.by_parameters(settings)
@@ -77,6 +92,22 @@ def measure(args: Namespace) -> Iterator[Report]:
     for update in updates:
         report.tables.append(one_table(replace(settings, update=update, title=update)))
         yield report
+
+
+def _check_link(args: Namespace) -> None:
+    """Raises: ValueError for rates that cannot be read, and flags that do not go with them."""
+    if args.link is None:
+        return
+    for each in args.link:
+        parse_rate(each)
+    if args.sweep:
+        raise ValueError("--link and --sweep are two measurements: ask for one at a time")
+    if args.backend == "nccl":
+        raise ValueError("--link measures gloo between hosts on one machine: leave --backend nccl out")
+    if not 2 <= args.world_size <= MOST_HOSTS:
+        raise ValueError(
+            f"--link takes 2 to {MOST_HOSTS} hosts with a rank each, and --world-size is {args.world_size}"
+        )
 
 
 def one_table(settings: Settings) -> Table:

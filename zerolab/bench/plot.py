@@ -2,11 +2,17 @@
 
 from pathlib import Path
 
+from zerolab.bench.links import Link
 from zerolab.bench.report import Report, Table
 from zerolab.bench.sweep import Point
 
 _OURS, _THEIRS, _INK = "#0072B2", "#999999", "#222222"
 _MARKS = ("x", "o", "s", "^", "D")
+_COLOURS = {
+    "floor": "#222222", "ddp": "#999999", "ddp+zero": "#C2A35A", "fully_shard": "#CC79A7",
+    "deepspeed-1": "#B8D8BE", "deepspeed-2": "#6FB586", "deepspeed-3": "#2E7D4F",
+    "zerolab-0": "#9CC9E8", "zerolab-1": "#56A5DB", "zerolab-2": "#0072B2", "zerolab-3": "#D55E00",
+}  # fmt: skip
 
 
 def draw(report: Report, path: Path) -> None:
@@ -16,7 +22,9 @@ def draw(report: Report, path: Path) -> None:
 
     height = 0.9 + 2.9 * max(1, len(report.tables))
     figure = Figure(figsize=(11, height), dpi=110, layout="constrained")
-    if report.tables:
+    if report.links:
+        _links(figure.subplots(1, 2), report.links)
+    elif report.tables:
         rows = figure.subplots(len(report.tables), 3, squeeze=False)
         for table, row in zip(report.tables, rows, strict=True):
             _row(table, row)
@@ -59,6 +67,33 @@ def _sweep(axes, report: Report) -> None:
     axes[1].yaxis.set_minor_formatter("")
     axes[1].xaxis.set_minor_formatter("")
     axes[0].legend(frameon=False, fontsize=8)
+
+
+def _links(axes, links: list[Link]) -> None:
+    """A step against the rate of the cables, and over the least that it can take.
+
+    Dashed is the time that the bytes alone take.
+    """
+    held = sorted([link for link in links if link.gigabits], key=lambda link: link.gigabits)
+    rates = [link.gigabits for link in held]
+    for name in held[0].names if held else []:
+        times = [1e3 * link.seconds(name).median for link in held]
+        (line,) = axes[0].plot(rates, times, marker="o", color=_COLOURS.get(name), label=name)
+        messages = [1e3 * link.messages(name) for link in held]
+        axes[0].plot(rates, messages, "--", color=line.get_color(), linewidth=0.8)
+        over = [each.median for link in held if (each := link.over_least(name))]
+        axes[1].plot(rates[: len(over)], over, marker="o", color=line.get_color())
+    axes[0].set(xscale="log", yscale="log", ylabel="ms a step; dashed: its bytes over the rate")
+    axes[1].set(xscale="log", ylabel="a step over max(computation, bytes / rate)")
+    axes[1].axhline(1.0, color=_INK, linewidth=0.8)
+    axes[0].legend(frameon=False, fontsize=8)
+    for each in axes:
+        each.set(xlabel="Gbit/s of a cable, in each direction")
+        each.set_xticks(rates, [f"{rate:g}" for rate in rates], minor=False)
+        each.xaxis.set_minor_formatter("")
+        each.yaxis.set_minor_formatter("")
+        each.yaxis.set_major_formatter("{x:g}")
+        each.spines[["top", "right"]].set_visible(False)
 
 
 def _lines(axes, points: list[Point], places: list[float], label: str) -> None:

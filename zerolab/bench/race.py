@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from zerolab import data
 from zerolab.bench.contestants import FLOOR, Contestant, enter
+from zerolab.bench.hosts import sent_bytes
 from zerolab.bench.ratios import slowest
 from zerolab.devices import device
 from zerolab.launcher import launch
@@ -35,6 +36,7 @@ class Settings:
     """One race: the model, Adam's flags by the name of their table, and who takes part.
 
     ``backend``: "gloo" or "nccl", the same at every world size, so that ratios compare one kind of device.
+    ``on_hosts``: each rank is on a host of its own (hosts.py), whose cable counts what it carries.
     """
 
     build: Callable[[], nn.Module]
@@ -46,6 +48,7 @@ class Settings:
     threads: int
     title: str = "race"
     backend: str = "gloo"
+    on_hosts: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,8 @@ class Result:
     Attributes:
         seconds: of each contestant, a number a round: the slowest rank's.
         cpu_seconds: the same of the processor time, all threads of a rank together.
+        sent_bytes: what a rank's cable carried out of its host in a step, a number a round, of the rank with
+            most; nothing where ranks share a host.
         differences: how far each one's parameters ended from those of the first that communicates, as a share
             of the way that these went; of the rank where it is largest. The floor's says what it looks like
             to have trained something else.
@@ -62,6 +67,7 @@ class Result:
 
     seconds: dict[str, list[float]]
     cpu_seconds: dict[str, list[float]]
+    sent_bytes: dict[str, list[int]]
     differences: dict[str, float]
 
     def odd_ones_out(self) -> list[str]:
@@ -83,15 +89,21 @@ class Batches:
 
 def race(settings: Settings) -> Result:
     """Start the ranks, let the contestants train in turn, and bring the ranks' clocks together."""
-    ranks = launch(_train_in_turn, settings.world_size, settings, backend=settings.backend)
+    return together(launch(train_in_turn, settings.world_size, settings, backend=settings.backend))
+
+
+def together(ranks: list[Result]) -> Result:
+    """One result of those of all ranks: a step is over when the last rank's is."""
+    names = ranks[0].seconds
     return Result(
-        {name: slowest([rank.seconds[name] for rank in ranks]) for name in settings.names},
-        {name: slowest([rank.cpu_seconds[name] for rank in ranks]) for name in settings.names},
+        {name: slowest([rank.seconds[name] for rank in ranks]) for name in names},
+        {name: slowest([rank.cpu_seconds[name] for rank in ranks]) for name in names},
+        {name: slowest([rank.sent_bytes[name] for rank in ranks]) for name in ranks[0].sent_bytes},
         {name: max(rank.differences[name] for rank in ranks) for name in ranks[0].differences},
     )
 
 
-def _train_in_turn(settings: Settings) -> Result:
+def train_in_turn(settings: Settings) -> Result:
     """Run one rank's part of the race."""
     torch.set_num_threads(settings.threads)
     contestants = {name: enter(name, settings.build, settings.update) for name in settings.names}
@@ -101,15 +113,20 @@ def _train_in_turn(settings: Settings) -> Result:
     gc.freeze()  # what was built is no garbage: without this, each collection walks all contestants' models
     seconds: dict[str, list[float]] = {name: [] for name in settings.names}
     cpu_seconds: dict[str, list[float]] = {name: [] for name in settings.names}
+    sent: dict[str, list[int]] = {name: [] for name in settings.names} if settings.on_hosts else {}
     for number in range(-WARM_UP_ROUNDS, settings.rounds):
         batch = batches.of(number + WARM_UP_ROUNDS)
         for name in random.Random(number).sample(settings.names, len(settings.names)):
+            before_bytes = sent_bytes() if settings.on_hosts else 0
             wall, cpu = timed(contestants[name], batch)
             if number >= 0:
                 seconds[name].append(wall)
                 cpu_seconds[name].append(cpu)
+                if settings.on_hosts:
+                    dist.barrier()  # the other ranks' last messages are in the cable too
+                    sent[name].append(sent_bytes() - before_bytes)
         _say(settings, number + 1)
-    return Result(seconds, cpu_seconds, _differences(contestants, start))
+    return Result(seconds, cpu_seconds, sent, _differences(contestants, start))
 
 
 def timed(contestant: Contestant, batch: tuple[Tensor, ...]) -> tuple[float, float]:

@@ -8,6 +8,9 @@ after that. The quotient of two medians would compare steps that were far apart 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
+from typing import TypeVar
+
+Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,6 @@ def pairwise(ours: Sequence[float], theirs: Sequence[float]) -> Spread:
     return spread([mine / other for mine, other in zip(ours, theirs, strict=True)])
 
 
-def slowest(by_rank: Sequence[Sequence[float]]) -> list[float]:
-    """For each round, the rank that took longest: a step is over when the last rank's is."""
+def slowest(by_rank: Sequence[Sequence[Number]]) -> list[Number]:
+    """For each round, the largest number of all ranks: a step is over when the last rank's is."""
     return [max(seconds) for seconds in zip(*by_rank, strict=True)]

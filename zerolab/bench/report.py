@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from zerolab.bench import targets
 from zerolab.bench.contestants import FLOOR
 from zerolab.bench.footprint import Footprint
+from zerolab.bench.links import Link
 from zerolab.bench.overhead import Shares
 from zerolab.bench.race import Result
 from zerolab.bench.ratios import Spread, pairwise, spread
@@ -92,6 +93,7 @@ class Report:
     tables: list[Table] = field(default_factory=list)
     by_ranks: list[Point] = field(default_factory=list)
     by_parameters: list[Point] = field(default_factory=list)
+    links: list[Link] = field(default_factory=list)
 
     def as_json(self) -> dict:
         return {
@@ -102,4 +104,5 @@ class Report:
                 "by_ranks": [asdict(point) for point in self.by_ranks],
                 "by_parameters": [asdict(point) for point in self.by_parameters],
             },
+            "links": [link.as_json() for link in self.links],
         }

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterator
 
+from zerolab.bench.links import Link
+from zerolab.bench.links import in_words as rate_in_words
 from zerolab.bench.machine import in_words
 from zerolab.bench.ratios import Spread
 from zerolab.bench.report import STAGE_OF, Report, Table
@@ -18,7 +20,38 @@ def text(report: Report) -> str:
     if report.by_ranks:
         parts.append(_sweep(report.by_ranks, "ranks", "byte sent", _sent_bytes))
         parts.append(_sweep(report.by_parameters, "parameters", "parameter", lambda point, name: point.psi))
+    parts += [_link(link, report.settings) for link in report.links]
     return "\n\n".join(parts) + "\n"
+
+
+def _link(link: Link, settings: dict) -> str:
+    """A line for each contestant: its step, its bytes, and the step over the least that it can take."""
+    limit = "No limit on the cables"
+    if link.bits_per_second is not None:
+        limit = f"{rate_in_words(link.bits_per_second)}/s in each direction of a cable"
+    lines = [
+        f"{limit}: {settings['model']}, {settings['ranks']} hosts with a rank each, fp32, batch "
+        f"{settings['batch']}, medians of {settings['rounds']} rounds with their quartiles",
+        f"{'':{_NAME}} {'ms a step':>24} {f'of {link.baseline}':>20} {'sent MB':>9} {'ms of bytes':>12} "
+        f"{'of the least':>20}",
+    ]
+    for name in link.names:
+        over = link.over_least(name)
+        lines.append(
+            f"{name:{_NAME}} {_spread(link.seconds(name), 1e3, 1):>24} {_spread(link.ratio(name)):>20} "
+            f"{_mb(link.sent_bytes(name)):>9} {1e3 * link.messages(name):>12.1f} "
+            f"{'' if over is None else _spread(over):>20}"
+        )
+    lines += [_odd(name) for name in link.race.odd_ones_out()]
+    lines.append(
+        "sent: what a cable carried in one direction in a step, by its own counter, with all headers\n"
+        "the least: the floor's step, or the bytes over the rate if that is longer"
+    )
+    return "\n".join(lines)
+
+
+def _odd(name: str) -> str:
+    return f"{name} has not trained what the others have, so its seconds do not compare"
 
 
 def one_table(table: Table, settings: dict) -> str:
@@ -48,7 +81,7 @@ def _contestants(table: Table) -> Iterator[str]:
     for name, reason in table.absent.items():
         yield f"{name:{_NAME}} {reason}"
     for name in table.race.odd_ones_out():
-        yield f"{name} has not trained what the others have, so its seconds do not compare"
+        yield _odd(name)
 
 
 def _captions(table: Table, settings: dict) -> Iterator[str]:
