@@ -26,11 +26,16 @@ if sys.argv[1] == "receive":
     with socket.create_server((sys.argv[2], 29501)) as server:
         print("ready", flush=True)
         connection, _ = server.accept()
-        while connection.recv(1 << 20):
-            pass
+        with connection:
+            while connection.recv(1 << 20):
+                pass
 else:
     with socket.create_connection((sys.argv[2], 29501)) as connection:
+        begin = time.monotonic()
         connection.sendall(bytes(int(sys.argv[3])))
+        connection.shutdown(socket.SHUT_WR)
+        connection.recv(1)  # returns when the other side has read all and closes
+        print(time.monotonic() - begin)
 """
 
 
@@ -116,10 +121,8 @@ def seconds_to_send(sender: hosts.Host, receiver: hosts.Host, number: int) -> fl
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as receiving:
         try:
             assert receiving.stdout.readline() == "ready\n"
-            begin = time.monotonic()
-            subprocess.run(sender.on(*program, "send", receiver.address, str(number)), check=True, timeout=60)
-            receiving.wait(60)
-            return time.monotonic() - begin
+            sending = sender.on(*program, "send", receiver.address, str(number))
+            return float(subprocess.check_output(sending, text=True, timeout=60))
         finally:
             receiving.kill()
 
