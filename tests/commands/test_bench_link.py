@@ -5,12 +5,14 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch.distributed as dist
 from support.contestants import settings
-from support.hosts import INTERFACE, two_hosts
+from support.hosts import INTERFACE, hosts_or_skip
 
 import zerolab
 from zerolab.__main__ import main
@@ -23,16 +25,16 @@ FAST, SLOW = "200Mbit", "50Mbit"
 TRANSFER = """
 import socket, sys, time
 if sys.argv[1] == "receive":
-    with socket.create_server((sys.argv[2], 29501)) as server:
+    with socket.create_server((sys.argv[2], int(sys.argv[3]))) as server:
         print("ready", flush=True)
         connection, _ = server.accept()
         with connection:
             while connection.recv(1 << 20):
                 pass
 else:
-    with socket.create_connection((sys.argv[2], 29501)) as connection:
+    with socket.create_connection((sys.argv[2], int(sys.argv[3]))) as connection:
         begin = time.monotonic()
-        connection.sendall(bytes(int(sys.argv[3])))
+        connection.sendall(bytes(int(sys.argv[4])))
         connection.shutdown(socket.SHUT_WR)
         connection.recv(1)  # returns when the other side has read all and closes
         print(time.monotonic() - begin)
@@ -48,7 +50,7 @@ def one_thread(monkeypatch):
 def ran(tmp_path_factory) -> SimpleNamespace:
     """What a short run over two rates printed and saved."""
     folder = tmp_path_factory.mktemp("links")
-    with two_hosts(folder):
+    with hosts_or_skip(2, folder):
         pass
     flags = ["--link", FAST, SLOW, "--model", "gpt-tiny", "--rounds", "3", "--contestants", *RACERS]
     done = subprocess.run(
@@ -106,7 +108,7 @@ def test_no_host_is_left(ran):
 @pytest.mark.parametrize(("sender", "receiver"), [(0, 1), (1, 0)])
 def test_a_rate_holds_in_both_directions_and_is_let_go(sender: int, receiver: int, tmp_path: Path):
     number = 5_000_000
-    with two_hosts(tmp_path) as made:
+    with hosts_or_skip(2, tmp_path) as made:
         hosts.hold(made, 20e6)
         held = seconds_to_send(made[sender], made[receiver], number)
         hosts.hold(made, None)
@@ -115,13 +117,23 @@ def test_a_rate_holds_in_both_directions_and_is_let_go(sender: int, receiver: in
     assert free < held / 2
 
 
-def seconds_to_send(sender: hosts.Host, receiver: hosts.Host, number: int) -> float:
+def test_two_senders_share_the_rate_of_the_one_that_receives(tmp_path: Path):
+    number = 2_500_000
+    with hosts_or_skip(3, tmp_path) as made, ThreadPoolExecutor() as threads:
+        hosts.hold(made, 20e6)
+        senders = [
+            threads.submit(seconds_to_send, made[rank], made[2], number, 29501 + rank) for rank in (0, 1)
+        ]
+        assert max(each.result() for each in senders) > 0.9 * 2 * 8 * number / 20e6, "2 s, and 1 s alone"
+
+
+def seconds_to_send(sender: hosts.Host, receiver: hosts.Host, number: int, port: int = 29501) -> float:
     program = [sys.executable, "-c", TRANSFER]
-    command = receiver.on(*program, "receive", receiver.address)
+    command = receiver.on(*program, "receive", receiver.address, str(port))
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as receiving:
         try:
             assert receiving.stdout.readline() == "ready\n"
-            sending = sender.on(*program, "send", receiver.address, str(number))
+            sending = sender.on(*program, "send", receiver.address, str(port), str(number))
             return float(subprocess.check_output(sending, text=True, timeout=60))
         finally:
             receiving.kill()
@@ -129,11 +141,13 @@ def seconds_to_send(sender: hosts.Host, receiver: hosts.Host, number: int) -> fl
 
 def test_a_rank_that_fails_ends_the_race_with_its_last_lines(tmp_path: Path):
     def build():
-        raise RuntimeError("no model today")
+        if dist.get_rank() == 1:
+            raise RuntimeError("no model today")
+        time.sleep(300)  # a rank that does not notice
 
-    with two_hosts(tmp_path) as made:
+    with hosts_or_skip(2, tmp_path) as made:
         begin = time.monotonic()
-        with pytest.raises(cable.RaceFailed, match=r"(?s)rank \d ended with exit code 1:.*no model today"):
+        with pytest.raises(cable.RaceFailed, match=r"(?s)rank 1 ended with exit code 1:.*no model today"):
             cable.race_over(made, settings("ddp", build=build, on_hosts=True), tmp_path)
         assert time.monotonic() - begin < 60
         for host in made:
@@ -206,7 +220,7 @@ def test_the_least_is_computation_or_bytes_over_the_rate():
 def test_the_interface_of_a_host_is_what_is_counted(tmp_path: Path):
     number = 1_000_000
     program = "from zerolab.bench.hosts import sent_bytes; print(sent_bytes())"
-    with two_hosts(tmp_path) as made:
+    with hosts_or_skip(2, tmp_path) as made:
         counted = [sys.executable, "-c", program]
 
         def counters() -> list[int]:
