@@ -291,7 +291,7 @@ SLICES_WRONG = [
     (lambda sizes, n, rank: clipped(sizes, n, 0), "use rank"),
     (lambda sizes, n, rank: clipped(sizes, n, rank)[::-1], "reverse order"),
     (a_gap, "no rank owns element 0 of parameter 1"),
-    (overlapping, "the ranks [1, 2] all own element 2 of parameter 2"),
+    (overlapping, "each start is one too small: that element belongs to the rank before"),
     (one_place_more, "numel // N + 1 is one too many where N divides numel"),
     (padded_parameters, "each parameter is padded by itself"),
     (nobodys_last, "no rank owns element 0 of parameter 3"),

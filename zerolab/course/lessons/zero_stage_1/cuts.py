@@ -98,6 +98,12 @@ def _each_padded(case: Case) -> Slices:
     return plain((length * case.rank, min(length * (case.rank + 1), size)) for length, size in cuts)
 
 
+def _one_of(case: Case, index: int) -> Slices:
+    """Only the first slice that is not empty, or the last."""
+    touched = [place for place, (_, stop) in enumerate(inside(case)) if stop]
+    return [pair if place in touched[index:][:1] else (0, 0) for place, pair in enumerate(inside(case))]
+
+
 def _rounded_up(of: int, case: Case) -> Slices:
     """The slices where the length of a shard is rounded up to a multiple of so many elements."""
     shortest = -(-case.numel // case.world_size)
@@ -108,8 +114,8 @@ def _rounded_up(of: int, case: Case) -> Slices:
 # A sentence, and the slices that the mistake leads to.
 # fmt: off
 MISTAKES: dict[str, Callable[[Case], Slices]] = {
-    "numel // N rounds down, so the last elements have no owner: round up, and the padding makes the shards "
-    "equal":
+    "the length numel // N rounds down, so the last elements have no owner: round up, and the padding makes "
+    "the shards equal":
         lambda c: inside(c, _floor(c)),
     "the last rank takes the remainder, so its shard is longer: round up, and all shards are equal":
         lambda c: inside(c, _floor(c, c.numel % c.world_size)),
@@ -148,7 +154,7 @@ MISTAKES: dict[str, Callable[[Case], Slices]] = {
     "each parameter is padded by itself before it goes into the buffer: padding stands at the end of the "
     "buffer only":
         _padded_first,
-    "numel // N + 1 is one too many where N divides numel: round up with -(-numel // N)":
+    "the length numel // N + 1 is one too many where N divides numel: round up with -(-numel // N)":
         lambda c: inside(c, slice((size := c.numel // c.world_size + 1) * c.rank, size * (c.rank + 1))),
     "each parameter is padded and cut into N parts, which is FSDP2's way: here one flat buffer of all "
     "parameters is cut":
@@ -171,8 +177,8 @@ MISTAKES: dict[str, Callable[[Case], Slices]] = {
                    for (start, stop), size in zip(inside(c), c.sizes, strict=True)],
     "these are the slices of the previous rank, and rank 0 has those of the last: rank r owns shard r":
         lambda c: inside(c._replace(rank=(c.rank - 1) % c.world_size)),
-    "numel / N is rounded to the nearest whole number, which may be below it: round up, and the padding "
-    "makes the shards equal":
+    "the length numel / N is rounded to the nearest whole number, which may be below it: round up, and the "
+    "padding makes the shards equal":
         lambda c: inside(c, slice((size := round(c.numel / c.world_size)) * c.rank, size * (c.rank + 1))),
     "each shard begins and ends one element too late: shard r begins at r times its length":
         lambda c: inside(c, slice(c.shard.start + 1, c.shard.stop + 1)),
@@ -205,6 +211,12 @@ MISTAKES: dict[str, Callable[[Case], Slices]] = {
     "each offset is one parameter too far: a parameter begins where the ones before it end":
         lambda c: plain((max(c.shard.start - at - size, 0), max(min(c.shard.stop - at - size, size), 0))
                         for at, size in zip(c.offsets, c.sizes, strict=True)),
+    "only the first parameter that the shard touches has a slice: go on until the shard is full":
+        lambda c: _one_of(c, 0),
+    "only the last parameter that the shard touches has a slice: keep the slices of those before it":
+        lambda c: _one_of(c, -1),
+    "starts and stops are 4 times too large, as if they were numbers of bytes: count elements":
+        lambda c: [(4 * start, 4 * stop) for start, stop in inside(c)],
     "the slices are in the reverse order of the parameters":
         lambda c: inside(c)[::-1],
 }
