@@ -187,7 +187,7 @@ explore(partial(figures.partition_map, layer=layer), height=3.4, ranks=slider(1,
 # > - Padding at the end makes the `world_size` shards equal.
 # > - Return a list with one `(start, stop)` for each parameter: the elements that `rank` owns, counted from
 # >   the parameter's own first element. Where it owns none of them, that is an empty slice, such as `(0, 0)`.
-# >   (Python's `slice(start, stop)` or `range(start, stop)` will do, too.)
+# >   (The check also takes `slice(start, stop)` and `range(start, stop)`.)
 # >
 # > `owned_slices([6, 3, 7, 1], 3, 1)` is `[(0, 0), (0, 3), (0, 3), (0, 0)]`: of the 18 places, counted from
 # > 0, rank 1 has places 6 to 11.

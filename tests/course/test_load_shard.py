@@ -272,15 +272,15 @@ LOAD_WRONG = [
     (in_pieces(swap=True), "aved_by and world_size are exchanged"),
     (
         rounded_down,
-        "With files of numel // saved_by elements, 2, your reads are those of elements 8 to 10 of the state, "
-        "as rank 2 needs them. That rounds down: a file has ceil(numel / saved_by) elements, 3",
+        "you take a file for numel // saved_by elements, and the last file for all the rest: each file has "
+        "ceil(numel / saved_by)",
     ),
     (
         two_files_at_most,
         "It is in file 3. The shard overlaps files 1, 2 and 3, and files 1 and 2 alone were read: go on "
         "until the shard is full",
     ),
-    (last_of_a_file_is_forgotten, "element 2 of its shard is 0, and was never filled (seen with"),
+    (last_of_a_file_is_forgotten, "element 2 of its shard is 0, and was never filled. You have read it"),
     (of_old_length, "the shards begin at rank times the length of an old file, and have that length"),
     (on_top_of_each_other, "each piece is put at the beginning of the shard, over the one before"),
     (lambda read, saved_by, numel, n, rank: None, "not written yet"),
@@ -304,7 +304,7 @@ LOAD_WRONG = [
     (in_half, "went through float16"),
     (in_float64, "it returned float64"),
     (beyond, "stopped with IndexError: read(0, 0, 4): a file has the elements 0 to 3: cut both ends off"),
-    (short_files, "you read no more than 2 of any. numel // saved_by rounds down"),
+    (short_files, "numel // saved_by and numel // world_size round down"),
     (
         all_at(lambda start, stop, begins, first, last: (start, stop)),
         "3 to 4 is where they stand in the whole state: subtract 3, where file 1 begins",
@@ -315,9 +315,9 @@ LOAD_WRONG = [
     ),
     (
         all_at(lambda start, stop, begins, first, last: (start - begins, stop - start)),
-        "is how many you need: pass stop, and not the length",
+        "you pass how many elements you need: pass stop, and not the length",
     ),
-    (lambda read, saved_by, numel, n, rank: read(rank + 1, 0, 1), "begin and end in file"),
+    (lambda read, saved_by, numel, n, rank: read(saved_by + rank, 0, 1), "begin and end in file"),
     (lambda read, saved_by, numel, n, rank: torch.zeros(up(numel, n)), "made and never filled"),
 ]  # fmt: skip
 loaded_by = together(check_load, [*LOAD_RIGHT, *(wrong for wrong, _ in LOAD_WRONG)])

@@ -55,6 +55,9 @@ CASES = (
     Case(11, 3, 5),
     Case(5, 2, 8),
     Case(12, 1, 4),
+    Case(15, 4, 5),
+    Case(15, 3, 2),
+    Case(5, 4, 3),  # the padding fills the last file, and a part of the one before
 )
 
 
@@ -114,7 +117,7 @@ MISTAKES: dict[str, Callable[[Case, int], torch.Tensor]] = {
     "the first shards are one longer than the rest, as ring.chunks cuts: all shards are equal, with padding "
     "at the end":
         lambda c, r: c.state()[ring.chunks(c.numel, c.world_size)[r]],
-    "numel // world_size rounds down, so the last elements are lost: round up":
+    "the length numel // world_size rounds down, so the last elements are lost: round up":
         _floor,
     "each rank returns the file with its own number, which is the shard of another number of ranks":
         lambda c, r: c.files()[r % len(c.files())],

@@ -56,7 +56,7 @@ def _in_common(answers: Mapping[Case, Any]) -> str | None:
     }
     wrong = [at for at, right in slices.values() if not right]
     where = only_where(SLICES, wrong, [at for at, right in slices.values() if right])
-    return where and f"in all cases wrong slices are {where}"
+    return where and f"slices are wrong {where}"
 
 
 def nothing_inside(answers: Mapping[Case, Any], wrong: list[Case]) -> str | None:
