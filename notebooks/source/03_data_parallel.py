@@ -342,7 +342,8 @@ explore(buckets, height=3.8, bucket_MB=sizes, gpus=gpus)
 # > - **Bronze:** the mean is right.
 # > - **Silver:** no message more than necessary, no message larger than `bucket_bytes`, and no byte more than
 # >   the gradients have.
-# > - **Gold:** beside the gradients never more than two buckets are in memory.
+# > - **Gold:** the buckets are sent in the order of the list, and beside the gradients never more than two of
+# >   them are in memory.
 
 
 # %%

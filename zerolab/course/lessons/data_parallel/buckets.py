@@ -9,13 +9,13 @@ from torch.utils._pytree import tree_leaves
 from zerolab.course.attempts import Attempt, attempt
 from zerolab.course.evidence import Finding, examine, first_wrong, same, sum_of
 from zerolab.course.exercise import graded
-from zerolab.course.lessons.data_parallel.filled import SHAPES, SIZES, buckets, wrong_messages, wrong_order
+from zerolab.course.lessons.data_parallel.averages import UNCHANGED, mistakes, which
+from zerolab.course.lessons.data_parallel.filled import CASES, Case
+from zerolab.course.lessons.data_parallel.held import Settled, held_too_much
+from zerolab.course.lessons.data_parallel.messages import wrong_messages, wrong_order
 from zerolab.course.lessons.data_parallel.solution import average_in_buckets
-from zerolab.course.peak import Peak
-from zerolab.course.targets import bronze, lowest, silver
+from zerolab.course.targets import bronze, silver
 
-# (ranks, bytes of a bucket): 800 is full to the last byte twice, and one gradient is larger
-CASES = ((3, 800), (2, 1200), (4, 500), (2, 100_000), (2, 8), (1, 800))
 HINTS = (
     "go through the gradients once. Keep a list of those that wait, and their bytes. If the next one does "
     "not fit, send what waits, and begin again with an empty list.",
@@ -24,51 +24,6 @@ HINTS = (
     "to send a bucket: flat = torch.cat of the flattened gradients, dist.all_reduce(flat), flat /= N in "
     "place, and copy_ the pieces of flat.split(sizes) back. For gold, keep no bucket for later.",
 )
-Brought = Sequence[torch.Tensor]  # by rank: all gradients, end to end
-
-
-def only(sent: Sequence[int], g: Brought, r: int) -> torch.Tensor:
-    """Return the gradients with the numbers `sent` averaged, and the others as rank r brought them."""
-    pieces = zip((sum_of(g) / len(g)).split(SIZES), g[r].split(SIZES), strict=True)
-    return torch.cat([mean if index in sent else own for index, (mean, own) in enumerate(pieces)])
-
-
-UNCHANGED = "the gradients are what they were before: cat and flatten make copies, so copy the averages back"
-
-# A sentence, and what it leads to: `g` holds the ranks' gradients, r is the rank, b the buckets.
-# fmt: off
-MISTAKES: dict[str, Callable[[Brought, int, list[list[int]], int], torch.Tensor]] = {
-    "that is the sum over the ranks: divide by their number":
-        lambda g, r, b, limit: sum_of(g),
-    "each gradient was divided by the number of ranks, and nothing of the other ranks was added":
-        lambda g, r, b, limit: g[r] / len(g),
-    "divided by the number of ranks twice":
-        lambda g, r, b, limit: sum_of(g) / len(g) ** 2,
-    "every rank has rank 0's gradients: a broadcast copies, and an all-reduce adds":
-        lambda g, r, b, limit: g[0],
-    "the last bucket was never sent: after the loop one is left that is not full":
-        lambda g, r, b, limit: only(range(b[-1][0]), g, r),
-    "the gradient that did not fit was never sent: it is the first of the next bucket":
-        lambda g, r, b, limit: only([*b[0], *(each for bucket in b[1:] for each in bucket[1:])], g, r),
-    "only the first gradient was averaged":
-        lambda g, r, b, limit: only([0], g, r),
-    "only the first bucket was averaged":
-        lambda g, r, b, limit: only(b[0], g, r),
-    "only the last bucket was averaged":
-        lambda g, r, b, limit: only(b[-1], g, r),
-    "only the first gradient of each bucket was averaged":
-        lambda g, r, b, limit: only([bucket[0] for bucket in b], g, r),
-    "gradients that are larger than a bucket were left out: send each of them by itself":
-        lambda g, r, b, limit: only([i for i, size in enumerate(SIZES) if 8 * size <= limit], g, r),
-    "the average was added to the old gradient: put it in its place":
-        lambda g, r, b, limit: sum_of(g) / len(g) + g[r],
-    "the last bucket is the sum: divide it, too":
-        lambda g, r, b, limit: torch.cat([
-            total / (1 if index in b[-1] else len(g)) for index, total in enumerate(sum_of(g).split(SIZES))]),
-    "the gradients were set to zero and stayed so: copy the average into them":
-        lambda g, r, b, limit: torch.zeros_like(g[r]),
-}
-# fmt: on
 
 
 class Averaged(NamedTuple):
@@ -84,40 +39,43 @@ class Averaged(NamedTuple):
 
 
 @graded(
-    "Gold: the mean is right on 1 to 4 ranks, every bucket is as full as it can be, and no more than two of "
-    "them are in memory.",
+    "Gold: the mean is right on 1 to 4 ranks, every bucket is as full as it can be, in the order of the "
+    "list, and no more than two of them are in memory.",
     call="average_in_buckets(gradients, bucket_bytes)",
     hints=HINTS,
     solution=[average_in_buckets],
 )
 def check_buckets(fn: Callable) -> str | None:
     """Run fn(gradients, bucket_bytes) on 1 to 4 ranks: it leaves means in place. See targets.py."""
-    reached = []
+    outcomes: dict[Case, Attempt] = {}
 
-    def look(case: tuple[int, int]) -> Finding:
-        finding, outcome = _look(fn, case)
-        if not finding.stopped and not finding.wrong:
-            if why := wrong_messages(outcome, case[1]):
-                reached.append(bronze(why))
-            elif why := wrong_order(outcome, case[1]) or _too_much_held(outcome, case[1]):
-                reached.append(silver(why))
-        return finding
+    def look(case: Case) -> Finding:
+        outcome = attempt(_average, [(fn, rank, case) for rank in range(case.ranks)])
+        stopped = _stopped(outcome, case, begun=any(any(each.calls) for each in outcomes.values()))
+        outcomes[case] = outcome
+        return Finding(str(case), stopped) if stopped else _compared(outcome, case)
 
-    return examine(CASES, look) or lowest(reached)
+    if wrong := examine(CASES, look):
+        return wrong
+    if why := wrong_messages(outcomes):
+        return bronze(why)
+    held = {case: [value.peak_bytes for value in outcome.values] for case, outcome in outcomes.items()}
+    why = wrong_order(outcomes) or held_too_much(held, outcomes)
+    return silver(why) if why else None
 
 
-def gradients_of(rank: int) -> list[torch.Tensor]:
+def gradients_of(rank: int, case: Case) -> list[torch.Tensor]:
     """Return what a rank brings: different for every rank and element."""
     generator = torch.Generator().manual_seed(rank)
-    return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in SHAPES]
+    return [torch.randn(shape, generator=generator, dtype=case.dtype) for shape in case.shapes]
 
 
-def _average(fn: Callable, rank: int, bucket_bytes: int) -> Averaged:
+def _average(fn: Callable, rank: int, case: Case) -> Averaged:
     """In the worker: the gradients after fn has averaged them."""
-    gradients = gradients_of(rank)
+    gradients = gradients_of(rank, case)
     listed = list(gradients)
-    with Peak(gradients) as peak:
-        answered = fn(listed, bucket_bytes)
+    with Settled(gradients) as peak:
+        answered = fn(listed, case.bucket_bytes)
     flat = torch.cat([gradient.flatten() for gradient in gradients])
     return Averaged(flat, peak.nbytes, _others(listed, gradients), _others(answered, gradients))
 
@@ -131,32 +89,27 @@ def _others(tensors: Any, gradients: Sequence[torch.Tensor]) -> torch.Tensor | N
     return torch.cat([leaf.flatten() for leaf in leaves])
 
 
-def _look(fn: Callable, case: tuple[int, int]) -> tuple[Finding, Attempt]:
-    size, bucket_bytes = case
-    outcome = attempt(_average, [(fn, rank, bucket_bytes) for rank in range(size)])
-    where = f"{size} ranks and buckets of {bucket_bytes} bytes"
-    if stopped := _stopped(outcome):
-        return Finding(where, stopped), outcome
-    brought = [torch.cat([gradient.flatten() for gradient in gradients_of(rank)]) for rank in range(size)]
-    filled = buckets(bucket_bytes)
-    unchanged = _in_other_tensors(outcome, sum_of(brought) / size) or UNCHANGED
+def _compared(outcome: Attempt, case: Case) -> Finding:
+    """Compare the gradients of all ranks with their means."""
+    brought = [torch.cat([each.flatten() for each in gradients_of(rank, case)]) for rank in range(case.ranks)]
+    mean = sum_of(brought) / case.ranks
+    seen = [value.flat for value in outcome.values]
     finding = Finding(
-        where,
+        str(case),
         None,
-        [value.flat for value in outcome.values],
-        [sum_of(brought) / size] * size,
-        {
-            why: [value(brought, rank, filled, bucket_bytes) for rank in range(size)]
-            for why, value in MISTAKES.items()
-        }
-        | {unchanged: brought},
+        seen,
+        [mean] * case.ranks,
+        {**dict(mistakes(case, brought)), _in_other_tensors(outcome, mean) or UNCHANGED: brought},
         lambda rank: [{f"rank {peer}'s gradient": each for peer, each in enumerate(brought)}],
-        whole=sum_of(brought) / size,
+        whole=mean,
         also=outcome.hint_of_calls,
     )
-    if finding.wrong and not finding.fitting():
-        finding = first_wrong((_of_gradient(finding, index) for index in range(len(SHAPES))), finding)
-    return finding, outcome
+    if not finding.wrong or finding.fitting():
+        return finding
+    if states := which(case, seen, brought):
+        finding.mistakes, finding.told = {}, states
+        return finding
+    return first_wrong((_of_gradient(finding, case, index) for index in range(len(case.shapes))), finding)
 
 
 def _in_other_tensors(outcome: Attempt, mean: torch.Tensor) -> str | None:
@@ -168,37 +121,41 @@ def _in_other_tensors(outcome: Attempt, mean: torch.Tensor) -> str | None:
         found = [of(value) for value in outcome.values]
         if all(each is not None for each in found):
             right = all(each.shape == mean.shape and same(each, mean) for each in found)
-            which = "there the averages are right" if right else "what is there is not right either"
+            what = "there the averages are right" if right else "what is there is not right either"
             return (
                 f"the gradients are what they were before: {place}, and does not change the gradient itself "
-                f"({which}). Write into it: gradient.copy_(average)"
+                f"({what}). Write into it: gradient.copy_(average)"
             )
     return None
 
 
-def _of_gradient(finding: Finding, index: int) -> Finding:
-    own = lambda value: value.split(SIZES)[index]
+def _of_gradient(finding: Finding, case: Case, index: int) -> Finding:
+    """The same for one gradient, in its shape."""
+    own = lambda value: value.split(case.sizes)[index].view(case.shapes[index])
     parts = lambda rank: [{name: own(part) for name, part in finding.parts(rank)[0].items()}]
-    return finding.part(f"gradient {index} of {len(SHAPES)}", own, parts)
+    return finding.part(f"gradient {index} of {len(case.shapes)}", own, parts)
 
 
-def _stopped(outcome: Attempt) -> str | None:
+def _stopped(outcome: Attempt, case: Case, begun: bool) -> str | None:
+    """A crash, a hang or a stub. `begun`: whether something was sent in an earlier case."""
     if outcome.failure:
-        return outcome.failure
+        return outcome.failure + _empty_bucket(outcome, case)
     if len(outcome.calls) > 1 and not any(outcome.calls):
-        return "not written yet: nothing was sent, so no rank can know the others' gradients"
+        nothing = "nothing was sent, so no rank can know the others' gradients"
+        return f"{nothing}. Something was sent in other cases" if begun else f"not written yet: {nothing}"
     if outcome.engine:
         return "that uses zerolab's own ZeroOptimizer: use one dist.all_reduce for each bucket"
     return outcome.unsound
 
 
-def _too_much_held(outcome: Attempt, bucket_bytes: int) -> str | None:
-    largest = 8 * max(sum(SIZES[each] for each in bucket) for bucket in buckets(bucket_bytes))
-    for rank, value in enumerate(outcome.values):
-        if value.peak_bytes > 2 * largest + 64:
-            return (
-                f"with buckets of {bucket_bytes} bytes, rank {rank} holds {value.peak_bytes} bytes at once "
-                f"beside the gradients, and two of its largest messages are {2 * largest}: divide in place, "
-                "and keep no bucket, and no copy of the gradients, for later"
-            )
-    return None
+def _empty_bucket(outcome: Attempt, case: Case) -> str:
+    """When a bucket was sent in which there was nothing."""
+    if "non-empty list of Tensors" not in str(outcome.failure):
+        return ""
+    sent = [sum(call.nbytes for call in own) for own in outcome.calls]
+    when = ""
+    if max(sent, default=0) == 0 and case.nbytes[0] > case.bucket_bytes:
+        when = " The first gradient is larger than a bucket here, and nothing waits before it."
+    elif max(sent, default=0) >= sum(case.nbytes):
+        when = " All gradients had been sent by then."
+    return f". A bucket was sent that is empty.{when} Send only where something waits"

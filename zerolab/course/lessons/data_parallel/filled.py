@@ -1,133 +1,145 @@
-"""Lesson 03's buckets: which gradients fill each of them, and what is wrong with a rank's messages."""
+"""Lesson 03's buckets: which gradients fill each of them, and the messages that wrong rules lead to."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 
-from zerolab.course.attempts import Attempt
-from zerolab.course.wire import Message
+SHAPES: tuple[tuple[int, ...], ...] = (
+    (10,), (5, 12), (30,), (7, 10), (30,), (100, 2), (3,), (20,), (4, 10)
+)  # fmt: skip
+LARGE = ((600,), (300,), (700,), (100,))
+EQUAL = ((25,),) * 20
 
-SHAPES = ((10,), (5, 12), (30,), (7, 10), (30,), (100, 2), (3,), (20,), (4, 10))
-SIZES = [torch.Size(shape).numel() for shape in SHAPES]
+
+class Case(NamedTuple):
+    """The number of ranks, the bytes of a bucket, and the gradients."""
+
+    ranks: int
+    bucket_bytes: int
+    shapes: tuple[tuple[int, ...], ...] = SHAPES
+    dtype: torch.dtype = torch.float64
+
+    @property
+    def sizes(self) -> list[int]:
+        """The elements of each gradient."""
+        return [torch.Size(shape).numel() for shape in self.shapes]
+
+    @property
+    def nbytes(self) -> list[int]:
+        return [self.dtype.itemsize * size for size in self.sizes]
+
+    def __str__(self) -> str:
+        kind = "" if self.dtype == torch.float64 else f", for gradients in {self.dtype}".replace("torch.", "")
+        return f"{self.ranks} rank{'s' * (self.ranks > 1)} and buckets of {self.bucket_bytes} bytes{kind}"
 
 
-# Orders in which a list may be gone through, other than its own.
-ORDERS = {
-    "from the last to the first": list(reversed(range(len(SIZES)))),
-    "from the smallest to the largest": sorted(range(len(SIZES)), key=lambda index: SIZES[index]),
-    "from the largest to the smallest": sorted(range(len(SIZES)), key=lambda index: -SIZES[index]),
-}
+# 800 is full to the last byte twice, and one gradient is larger. In float32 400 bytes are as many elements.
+# All of LARGE is more than 8 KiB, and equal buckets show how many of them are in memory.
+CASES = (
+    Case(3, 800),
+    Case(2, 1200),
+    Case(4, 500),
+    Case(2, 100_000),
+    Case(2, 8, LARGE),
+    Case(2, 400, dtype=torch.float32),
+    Case(2, 800, EQUAL),
+    Case(1, 800),
+)
+Fits = Callable[[int, int, int], bool]
+"""From the count, what the next gradient counts, and the limit: whether it goes into the same bucket."""
 
 
 def buckets(
-    bucket_bytes: int,
+    case: Case,
+    fits: Fits = lambda counted, own, limit: counted + own <= limit,
+    weights: Sequence[int] | None = None,
+    limit: int | None = None,
+    order: Iterable[int] | None = None,
     reset: bool = True,
-    to_the_last_byte: bool = True,
-    order: Sequence[int] = range(len(SIZES)),
     first_counts: bool = True,
 ) -> list[list[int]]:
     """Return the numbers of the gradients in each bucket, where each takes what still fits into it.
 
-    Not `reset`: the count of bytes goes on after a bucket. Not `to_the_last_byte`: no bucket is quite full.
+    `weights`: what each gradient counts, its bytes by default. Not `reset`: the count goes on after a bucket.
     Not `first_counts`: the gradient that a later bucket begins with is not counted.
     """
     found: list[list[int]] = [[]]
-    counted = 0
-    for index in order:
-        size = SIZES[index]
-        over = counted + 8 * size - bucket_bytes
-        if found[-1] and (over > 0 or (over == 0 and not to_the_last_byte)):
+    weights, counted = weights or case.nbytes, 0
+    limit = case.bucket_bytes if limit is None else limit
+    for index in range(len(weights)) if order is None else order:
+        if found[-1] and not fits(counted, weights[index], limit):
             found.append([])
             counted *= not reset
         found[-1].append(index)
-        counted += 8 * size * (first_counts or len(found) == 1 or len(found[-1]) > 1)
+        counted += weights[index] * (first_counts or len(found) == 1 or len(found[-1]) > 1)
     return found
 
 
-def wrong_messages(outcome: Attempt, bucket_bytes: int) -> str | None:
-    """Too many messages, one that is larger than a bucket, or more bytes than the gradients have."""
-    size, enough = len(outcome.calls), len(buckets(bucket_bytes))
-    where = f"with buckets of {bucket_bytes} bytes"
-    for rank, sent in enumerate(outcome.messages if size > 1 else []):
-        rings = {message.call for message in sent} == {"ring.all_reduce"}
-        times = 2 * (size - 1) if rings else 1  # one collective of the ring, in so many messages
-        if len(sent) > enough * times:
-            return (
-                f"{where}, rank {rank} sends {len(sent) // times} messages, and {enough} "
-                f"{'is' if enough == 1 else 'are'} enough: {_why_so_many(sent, bucket_bytes)}"
-            )
-        if problem := None if rings else _wrong_bytes([message.nbytes for message in sent], bucket_bytes):
-            return f"{where}, {problem.format(rank=rank)}"
-    return None
+def bytes_of(case: Case, plan: Sequence[Sequence[int]]) -> list[int]:
+    return [sum(case.nbytes[index] for index in bucket) for bucket in plan]
 
 
-def wrong_order(outcome: Attempt, bucket_bytes: int) -> str | None:
-    """Whether the messages have the sizes of buckets that were filled in another order than the list's."""
-    for rank, sent in enumerate(outcome.messages):
-        nbytes = [message.nbytes for message in sent]
-        if nbytes == _bytes_of(buckets(bucket_bytes)):
-            continue
-        for name, order in ORDERS.items():
-            if nbytes == _bytes_of(buckets(bucket_bytes, order=order)):
-                return (
-                    f"with buckets of {bucket_bytes} bytes, rank {rank} sends the gradients {name}: backward "
-                    "computes them in the order of the list, so begin with the first and keep that order"
-                )
-    return None
+def _by_size(case: Case, sign: int) -> list[int]:
+    return sorted(range(len(case.sizes)), key=lambda index: sign * case.sizes[index])
 
 
-def _bytes_of(plan: Sequence[Sequence[int]]) -> list[int]:
-    return [8 * sum(SIZES[index] for index in bucket) for bucket in plan]
+def _large(case: Case, first: bool) -> list[int]:
+    """The gradients that are larger than a bucket before all others, or behind them."""
+    return sorted(range(len(case.sizes)), key=lambda index: (case.nbytes[index] > case.bucket_bytes) != first)
 
 
-def _why_so_many(sent: Sequence[Message], bucket_bytes: int) -> str:
-    """Return which rule leads to messages of these sizes."""
-    rules = {
-        "each gradient is sent by itself. Collect them in a list, and send it when the next one does not fit":
-            [[index] for index in range(len(SIZES))],
-        "the first bucket is right, and each gradient after it is sent by itself, as if it did not fit. A "
-        "count of bytes that is not set back to 0 when a bucket is sent leads to this":
-            buckets(bucket_bytes, reset=False),
-        "a gradient that fills a bucket to the last byte is sent with the next bucket. Send only when the "
-        "count is larger than bucket_bytes":
-            buckets(bucket_bytes, to_the_last_byte=False),
-    }  # fmt: skip
-    nbytes = [message.nbytes for message in sent]
-    if 0 in nbytes:
-        return "one of them is empty: send only where something waits, also before the first gradient"
-    if nbytes == _cut_up(bucket_bytes):
-        return "a gradient that is larger than a bucket is sent by itself, in one message and not in pieces"
-    known = ", or else ".join(why for why, plan in rules.items() if _bytes_of(plan) == nbytes)
-    unknown = "a bucket takes gradients until the next one does not fit, and it may be full to the last byte"
-    return known or unknown
+def _first_fit(case: Case) -> list[int]:
+    """Each gradient goes into the first bucket that has room for it."""
+    found: list[int] = []
+    for nbytes in case.nbytes:
+        place = next((at for at, held in enumerate(found) if held + nbytes <= case.bucket_bytes), None)
+        if place is None:
+            found.append(nbytes)
+        else:
+            found[place] += nbytes
+    return found
 
 
-def _cut_up(bucket_bytes: int) -> list[int]:
+# Orders in which a list may be gone through, other than its own, and the messages that they lead to.
+ORDERS: Mapping[str, Callable[[Case], list[int]]] = {
+    "from the last to the first": lambda c: _in(c, reversed(range(len(c.sizes)))),
+    "from the smallest to the largest": lambda c: _in(c, _by_size(c, 1)),
+    "from the largest to the smallest": lambda c: _in(c, _by_size(c, -1)),
+    "with those that are larger than a bucket behind all others": lambda c: _in(c, _large(c, False)),
+    "with those that are larger than a bucket before all others": lambda c: _in(c, _large(c, True)),
+    "into the first bucket that has room, also if it is not the last": _first_fit,
+}
+
+
+def _in(case: Case, order: Iterable[int]) -> list[int]:
+    return bytes_of(case, buckets(case, order=order))
+
+
+def cut_up(case: Case) -> list[int]:
     """The bytes of messages, if a gradient that is larger than a bucket is cut into pieces."""
     found: list[int] = []
-    for nbytes in _bytes_of(buckets(bucket_bytes)):
-        full, rest = divmod(nbytes, bucket_bytes) if nbytes > bucket_bytes else (0, nbytes)
-        found += [*[bucket_bytes] * full, *([rest] if rest else [])]
+    for nbytes in bytes_of(case, buckets(case)):
+        full, rest = divmod(nbytes, case.bucket_bytes) if nbytes > case.bucket_bytes else (0, nbytes)
+        found += [*[case.bucket_bytes] * full, *([rest] if rest else [])]
     return found
 
 
-def _wrong_bytes(sent: list[int], bucket_bytes: int) -> str | None:
-    """Return what is wrong with the bytes of the messages of one rank, which are few enough."""
-    enough, alone = 8 * sum(SIZES), {8 * size for size in SIZES}
-    if sum(sent) > enough:
-        return (
-            f"rank {{rank}} sends {sum(sent)} bytes, and the gradients have {enough}: send each gradient "
-            "once and nothing else, and empty the list of those that wait when they are sent"
-        )
-    if sent == _bytes_of(buckets(bucket_bytes, first_counts=False)) != _bytes_of(buckets(bucket_bytes)):
-        return (
-            f"the messages of rank {{rank}} have up to {max(sent)} bytes: the gradient that a bucket begins "
-            "with is not counted. Begin the count with its bytes, and not with 0"
-        )
-    if large := [nbytes for nbytes in sent if nbytes > bucket_bytes and nbytes not in alone]:
-        return (
-            f"a message of rank {{rank}} has {large[0]} bytes: send what waits before a gradient that does "
-            "not fit is added, and count bytes, gradient.nbytes. Only a gradient larger than a bucket may be "
-            "sent in a larger message"
-        )
-    return None
+def pieces(case: Case, nbytes: int) -> list[int]:
+    """The bytes of messages, if all gradients stand in one tensor that is cut every so many bytes."""
+    step = max(nbytes // case.dtype.itemsize, 1) * case.dtype.itemsize
+    full, rest = divmod(sum(case.nbytes), step)
+    return [step] * full + [rest] * bool(rest)
+
+
+def chunks(case: Case) -> list[int]:
+    """The bytes of messages, if that tensor is cut into as many equal chunks as buckets are needed."""
+    many = -(-sum(case.nbytes) // case.bucket_bytes)
+    return pieces(case, -(-sum(case.sizes) // many) * case.dtype.itemsize)
+
+
+def shares(case: Case) -> list[int]:
+    """The bytes of messages, if the list is cut into as many equal parts as buckets are needed."""
+    many = -(-sum(case.nbytes) // case.bucket_bytes)
+    each = -(-len(case.sizes) // many)
+    return [sum(case.nbytes[at : at + each]) for at in range(0, len(case.sizes), each)]

@@ -1,0 +1,59 @@
+"""Lesson 03's buckets: the target for memory, no more than two buckets at once."""
+
+import time
+from collections.abc import Mapping, Sequence
+
+from zerolab.course.attempts import Attempt
+from zerolab.course.lessons.data_parallel.filled import Case, buckets, bytes_of
+from zerolab.course.lessons.data_parallel.messages import in_flight
+from zerolab.course.peak import Peak
+from zerolab.course.wire import Message
+
+SETTLES, SETTLE_SECONDS = 4, 0.003
+
+
+class Settled(Peak):
+    """The same, without tensors that only a collective's own thread still has, which lets go of them soon.
+
+    It does so where the peak is set. A dispatch of its own would hide the reader's line from what records
+    the calls.
+    """
+
+    @property
+    def nbytes(self) -> int:
+        """The most bytes at once."""
+        return self._most
+
+    @nbytes.setter
+    def nbytes(self, value: int) -> None:
+        most = getattr(self, "_most", value)
+        for _ in range(SETTLES if value > most else 0):
+            time.sleep(SETTLE_SECONDS)
+            self._alive = {ref: size for ref, size in self._alive.items() if not ref.expired()}
+            value = max(most, sum(self._alive.values()))
+        self._most = value
+
+
+def held_too_much(held: Mapping[Case, Sequence[int]], outcomes: Mapping[Case, Attempt]) -> str | None:
+    """Whether a rank held more at once than two buckets, and one gradient on its way from one of them."""
+    for case, by_rank in held.items():
+        largest = max(bytes_of(case, buckets(case)))
+        for rank, nbytes in enumerate(by_rank):
+            if nbytes > 2 * largest + max(case.nbytes) + 64:
+                whole = ", as much as all gradients have," if nbytes >= sum(case.nbytes) else ","
+                return (
+                    f"with buckets of {case.bucket_bytes} bytes, rank {rank} holds {nbytes} bytes at once "
+                    f"beside the gradients{whole} and two of its largest messages are {2 * largest}: "
+                    f"{_why(outcomes[case].messages[rank])}"
+                )
+    return None
+
+
+def _why(messages: Sequence[Message]) -> str:
+    """What the messages tell of it."""
+    if (many := in_flight(messages)) > 2:
+        return (
+            f"{many} messages were started before the first of them was waited for. Wait for a message "
+            "before you start the next but one, and keep none of them for later"
+        )
+    return "divide in place, and keep no bucket, and no copy of the gradients, for later"
