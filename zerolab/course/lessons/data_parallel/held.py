@@ -1,7 +1,9 @@
 """Lesson 03's buckets: the target for memory, no more than two buckets at once."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
 
 from zerolab.course.attempts import Attempt
 from zerolab.course.lessons.data_parallel.filled import Case, buckets, bytes_of
@@ -9,15 +11,24 @@ from zerolab.course.lessons.data_parallel.messages import in_flight
 from zerolab.course.peak import Peak
 from zerolab.course.wire import Message
 
-SETTLES, SETTLE_SECONDS = 4, 0.003
+SETTLES, SETTLE_SECONDS = 10, 0.01
+
+
+def allowed(case: Case) -> int:
+    """The bytes of two buckets, and of one gradient that is on its way from one of them."""
+    return 2 * max(bytes_of(case, buckets(case))) + max(case.nbytes) + 64
 
 
 class Settled(Peak):
     """The same, without tensors that only a collective's own thread still has, which lets go of them soon.
 
-    It does so where the peak is set. A dispatch of its own would hide the reader's line from what records
-    the calls.
+    It looks again where the peak is set above `enough`. A dispatch of its own would hide the reader's line
+    from what records the calls.
     """
+
+    def __init__(self, given: Iterable[torch.Tensor], enough: int):
+        self._most, self._enough = 0, enough
+        super().__init__(given)
 
     @property
     def nbytes(self) -> int:
@@ -26,24 +37,23 @@ class Settled(Peak):
 
     @nbytes.setter
     def nbytes(self, value: int) -> None:
-        most = getattr(self, "_most", value)
-        for _ in range(SETTLES if value > most else 0):
+        for _ in range(SETTLES if value > max(self._most, self._enough) else 0):
             time.sleep(SETTLE_SECONDS)
             self._alive = {ref: size for ref, size in self._alive.items() if not ref.expired()}
-            value = max(most, sum(self._alive.values()))
+            value = max(self._most, sum(self._alive.values()))
         self._most = value
 
 
 def held_too_much(held: Mapping[Case, Sequence[int]], outcomes: Mapping[Case, Attempt]) -> str | None:
-    """Whether a rank held more at once than two buckets, and one gradient on its way from one of them."""
+    """Whether a rank held more at once than is allowed."""
     for case, by_rank in held.items():
-        largest = max(bytes_of(case, buckets(case)))
         for rank, nbytes in enumerate(by_rank):
-            if nbytes > 2 * largest + max(case.nbytes) + 64:
+            if nbytes > allowed(case):
                 whole = ", as much as all gradients have," if nbytes >= sum(case.nbytes) else ","
+                two = 2 * max(bytes_of(case, buckets(case)))
                 return (
                     f"with buckets of {case.bucket_bytes} bytes, rank {rank} holds {nbytes} bytes at once "
-                    f"beside the gradients{whole} and two of its largest messages are {2 * largest}: "
+                    f"beside the gradients{whole} and two of its largest messages are {two}: "
                     f"{_why(outcomes[case].messages[rank])}"
                 )
     return None
