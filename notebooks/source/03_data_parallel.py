@@ -495,10 +495,10 @@ show(fig, f"Measured on each of {RANKS} ranks: {said}. All rows are equal.")
 # >   on this rank.
 # > - A gradient may be stored like a transposed tensor. (`all_reduce` adds storages, not elements. Find out
 # >   what goes wrong if the gradient is transposed on one rank only.)
-# > - Send one message in all. The count can be sent with the gradients.
+# > - Send one message in all. The count can be sent with the gradients. The message has the type of the
+# >   gradients, and no elements but these and one count.
 # >
-# > This exercise has no targets: the check demands the fewest bytes, and one message needs one copy of all
-# > gradients.
+# > This exercise has no targets: the check demands the fewest bytes, and memory does not count.
 
 
 # %%

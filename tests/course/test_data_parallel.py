@@ -107,7 +107,7 @@ def vector_of_gradients(parameters, count):
     """Right: torch's own flattening, of gradients that are made whole first."""
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
-    total = torch.tensor([count], dtype=torch.float64)
+    total = torch.tensor([count], dtype=parameters[0].dtype)
     flat = torch.cat(
         [torch.nn.utils.parameters_to_vector(p.grad.contiguous() for p in parameters) * count, total]
     )
@@ -232,7 +232,7 @@ MISTAKES = {
     ),
     "one token too few": (
         of_powers(lambda c, n: c, lambda total, n: total - 1),
-        "60/59 times what it should be",
+        "that is Σ(count · gradient) / (total - 1), where",
     ),
     "count first, read as if last": (
         count_at_the_other_end,
@@ -294,11 +294,11 @@ MISTAKES = {
     "view of a transposed gradient": (alone(viewed), "use flatten() or reshape(-1)"),
     "many messages": (
         lambda p, c: one_by_one(p, c, layout="follow"),
-        "made 4 calls (dist.all_reduce) where 1 is enough",
+        "made 5 calls (dist.all_reduce) where 1 is enough",
     ),
     "all-gather": (
         gathers_everything,
-        "219 elements where 72 gradients and 1 count are enough. That is an all-gather",
+        "267 elements where 88 gradients and 1 count are enough. That is an all-gather",
     ),
     "weights averaged": (weights_instead, "the parameters were changed"),
 }
