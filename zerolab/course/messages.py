@@ -14,7 +14,9 @@ import torch
 import zerolab
 
 _OURS = str(Path(zerolab.__file__).parent)
-_LIBRARIES = (_OURS, str(Path(torch.__file__).parent), str(Path(linecache.__file__).parent), "<frozen", "<__")
+_TORCH, _PYTHON = Path(torch.__file__).parent, Path(linecache.__file__).parent
+_WRAPPERS = _TORCH.with_name("typing_extensions")  # torch needs it, and wraps what is deprecated in it
+_LIBRARIES = (_OURS, str(_TORCH), str(_PYTHON), str(_WRAPPERS), "<frozen", "<__")
 _RECEIVES = {"recv_", "recv_any_source_"}
 # What a rank sends on a ring for each byte that is noted. A reduce-scatter is noted by its result.
 _SHARE: dict[str, Callable[[int], float]] = {

@@ -26,13 +26,19 @@ def _collectives_that_differ(calls: Calls) -> str | None:
     for number, together in enumerate(zip(*own, strict=False)):
         for rank, call in enumerate(together):
             first = together[0]
-            if (call.op, call.numel, call.dtype) != (first.op, first.numel, first.dtype):
+            if _what(call) != _what(first):
                 return (
                     f"collective number {number + 1} is {first.call} of {_size(first)} on rank 0 and "
                     f"{call.call} of {_size(call)} on rank {rank}: all ranks must make the same calls in the "
                     f"same order{at(call.place)}"
                 )
     return None
+
+
+def _what(call: Message) -> tuple:
+    """What ranks have to agree on. These collectives give each rank a piece of any length."""
+    uneven = call.op in ("reduce_scatter_", "alltoall_", "alltoall_base_")
+    return call.op, None if uneven else call.numel, call.dtype
 
 
 def _size(call: Message) -> str:
