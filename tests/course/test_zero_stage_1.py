@@ -419,14 +419,15 @@ WRONG = [
     (CopiedShard, "step left flat as it was: let your shard be a view"),
     (
         Unsharded,
-        "the state is not sharded: rank 0 holds 8,004 bytes of m and v, and its share is 8Ψ/N = 2,000",
+        "the state is not sharded: rank 0 holds 8,004 bytes of state, and m and v of its share have 8Ψ/N = "
+        "2,000",
     ),
     (WholeStateOwnShard, "the state is not sharded"),
     (GathersFirst, "one step behind: all-gather after the update"),
     (PilesUp, "pile up from step to step"),
     (AveragesWeights, "the weights were averaged instead of the gradients"),
     (StepsTwice, "each step is taken twice: call the optimizer's step once"),
-    (NextChunk, "at chunk 1"),
+    (NextChunk, "rank 0's optimizer gets the gradient of chunk 1, and its shard is chunk 0"),
     (OneStepLate, "each update uses the numbers of the step before, and the first of them twice"),
     (OwnShare, "nothing of the other ranks is in it"),
     (OwnOnceMore, "each rank adds its own numbers once more"),

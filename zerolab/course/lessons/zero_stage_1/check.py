@@ -3,26 +3,25 @@
 An unsharded AdamW has the right values, so values alone are not enough.
 """
 
-import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import numpy as np
 import torch
 
-from zerolab.course.alive import Alive, first_name, kept_by, nbytes
+from zerolab.course.alive import Alive, nbytes
 from zerolab.course.attempts import Attempt, attempt
 from zerolab.course.evidence import Finding, examine, first_wrong
 from zerolab.course.exercise import graded
+from zerolab.course.lessons.zero_stage_1 import gradients, kept, sharing, traffic
 from zerolab.course.lessons.zero_stage_1.held import held_too_much
 from zerolab.course.lessons.zero_stage_1.solution import MyZero1
 from zerolab.course.lessons.zero_stage_1.updates import Updated, Watch, wrong_update
-from zerolab.course.lessons.zero_stage_1.world import LR, MISTAKES, STEPS, World, mean
+from zerolab.course.lessons.zero_stage_1.world import LR, MISTAKES, RATES, STEPS, Mistake, World, mean
 from zerolab.course.reading import Parts
-from zerolab.course.wire import sent_bytes
-from zerolab.storages import storage_bytes
 
 # SGD first: its step depends on the gradient's scale, Adam's does not. Then state, then remainders.
 CASES = (
@@ -45,10 +44,15 @@ HINTS = (
 
 
 class Ended(NamedTuple):
-    """What one rank ended with: parameters, bytes of optimizer state (None if none), what else it holds."""
+    """What one rank ended with: parameters, optimizer state (None bytes if none), what else it holds.
+
+    `ends`: flat at the end of each training step.
+    """
 
     flat: torch.Tensor
+    ends: list[np.ndarray]
     state_bytes: int | None
+    state_types: set[torch.dtype]
     grown_bytes: int
     whole_copies: int
     name: str | None
@@ -74,114 +78,106 @@ def check_zero1(cls: Callable) -> str | None:
 
 def _train(cls: Callable, world: World, rank: int) -> Ended:
     """In the worker: three steps with the reader's class, then a look at what it holds."""
-    flat, sizes = world.start, []
+    flat, sizes, ends = world.start, [], []
     held: dict[int, torch.Tensor] = {}
     alive, watch = Alive(), Watch(flat)
     with watch.watched():
         mine = cls(flat, world.optimizer_class, LR)
         for step in range(STEPS):
+            watch.training_step = step
             before, held = set(held), {}
             mine.step(world.gradient(step, rank))
+            ends.append(flat.detach().numpy().copy())
             held = alive.storages()
             sizes.append(nbytes(held))
     new = [tensor for key, tensor in held.items() if key not in before]
     whole = [t for t in held.values() if t.untyped_storage().nbytes() >= flat.nbytes]
-    grown = min(after - before for before, after in pairwise(sizes))
     return Ended(
         flat.detach().clone(),
-        _state_bytes(),
-        grown,
+        ends,
+        kept.state_bytes(),
+        kept.state_types(),
+        min(after - before for before, after in pairwise(sizes)),
         len(whole),
-        _name(new, mine) or _name(whole, mine),
+        kept.name_of(new, mine) or kept.name_of(whole, mine),
         watch.seen,
-        _state_copy(held, mine),
+        kept.state_copy(held, mine),
     )
 
 
-def _name(tensors: list[torch.Tensor], mine: Any) -> str | None:
-    """The name under which `mine` keeps one of the tensors, other than as a gradient."""
-    names = (kept_by(tensor, self=mine) for tensor in tensors)
-    return first_name(name for name in names if name and not name.endswith(".grad"))
-
-
-def _state_copy(held: dict[int, torch.Tensor], mine: Any) -> str | None:
-    """The name of a tensor that equals a tensor of the optimizer's state and is another one."""
-    states = [t for state in _states() for t in state.values() if torch.is_tensor(t) and t.numel() > 1]
-    own = {state.untyped_storage()._cdata for state in states}
-    others = [tensor for key, tensor in held.items() if key not in own]
-    return _name([t for t in others if any(_equal(t, state) for state in states)], mine)
-
-
-def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    alike = (one.dtype, one.device) == (other.dtype, other.device)  # else torch.equal raises an error
-    return alike and torch.equal(one, other)
-
-
-def _states() -> list[dict[str, Any]]:
-    """The state of all optimizers that are alive, wherever the reader keeps them."""
-    gc.collect()
-    optimizers = [thing for thing in gc.get_objects() if isinstance(thing, torch.optim.Optimizer)]
-    return [state for optimizer in optimizers for state in optimizer.state.values()]
-
-
-def _state_bytes() -> int | None:
-    states = _states()
-    tensors = (t for state in states for t in state.values() if torch.is_tensor(t))
-    return storage_bytes(tensors) if states else None
-
-
 def _look(cls: Callable, world: World) -> Finding:
-    where = f"{world.world_size} ranks, {world.numel} elements, {world.optimizer_class.__name__}"
+    where = f"{world.world_size} rank{'s' * (world.world_size > 1)}, {world.numel} elements, "
+    where += world.optimizer_class.__name__
     ranks = range(world.world_size)
     outcome = attempt(_train, [(cls, world, rank) for rank in ranks])
-    if outcome.failure:
-        return Finding(where, outcome.failure + _of_another_cut(outcome.failure))
-    if outcome.engine:
-        return Finding(where, "that uses zerolab's own ZeroOptimizer, which is what you write here")
+    if stopped := _stopped(outcome, world):
+        return Finding(where, stopped)
     flats = [ended.flat for ended in outcome.values]
-    unchanged = all(torch.equal(flat, world.start) for flat in flats)
-    if not any(outcome.calls) and unchanged:
-        return Finding(where, "not written yet: nothing was sent and flat is what it was")
+    other_rate = any("lr=" in ended.updated.options for ended in outcome.values)
     finding = Finding(
         where,
         None,
         flats,
         [world.trained(mean)] * world.world_size,
-        {why: [value(world, rank) for rank in ranks] for why, value in MISTAKES.items()},
-        cost=_whole_state(outcome, world) or _parked(outcome, world) or _too_much_sent(outcome, world),
+        _values(MISTAKES | RATES if other_rate else MISTAKES, world),
+        cost=_too_much(outcome, world),
         also=outcome.hint_of_calls or _differing(flats),
         cause=_state_is_wrong(world),
     )
     if not finding.wrong:
+        if late := sharing.between(world, [ended.ends for ended in outcome.values]):
+            return Finding(where, late)
         return finding
+    return _explained(finding, outcome, world)
+
+
+def _stopped(outcome: Attempt, world: World) -> str | None:
+    """A crash, a hang, a stub, or a message that was not waited for."""
+    if outcome.failure:
+        return outcome.failure + traffic.of_failure(outcome, world)
+    if outcome.engine:
+        return "that uses zerolab's own ZeroOptimizer, which is what you write here"
+    unchanged = all(torch.equal(ended.flat, world.start) for ended in outcome.values)
+    if not any(outcome.calls) and unchanged and world.world_size > 1:
+        return "not written yet: nothing was sent and flat is what it was"
+    return outcome.unsound
+
+
+def _explained(finding: Finding, outcome: Attempt, world: World) -> Finding:
+    """Why the parameters are wrong: the optimizers, then their gradients, then what follows the update."""
     updated = [ended.updated for ended in outcome.values]
-    if wrong := wrong_update(world, updated, unchanged):
-        return Finding(where, wrong)
+    ends = [ended.ends for ended in outcome.values]
+    unchanged = all(torch.equal(ended.flat, world.start) for ended in outcome.values)
+    ring = world.numel in traffic.sizes(outcome, world).values()
+    given = gradients.given(world, updated)
+    wrong = (
+        traffic.of_another_size(outcome, world)
+        or wrong_update(world, updated, unchanged, ring)
+        or (given and (gradients.wrong_step(world, given) or gradients.wrong_chunk(world, given)))
+        or (sharing.put_back(world, updated, ends) if unchanged else None)
+    )
+    if wrong:
+        return Finding(finding.where, "; ".join(filter(None, [wrong, outcome.hint_of_calls])))
     if finding.fitting():
         return finding
     if updated[0].options:
-        return Finding(where, f"the optimizer was built with {updated[0].options}: pass on lr=lr and no more")
-    return _one_chunk(finding, world)
+        why = f"the optimizer was built with {updated[0].options}: pass on lr=lr and no more"
+        return Finding(finding.where, why)
+    if given and (of_gradients := gradients.finding(world, given, finding)):
+        return of_gradients
+    if again := sharing.changed_again(world, updated, ends):
+        return Finding(finding.where, again)
+    return first_wrong((_of_chunk(finding, world, owner) for owner in range(world.world_size)), finding)
 
 
-def _of_another_cut(failure: str) -> str:
-    """What to do where the gradient's chunk and the shard differ in length."""
-    if "assign a gradient of size" not in failure:
-        return ""
-    return (
-        ". ring.reduce_scatter returns the chunk that ring.chunks cuts, and these differ by one element at "
-        "most: cut the shard with ring.chunks, too. torch.chunk cuts elsewhere"
-    )
+def _values(mistakes: Mapping[str, Mistake], world: World) -> dict[str, list[torch.Tensor]]:
+    """What all ranks end with, by the mistake."""
+    return {why: [value(world, rank) for rank in range(world.world_size)] for why, value in mistakes.items()}
 
 
 def _differing(flats: list[torch.Tensor]) -> str | None:
     differ = any(not torch.equal(flat, flats[0]) for flat in flats)
     return "the ranks end with different parameters" if differ else None
-
-
-def _one_chunk(finding: Finding, world: World) -> Finding:
-    """The same for the first chunk that is wrong."""
-    return first_wrong((_of_chunk(finding, world, owner) for owner in range(world.world_size)), finding)
 
 
 def _of_chunk(finding: Finding, world: World, owner: int) -> Finding:
@@ -215,49 +211,10 @@ def _state_is_wrong(world: World) -> str | None:
     )
 
 
-def _whole_state(outcome: Attempt, world: World) -> str | None:
-    if world.optimizer_class is torch.optim.SGD or world.world_size == 1:
-        return None
-    share = 8 * world.numel / world.world_size
-    for rank, ended in enumerate(outcome.values):
-        if ended.state_bytes is None:
-            return "no optimizer holds any state: build optimizer_class([shard], lr=lr) once, and keep it"
-        if ended.state_bytes > 1.1 * share + 64:
-            return (
-                f"the parameters are right, but the state is not sharded: rank {rank} holds "
-                f"{ended.state_bytes:,} bytes of m and v, and its share is 8Ψ/N = {share:,.0f}. Give the "
-                "optimizer your shard, not flat"
-            )
-    return None
-
-
-def _parked(outcome: Attempt, world: World) -> str | None:
-    """A copy of the state, copies that grow, or more whole ones than a padded buffer and a gradient."""
-    for rank, ended in enumerate(outcome.values):
-        kept = f"the parameters are right, but rank {rank} keeps"
-        name = f" (look at `{ended.name}`)" if ended.name else ""
-        if ended.grown_bytes >= 4 * world.numel / world.world_size and world.numel >= 64:
-            return f"{kept} {ended.grown_bytes:,} bytes more after every step{name}: keep no history"
-        if ended.state_copy:
-            return f"{kept} a copy of the optimizer's state in `{ended.state_copy}`: keep the state once"
-        if ended.whole_copies > 2 and world.world_size > 2 and world.numel >= 64:
-            return (
-                f"{kept} {ended.whole_copies} tensors as large as flat beside it{name}: m, v and masters are "
-                "1/N large"
-            )
-    return None
-
-
-def _too_much_sent(outcome: Attempt, world: World) -> str | None:
-    """Right and sharded, but more bytes than two passes over the model."""
-    ring_pass = 4 * world.numel * (world.world_size - 1) / world.world_size
-    for rank, messages in enumerate(outcome.messages):
-        passes = sent_bytes(messages, world.world_size) / STEPS / ring_pass if ring_pass else 0
-        if passes > 2.1 and world.numel >= 64:
-            calls = ", ".join(sorted({message.call for message in messages}))
-            return (
-                f"right and sharded, but rank {rank} moves {passes:.1f}Ψ a step ({calls}) where 2Ψ is "
-                "enough. An all-reduce gives every rank the whole gradient, and each needs 1/N of it: use "
-                "its first half, the reduce-scatter"
-            )
-    return None
+def _too_much(outcome: Attempt, world: World) -> str | None:
+    """What is wrong although the parameters are right."""
+    return (
+        kept.whole_state(outcome, world)
+        or kept.parked(outcome, world)
+        or traffic.too_much_sent(outcome, world)
+    )

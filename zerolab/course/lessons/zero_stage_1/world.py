@@ -112,7 +112,8 @@ def divided(world: World, flats: Gradients) -> torch.Tensor:
 
 # A sentence, and the flat buffer that rank r ends with in a world.
 # fmt: off
-MISTAKES: dict[str, Callable[[World, int], torch.Tensor]] = {
+Mistake = Callable[[World, int], torch.Tensor]
+MISTAKES: dict[str, Mistake] = {
     "step left flat as it was: let your shard be a view, flat[...], or copy the updated shard back into it. "
     "Assigning a new tensor to a name does not change flat":
         lambda w, r: w.start,
@@ -135,6 +136,12 @@ MISTAKES: dict[str, Callable[[World, int], torch.Tensor]] = {
         lambda w, r: w.trained(sum_of),
     "the sum was divided by 2, whatever the number of ranks: divide by the number of ranks":
         lambda w, r: w.trained(lambda g: sum_of(g) / 2),
+    "the sum was divided by the number of ranks minus 1: divide by the number of ranks":
+        lambda w, r: w.trained(lambda g: sum_of(g) / max(len(g) - 1, 1)),
+    "the sum was divided by the number of ranks plus 1: divide by the number of ranks":
+        lambda w, r: w.trained(lambda g: sum_of(g) / (len(g) + 1)),
+    "the gradient has the opposite sign: the optimizer subtracts it by itself":
+        lambda w, r: w.trained(lambda g: -mean(g)),
     "the gradient was divided by the number of ranks twice: once is enough":
         lambda w, r: w.trained(lambda g: mean(g) / len(g)),
     "the optimizer forgets m and v at every step: build it once, in __init__":
@@ -167,24 +174,27 @@ MISTAKES: dict[str, Callable[[World, int], torch.Tensor]] = {
         lambda w, r: w.patched(w.trained(mean, steps=STEPS - 1), w.trained(mean), r),
     "only the first step did anything: what keeps the later ones from it?":
         lambda w, r: w.trained(mean, steps=1),
-    "each step is taken twice: call the optimizer's step once":
+    "each update was made twice, and once is enough":
         lambda w, r: w.trained(mean, times=2),
-    "lr was not passed on: optimizer_class([shard], lr=lr)":
-        lambda w, r: w.trained(mean, lr=1e-3),
     "every rank has rank 0's flat, in which only rank 0's shard is new: all-gather the shards of all ranks":
         lambda w, r: w.patched(w.start, w.trained(mean), 0),
-    "lr was divided by the number of ranks, and the gradient was not. With SGD that is the same, and with "
-    "Adam it is not, because its step does not depend on the gradient's scale: divide the gradient":
-        lambda w, r: w.trained(sum_of, lr=LR / w.world_size),
     "the gradient was divided by the length of the shard, not by the number of ranks":
         lambda w, r: w.trained(lambda g: sum_of(g) / (w.cut(r).stop - w.cut(r).start)),
-    "lr was divided by the number of ranks: the mean of the gradients is divided already":
-        lambda w, r: w.trained(mean, lr=LR / w.world_size),
-    "lr was multiplied by the number of ranks: pass it on as it is":
-        lambda w, r: w.trained(mean, lr=LR * w.world_size),
     "the gradient was added to the parameters, not subtracted":
         lambda w, r: 2 * w.start - w.trained(mean),
     "the remainder is lost: the last numel % N elements never change. Cut with ring.chunks, or pad":
         lambda w, r: torch.cat([w.trained(mean)[:(n := w.numel - w.numel % w.world_size)], w.start[n:]]),
+}
+RATES: dict[str, Mistake] = {  # where the optimizer was built with another lr
+    "the argument lr was not passed on: optimizer_class([shard], lr=lr)":
+        lambda w, r: w.trained(mean, lr=1e-3),
+    "the optimizer's lr was divided by the number of ranks, and the gradient was not. With SGD that is the "
+    "same, and with Adam it is not, because its step does not depend on the gradient's scale: divide the "
+    "gradient":
+        lambda w, r: w.trained(sum_of, lr=LR / w.world_size),
+    "the optimizer's lr was divided by the number of ranks: the mean of the gradients is divided already":
+        lambda w, r: w.trained(mean, lr=LR / w.world_size),
+    "the optimizer's lr was multiplied by the number of ranks: pass it on as it is":
+        lambda w, r: w.trained(mean, lr=LR * w.world_size),
 }
 # fmt: on
