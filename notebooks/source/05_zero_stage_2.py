@@ -219,7 +219,7 @@ for op, unit, logical_bytes in events:
 # >   zeros.
 # > - After `finish()`, `self.shards[name]` is this rank's chunk of the sum over the ranks, for every unit.
 # > - From lesson 02: `ring.reduce_scatter(flat)` sums in place and returns this rank's chunk, which is a
-# >   view of `flat`.
+# >   view of `flat`. Do not use torch's own collectives here.
 # >
 # > *Bronze:* the values are right. *Silver:* each unit is reduce-scattered once. *Gold:* a buffer is freed
 # > as soon as it is its unit's turn, so only those that wait are in memory.
@@ -417,11 +417,13 @@ explore(accumulation, height=2.1, micro_batches=slider(1, 8, 4))
 # >     kept = reduce_and_keep(flat, kept)
 # > ```
 # >
-# > - `flat` is this rank's gradient, one whole flat buffer. You may overwrite it.
-# > - Return this rank's shard of the sum over all ranks *and* over all micro-batches so far.
+# > - `flat` is this rank's gradient, one whole flat buffer. You may overwrite it. N need not divide its
+# >   length: a rank's shard is its chunk, `flat[ring.chunks(flat.numel(), N)[rank]]`.
+# > - Return this rank's shard of the sum over all ranks *and* over all micro-batches of this step so far.
 # > - Nothing of `flat` may stay in memory. For each micro-batch a rank may send (N−1)/N of `flat` and no
 # >   more.
-# > - `ring.reduce_scatter(flat)` returns a view of `flat`, as above.
+# > - `ring.reduce_scatter(flat)` returns a view of `flat`, as above. Do not use torch's own collectives:
+# >   over gloo its reduce-scatter sends twice the bytes.
 # >
 # > *Silver:* the sums, what stays in memory and the bytes are right. The check demands all three, so there is
 # > no bronze. *Gold:* during a call no rank has a second tensor as large as `flat`.

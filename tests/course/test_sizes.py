@@ -13,7 +13,7 @@ from zerolab.course.lessons.collectives import whole as all_reduce
 from zerolab.course.lessons.residual_memory import inputs
 from zerolab.course.lessons.zero_stage_1 import check as zero1
 from zerolab.course.lessons.zero_stage_1 import checkpoints, cuts
-from zerolab.course.lessons.zero_stage_2 import backward_passes
+from zerolab.course.lessons.zero_stage_2 import backward_passes, kept_sums
 
 UNEVEN = {(9, 4), (10, 4), (11, 3), (1001, 4)}
 TRIED = {
@@ -23,6 +23,7 @@ TRIED = {
     "04 stage 1": {(case.numel, case.world_size) for case in zero1.CASES},
     "04 load": {(case.numel, case.saved_by) for case in checkpoints.CASES},
     "05 order": {(numel, case.world_size) for case in backward_passes.CASES for numel in case.sizes.values()},
+    "05 keep": {(case.numel, case.world_size) for case in kept_sums.UNEVEN},
     "07 packing": {(numel, case.world_size) for case in inputs.CASES for numel in case.numels},
 }
 

@@ -17,8 +17,9 @@ from zerolab.models import GPT
 solutions_travel_by_value(__name__)
 
 
-def own_chunk(flat):
-    return flat.chunk(dist.get_world_size())[dist.get_rank()]
+def own_chunk(flat, shift=0):
+    size = dist.get_world_size()
+    return flat[ring.chunks(flat.numel(), size)[(dist.get_rank() + shift) % size]]
 
 
 def added(mine, kept):
@@ -97,11 +98,10 @@ def added_before(flat, kept):
 def sent_to_owners(flat, kept):
     """Right: each chunk is sent to its owner."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    pieces = flat.view(size, -1)
-    mine = pieces[rank].clone()
+    mine = own_chunk(flat).clone()
     for distance in range(1, size):
         landing = torch.empty_like(mine)
-        work = dist.isend(pieces[(rank + distance) % size], (rank + distance) % size)
+        work = dist.isend(own_chunk(flat, distance), (rank + distance) % size)
         dist.recv(landing, (rank - distance) % size)
         work.wait()
         mine += landing
@@ -178,7 +178,13 @@ def freed_too_early(flat, kept):
     return added(mine.clone(), kept)
 
 
-RIGHT = [in_place, added_before, sent_to_owners]
+def from_zeros(flat, kept):
+    """Right: the sum begins with zeros."""
+    mine = ring.reduce_scatter(flat)
+    return mine + (0 if kept is None else kept)
+
+
+RIGHT = [in_place, added_before, sent_to_owners, from_zeros]
 
 
 def mean_of_two(flat, kept):
@@ -212,11 +218,99 @@ def counted_twice(flat, kept):
     return mine if kept is None else kept + 2 * mine
 
 
+def of_two(of_both):
+    """What is kept is made of `kept` and the new shard in another way."""
+
+    def reduce_and_keep(flat, kept):
+        mine = ring.reduce_scatter(flat).clone()
+        return mine if kept is None else of_both(kept, mine)
+
+    return reduce_and_keep
+
+
+IN_ALL = {}
+
+
+def remembered(flat, kept):
+    """The sum is in a global variable, which a second step begins with."""
+    mine = ring.reduce_scatter(flat).clone()
+    IN_ALL[len(mine)] = added(mine, IN_ALL.get(len(mine)))
+    return IN_ALL[len(mine)]
+
+
+def without_the_rest(flat, kept):
+    ring.reduce_scatter(flat)
+    length, rank = flat.numel() // dist.get_world_size(), dist.get_rank()
+    return added(flat[length * rank : length * (rank + 1)].clone(), kept)
+
+
+def torchs_chunk(flat, kept):
+    ring.reduce_scatter(flat)
+    return added(flat.chunk(dist.get_world_size())[dist.get_rank()].clone(), kept)
+
+
+def as_rows(flat, kept):
+    ring.reduce_scatter(flat)
+    return added(flat.view(dist.get_world_size(), -1)[dist.get_rank()].clone(), kept)
+
+
+def to_the_next(flat, kept):
+    if kept is not None:
+        own_chunk(flat, 1).add_(kept)
+    return ring.reduce_scatter(flat).clone()
+
+
+def to_the_start(flat, kept):
+    if kept is not None:
+        flat[: len(kept)] += kept
+    return ring.reduce_scatter(flat).clone()
+
+
+def to_two_chunks(flat, kept):
+    if kept is not None:
+        own_chunk(flat).add_(kept)
+        own_chunk(flat, 1).add_(kept)
+    return ring.reduce_scatter(flat).clone()
+
+
+def on_rank_0_alone(flat, kept):
+    mine = ring.reduce_scatter(flat).clone()
+    return mine if dist.get_rank() else added(mine, kept)
+
+
+HANDLES = []
+
+
+def never_waits(flat, kept):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    mine = own_chunk(flat).clone()
+    for distance in range(1, size):
+        landing = torch.empty_like(mine)
+        HANDLES.append(dist.isend(own_chunk(flat, distance), (rank + distance) % size))
+        dist.recv(landing, (rank - distance) % size)
+        mine += landing
+    return added(mine, kept)
+
+
 WRONG = [
+    (remembered, "the first step is right, and a second one is not: a step begins with kept=None"),
+    (without_the_rest, "Rank 0 keeps 250 elements, which is numel // N: the last element is lost"),
+    (torchs_chunk, "Rank 1 keeps 251 elements. Its chunk has 250. Chunk r is ring.chunks(numel, N)[r]"),
+    (alone(as_rows), "4 ranks do not divide 1001 elements: ring.chunks(numel, N) cuts any number"),
+    (to_the_next, "rank 0's sum has what rank 2 had kept, and not what it had kept itself, as if"),
+    (to_the_start, "rank 0's sum has what ranks 1 and 2 had kept, as if `kept` were added to another rank's"),
+    (to_two_chunks, "rank 0's sum has what rank 2 had kept, as if"),
+    (on_rank_0_alone, "rank 0 is right, but rank 1 is not: a rank holds the last micro-batch alone"),
+    (never_waits, "and waited for none of them"),
+    (of_two(lambda kept, new: 2 * new), "it is 2 × the new shard, and `kept` is not in it"),
+    (of_two(lambda kept, new: kept * new), "it is `kept` times the new shard: return their sum"),
+    (of_two(lambda kept, new: 0.9 * kept + 0.1 * new), "it is 0.9 × `kept` + 0.1 × the new shard"),
+    (of_two(lambda kept, new: kept - 3 * new), "it is `kept` - 3 × the new shard"),
+    (of_two(lambda kept, new: torch.cat([kept, new])), "it is `kept` with the new shard behind it"),
     (own_once_more, "each rank adds its own numbers once more"),
     (own_from_then_on, "nothing of the other ranks is in it, from micro-batch 1 on"),
     (subtracted, "what should be added is subtracted"),
-    (counted_twice, "from micro-batch 0 to micro-batch 1 the numbers count 1, 2 times what they should"),
+    (counted_twice, "it is `kept` + 2 × the new shard. Return `kept` + the new shard"),
     (lambda flat, kept: None, "not written yet"),
     (overwritten, "overwritten"),
     (mean_of_two, "weighs the last micro-batch as much as all before it"),
@@ -246,6 +340,7 @@ WRONG = [
         "as happens with a tensor whose storage was freed or resized, or with a wrong address (line ",
     ),
     (in_bfloat16, "right up to rounding"),
+    (in_bfloat16, "in 8 micro-batches, some of them in bfloat16, 0.25 times the 12288"),
     (to_everyone, "sends the whole gradient to every rank"),
 ]
 diagnose = together(check_reduce_and_keep, [*RIGHT, *(wrong for wrong, _ in WRONG)])
