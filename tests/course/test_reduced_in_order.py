@@ -287,7 +287,101 @@ class OneForAll(Queue):
         self.shards = self.kept
 
 
+class WholeBuffers(Queue):
+    def reduce(self, flat):
+        ring.reduce_scatter(flat)
+        return flat
+
+
+class ForgetsWhatWaits(Queue):
+    """finish reduces zeros for each unit that is not reduced, also for those that wait."""
+
+    def finish(self):
+        for name, numel in self.sizes.items():
+            if name not in self.shards:
+                self.shards[name] = self.reduce(torch.zeros(numel))
+
+
+class AllAgain(NeverTakenOut):
+    def finish(self):
+        for name in self.sizes:
+            self.reduce(name)
+
+
+class WithABarrier(Queue):
+    def ready(self, name, flat):
+        dist.barrier()
+        super().ready(name, flat)
+
+
+class Joined(Queue):
+    def ready(self, name, flat):
+        self.flats[name] = flat
+
+    def finish(self):
+        flats = [torch.zeros(self.sizes[n]) if flat is None else flat for n, flat in self.flats.items()]
+        mine = self.reduce(torch.cat(flats))
+        cuts = [numel // dist.get_world_size() for numel in self.sizes.values()]
+        self.shards = dict(zip(self.sizes, [each.clone() for each in mine.split(cuts)], strict=True))
+
+
+class InArrival(Queue):
+    """A buffer is reduced as soon as it is there, and its sum gets the name whose turn it is."""
+
+    def ready(self, name, flat):
+        turn = next(name for name in self.sizes if name not in self.shards)
+        self.shards[turn] = self.reduce(flat)
+
+
+class FromClones(InArrival):
+    def reduce(self, flat):
+        return super().reduce(flat.clone())
+
+
+class ByNumber(Queue):
+    def finish(self):
+        super().finish()
+        self.shards = dict(enumerate(self.shards.values()))
+
+
+class TurnOfAll(Queue):
+    """The number of the next unit belongs to the class."""
+
+    turn = 0
+
+    def drain(self):
+        names = list(self.sizes)
+        while TurnOfAll.turn < len(names) and self.flats[names[TurnOfAll.turn]] is not None:
+            self.take(names[TurnOfAll.turn])
+            TurnOfAll.turn += 1
+
+    def finish(self):
+        for name in list(self.sizes)[TurnOfAll.turn :]:
+            if self.flats[name] is None:
+                self.flats[name] = torch.zeros(self.sizes[name])
+            self.take(name)
+        TurnOfAll.turn = len(self.sizes)
+        for name in self.sizes:
+            self.shards.setdefault(name, torch.zeros(1))
+
+
+class OnRank0Alone(Queue):
+    def reduce(self, flat):
+        mine = super().reduce(flat)
+        return mine if dist.get_rank() == 0 else mine / dist.get_world_size()
+
+
 ORDER_WRONG = [
+    (WholeBuffers, "each rank keeps the whole buffer after the reduction, and only its own chunk of that"),
+    (ForgetsWhatWaits, "rank 1 reduces zeros for unit b in finish, whose gradient got ready on"),
+    (AllAgain, "rank 0 reduces unit a's buffer a second time in finish"),
+    (alone(WithABarrier), "waits in dist.barrier (line"),
+    (Joined, "the units are reduced as one buffer of 192 elements. Its chunk r is not chunk r of each unit"),
+    (InArrival, "the first reduction takes unit a's buffer on rank 0, and unit b's on rank 1"),
+    (FromClones, "the first reduction takes unit a's buffer on rank 0, and unit b's on rank 1"),
+    (ByNumber, "rank 0 has no shard of a, b, c, d in self.shards after finish(). Its keys are 0, 1, 2, 3"),
+    (alone(TurnOfAll), "a second one with the same gradients is not: keep what belongs to one backward pass"),
+    (OnRank0Alone, "rank 0 is right, but rank 1 is not: each shard is the mean over the ranks"),
     (OneForAll, "a new object begins with the shards of the one before"),
     (OneBuffer, "several shards are views of the same memory"),
     (alone(Twice), "rank 0 begins more than 3 reduce-scatters, and there are 3 units. Reduce each unit once"),
@@ -314,7 +408,7 @@ ORDER_WRONG = [
     (Listed, "self.shards is of type list"),
     (NextChunk, "the next rank's shard"),
     (Doubled, "what is there is 2 times what it should be"),
-    (MissesFirst, "rank 0's a is missing"),
+    (MissesFirst, "rank 0 reduces zeros for unit a, whose gradient got ready on this rank"),
     (lambda sizes: sizes, "'dict' object has no attribute 'ready'"),
 ]  # fmt: skip
 in_order = together(check_order, [*ORDER_RIGHT, *(wrong for wrong, _ in ORDER_WRONG)])

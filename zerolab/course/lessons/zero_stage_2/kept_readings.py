@@ -72,9 +72,10 @@ def _of_others(finding: Finding, values: Mapping[int, Tensor], micro: int) -> st
             return None
         foreign[rank] = sorted(chunks - {rank})
         lost += [rank] * (rank not in chunks)
-    rank = next((rank for rank, others in foreign.items() if others), None)
-    if rank is None:
+    with_others = [rank for rank, others in foreign.items() if others]
+    if not with_others:
         return None
+    rank = with_others[0]
     others = " and ".join(map(str, foreign[rank]))
     instead = ", and not what it had kept itself" if rank in lost else ""
     return (
@@ -106,10 +107,10 @@ def _of_two(finding: Finding, values: Mapping[int, Tensor], before: Sequence[Ten
     for rank, value in values.items():
         kept, new = both[rank]
         known = coefficients(value, {"kept": kept, "new": new}) if value.shape == new.shape else None
-        found.add(tuple(round(each, 6) + 0.0 for each in known.values()) if known else None)
-    if len(found) > 1 or None in found:
-        return None
-    return _sum_in_words(*found.pop())
+        if not known:
+            return None
+        found.add((round(known["kept"], 6) + 0.0, round(known["new"], 6) + 0.0))
+    return _sum_in_words(*found.pop()) if len(found) == 1 else None
 
 
 def _sum_in_words(kept: float, new: float) -> str | None:
@@ -126,4 +127,4 @@ def _sum_in_words(kept: float, new: float) -> str | None:
 
 
 def _times(factor: float) -> str:
-    return {1: "", -1: "-"}.get(factor, f"{factor:g} × ")
+    return "" if factor == 1 else "-" if factor == -1 else f"{factor:g} × "
