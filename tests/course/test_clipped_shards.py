@@ -137,7 +137,14 @@ def square_compared(shard, max_norm):
     return square**0.5
 
 
-CLIP_RIGHT = [clip, gathered, by_ring]
+def pickled(shard, max_norm):
+    """Right: the squares are gathered as Python numbers, which are pickled on the way."""
+    squares = [0.0] * dist.get_world_size()
+    dist.all_gather_object(squares, float(shard.square().sum()))
+    return clip(shard, max_norm, norm=lambda _: sum(squares) ** 0.5)
+
+
+CLIP_RIGHT = [clip, gathered, by_ring, pickled]
 
 
 def by_the_square(shard, max_norm):
@@ -175,7 +182,58 @@ def logged_after(shard, max_norm):
     return min(clip(shard, max_norm), max_norm)
 
 
+def added_up(shard, max_norm):
+    """Adds the shards up, as if they were gradients of the same parameters."""
+    dist.all_reduce(shard)
+    return clip(shard, max_norm, norm=lambda shard: float(shard.norm()))
+
+
+def added_up_afterwards(shard, max_norm):
+    norm = clip(shard, max_norm)
+    if shard.numel():
+        dist.all_reduce(shard)
+    return norm
+
+
+HANDLES = []
+
+
+def not_waited_for(shard, max_norm):
+    square = shard.square().sum()
+    HANDLES.append(dist.all_reduce(square, async_op=True))
+    return clip(shard, max_norm, norm=lambda _: float(square.sqrt()))
+
+
+def by_sum_of_norms(shard, max_norm):
+    norm, added = summed(shard.norm() ** 2) ** 0.5, summed(shard.norm())
+    shard *= min(1.0, max_norm / added)
+    return norm
+
+
+def on_rank_0_alone(shard, max_norm):
+    norm = summed(shard.norm() ** 2) ** 0.5
+    return norm if dist.get_rank() else clip(shard, max_norm, norm=lambda _: norm)
+
+
+def each_by_its_rank(shard, max_norm):
+    norm = summed(shard.norm() ** 2) ** 0.5
+    shard /= 1 + dist.get_rank()
+    return norm
+
+
 CLIP_WRONG = [
+    (added_up, "that is the norm of the sum of the shards, which are different parts of one gradient"),
+    (added_up_afterwards, "dist.all_reduce adds up the shards themselves (line"),
+    (not_waited_for, "and did not wait for it"),
+    (with_norm(lambda shard: 1.003 * summed(shard.norm() ** 2) ** 0.5), "0 returned 29.827, and the norm is"),
+    (
+        with_norm(lambda shard: summed(shard.norm() ** 2) / dist.get_world_size()),
+        "that is the mean of the squares of the shards' norms. The norm is the root of the sum",
+    ),
+    (with_norm(lambda shard: summed(shard.sum() ** 2) ** 0.5), "the root of the sum of the squares of those"),
+    (by_sum_of_norms, "the shard is multiplied by max_norm / the sum of the shards' norms"),
+    (on_rank_0_alone, "rank 0 is right, but rank 1 is not: the norm is right, and the shard is what it was"),
+    (each_by_its_rank, "by rank the shards are multiplied by 1, 0.5, 0.3333: on every rank by 0.06726"),
     (logged_after, "that is the norm after the clipping: return the one before"),
     (with_norm(lambda shard: 7.0), "its value is [7], right is [29.737]"),
     (with_norm(of_the_others), "the norm of the other ranks' shards"),
@@ -222,3 +280,8 @@ def test_every_right_clipping_passes(right):
 @pytest.mark.parametrize(("wrong", "words"), CLIP_WRONG)
 def test_wrong_clipping_is_named(wrong, words):
     assert words in clipped_by(wrong)
+
+
+def test_a_later_case_decides_between_two_mistakes():
+    """Where the gradient is clipped, its norm is max_norm afterwards: a small gradient tells them apart."""
+    assert "that is max_norm" not in clipped_by(after)

@@ -1,17 +1,28 @@
 """Lesson 05's exercise on clipping: the norm of a gradient of which each rank holds a shard."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
 
 from zerolab.course.attempts import Attempt, Odd, attempt, returned
-from zerolab.course.evidence import Finding, examine
+from zerolab.course.evidence import Finding, examine, same
 from zerolab.course.exercise import graded
-from zerolab.course.lessons.zero_stage_2.norms import CASES, FACTORS, NORMS, Case, Norms, whole
+from zerolab.course.lessons.zero_stage_2 import norm_formulas
+from zerolab.course.lessons.zero_stage_2.norms import (
+    CASES,
+    FACTORS,
+    NORMS,
+    SMALL,
+    Case,
+    Norms,
+    of_elements,
+    whole,
+)
 from zerolab.course.lessons.zero_stage_2.solution import clip_shard
 from zerolab.course.targets import bronze
+from zerolab.course.wire import given
 
 HINTS = (
     "the norm of the whole gradient is the root of the sum of all squares. Which one number can a rank "
@@ -46,7 +57,7 @@ def check_clip(fn: Callable) -> str | None:
 
 def _clip(fn: Callable, case: Case, rank: int) -> Clipped:
     """In the worker: the norm that fn returns, and what it leaves in the shard."""
-    shard = case.shards()[rank]
+    shard = given(case.shards()[rank])
     return Clipped(_number(fn(shard, case.max_norm)), returned(shard))
 
 
@@ -65,10 +76,9 @@ def _look(fn: Callable, case: Case) -> Finding:
     outcome = attempt(_clip, [(fn, case, rank) for rank in ranks])
     if stopped := _stopped(outcome):
         return Finding(str(case), stopped)
-    shards = case.shards()
-    norms = [float(shard.norm()) for shard in shards]
+    norms = [float(shard.norm()) for shard in case.shards()]
     of_norms = _of_norms(case, outcome, norms)
-    return of_norms if of_norms.wrong else _of_shards(case, outcome, shards, norms)
+    return of_norms if of_norms.wrong else _of_shards(case, outcome, norms, of_norms)
 
 
 def _stopped(outcome: Attempt) -> str | None:
@@ -83,64 +93,98 @@ def _stopped(outcome: Attempt) -> str | None:
                 return "not written yet: nothing was sent and None was returned"
             said = " ".join(filter(None, each.norm[:2])).replace("NoneType", "None")
             return f"rank {rank} returned {said}: return the norm, as a float or a tensor of one element"
-    return None
+    return outcome.unsound
 
 
 def _of_norms(case: Case, outcome: Attempt, norms: Norms) -> Finding:
     """Return the norms that the ranks returned, beside those of the mistakes."""
-    factor = min(1.0, case.max_norm / whole(norms))
-    everything = torch.cat(case.shards())
-    mistakes = NORMS | {
-        "that is the largest element, the inf-norm: clipping takes the root of the sum of squares": (
-            lambda norms, r: everything.abs().max()
-        ),
-        "that is the sum of the elements' sizes, the 1-norm: clipping takes the root of the sum of squares": (
-            lambda norms, r: everything.abs().sum()
-        ),
-        "that is the sum of the elements: add their squares": lambda norms, r: everything.sum().abs(),
-        "the squares are averaged over the elements of a shard: add them": (
-            lambda norms, r: sum(shard.square().sum() / max(1, len(shard)) for shard in case.shards()) ** 0.5
-        ),
-        "that is the norm after the clipping: return the one before": lambda norms, r: factor * whole(norms),
-        "that is the norm of this rank's own shard after the clipping: return that of the whole gradient "
-        "before it": lambda norms, r: factor * norms[r],
-        "that is the factor: return the norm": lambda norms, r: factor,
-        "that is max_norm: return the norm of the gradient": lambda norms, r: case.max_norm,
-    }
-    ranks = range(len(norms))
-    return Finding(
+    ranks, seen = range(len(norms)), [each.norm for each in outcome.values]
+    named = NORMS | of_elements(case, norms)
+    predicted = {why: [torch.tensor(float(norm(norms, r))) for r in ranks] for why, norm in named.items()}
+    found = Finding(
         f"{case}, in the norm returned",
         None,
-        [each.norm for each in outcome.values],
+        seen,
         [torch.tensor(whole(norms)) for _ in ranks],
-        {why: [torch.tensor(float(norm(norms, r))) for r in ranks] for why, norm in mistakes.items()},
+        predicted | {why: list(map(torch.tensor, of[case])) for why, of in norm_formulas.norms().items()},
         also=outcome.hint_of_calls,
+        told=_shard_reduced(outcome) or _near(seen, whole(norms)),
+    )
+    return _without_chance(found, predicted)
+
+
+def _without_chance(found: Finding, named: Mapping[str, Sequence[torch.Tensor]]) -> Finding:
+    """Of so many formulas some fit a single rank by chance: without a formula for all, use the `named`."""
+    if found.wrong and not found.fitting(found.wrong):
+        found.mistakes = named
+    return found
+
+
+def _shard_reduced(outcome: Attempt) -> str | None:
+    """Whether a collective was called with the shard itself."""
+    found = [call for own in outcome.calls for call in own if call.collective and call.given]
+    if not found or "all_reduce" not in found[0].call:
+        return None
+    return (
+        f"{found[0].call} adds up the shards themselves ({found[0].place}), and they are different parts of "
+        "one gradient: add up the squares of their norms, in a tensor of one element"
     )
 
 
-def _of_shards(case: Case, outcome: Attempt, shards: list[torch.Tensor], norms: Norms) -> Finding:
+def _near(seen: list[torch.Tensor | Odd], want: float) -> str | None:
+    """A single number that is a little off proves no rounding, unless a short type can hold it."""
+    for rank, value in enumerate(seen):
+        if isinstance(value, Odd) or not value.isfinite() or same(value, torch.tensor(want)):
+            continue
+        short = any(value.equal(value.to(dtype).float()) for dtype in (torch.bfloat16, torch.float16))
+        if abs(float(value) - want) > 2e-2 * want or short:
+            return None
+        return f"rank {rank} returned {float(value):.5g}, and the norm is {want:.5g}"
+    return None
+
+
+def _of_shards(case: Case, outcome: Attempt, norms: Norms, of_norms: Finding) -> Finding:
     """Return the shards that are left, where the norms are right."""
-    right, limit = min(1.0, case.max_norm / whole(norms)), case.max_norm
-    ranks = range(len(shards))
-    mistakes = {
-        f"the norm is right, and {why}": [shards[r] * factor(norms, limit, r) for r in ranks]
-        for why, factor in FACTORS.items()
-    }
+    right, limit, shards = min(1.0, case.max_norm / whole(norms)), case.max_norm, case.shards()
+    ranks, wants = range(len(shards)), [shard * right for shard in shards]
+    scaled = lambda factor: [shards[r] * factor(norms, limit, r) for r in ranks]
+    ways = FACTORS | norm_formulas.factors()
+    mistakes = {f"the norm is right, and {why}": scaled(factor) for why, factor in ways.items()}
     if (told := _added_to_the_norm(outcome, shards, norms, limit)) is not None:
         why = f"the norm is right, and the factor is max_norm / (norm + {told:g}): add nothing so large to it"
         mistakes[why] = [shard * min(1.0, limit / (whole(norms) + told)) for shard in shards]
     mistakes["the norm is right, and each element is clamped to max_norm: multiply all by one factor"] = [
         shard.clamp(-limit, limit) for shard in shards
     ]
-    return Finding(
+    # A wrong norm that is the right one in this case remains possible.
+    mistakes |= {why: wants for why in of_norms.fitting() if why in of_norms.mistakes}
+    found = Finding(
         f"{case}, in the shard",
         None,
         [each.shard for each in outcome.values],
-        [shard * right for shard in shards],
+        wants,
         mistakes,
         lambda rank: [{"this rank's shard": shards[rank]}],
         cost=_sent_too_much(outcome),
+        told=_shard_reduced(outcome) or _factors_seen(outcome, shards, right),
     )
+    return _without_chance(found, {})
+
+
+def _factors_seen(outcome: Attempt, shards: list[torch.Tensor], right: float) -> str | None:
+    """By what the ranks multiplied their shards, if they did and the factors differ."""
+    factors = []
+    for each, shard in zip(outcome.values, shards, strict=True):
+        if isinstance(each.shard, Odd) or each.shard.shape != shard.shape or not len(shard):
+            return None
+        factor = float(each.shard @ shard) / (float(shard @ shard) or 1.0)
+        if not same(each.shard, shard * factor):
+            return None
+        factors.append(f"{factor:.4g}")
+    if len(set(factors)) == 1:
+        return None
+    seen = ", ".join(factors)
+    return f"the norm is right, and by rank the shards are multiplied by {seen}: on every rank by {right:.4g}"
 
 
 def _added_to_the_norm(
@@ -155,11 +199,11 @@ def _added_to_the_norm(
 
 
 def _sent_too_much(outcome: Attempt) -> str | None:
-    """More than two numbers of eight bytes for each rank."""
+    """More than a number for each rank."""
     size = len(outcome.values)
     for rank, own in enumerate(outcome.messages):
         sent = outcome.bytes_sent(rank)
-        if sent > 2 * 8 * size:
+        if sent > SMALL * size:
             call = max(own, key=lambda message: message.nbytes).call
             return bronze(
                 f"rank {rank} moves {sent} bytes with {call}, and one number is enough: the square of the "

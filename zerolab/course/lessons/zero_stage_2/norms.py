@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -37,6 +37,7 @@ CASES = (
     Case((64, 0), 5.0),
 )
 Norms = Sequence[float]  # of the shards, by rank
+SMALL = 32  # bytes that a rank may send for each rank: a number, also pickled
 
 
 def whole(norms: Norms) -> float:
@@ -78,6 +79,32 @@ NORMS: dict[str, Callable[[Norms, int], float]] = {
         lambda norms, r: min(norms),
 }
 # fmt: on
+
+
+def of_elements(case: Case, norms: Norms) -> dict[str, Callable[[Norms, int], Any]]:
+    """The same for numbers that need the shards themselves, or max_norm."""
+    everything, factor = torch.cat(case.shards()), min(1.0, case.max_norm / whole(norms))
+    least = min(case.lengths)
+    added = sum(shard[:least] for shard in case.shards())
+    return {
+        "that is the largest element, the inf-norm: clipping takes the root of the sum of squares": (
+            lambda norms, r: everything.abs().max()
+        ),
+        "that is the sum of the elements' sizes, the 1-norm: clipping takes the root of the sum of squares": (
+            lambda norms, r: everything.abs().sum()
+        ),
+        "that is the sum of the elements: add their squares": lambda norms, r: everything.sum().abs(),
+        "that is the norm of the sum of the shards, which are different parts of one gradient: add up the "
+        "squares of their norms": lambda norms, r: torch.as_tensor(added).norm(),
+        "the squares are averaged over the elements of a shard: add them": (
+            lambda norms, r: sum(shard.square().sum() / max(1, len(shard)) for shard in case.shards()) ** 0.5
+        ),
+        "that is the norm after the clipping: return the one before": lambda norms, r: factor * whole(norms),
+        "that is the norm of this rank's own shard after the clipping: return that of the whole gradient "
+        "before it": lambda norms, r: factor * norms[r],
+        "that is the factor: return the norm": lambda norms, r: factor,
+        "that is max_norm: return the norm of the gradient": lambda norms, r: case.max_norm,
+    }
 
 
 # What a rank may multiply its shard by: a sentence, and the factor.

@@ -167,8 +167,8 @@ def _different_units(reductions: Sequence[Sequence[Reduction]]) -> str | None:
             return (
                 f"the {_PLACES[place]} reduction takes unit {known[first]}'s buffer on rank {first}, and "
                 f"unit {known[other]}'s on rank {other}, so numbers of one unit are added to those of "
-                "another. Reduce in the order of sizes, in finish, too: what waits, and zeros for a unit that "
-                "never got ready"
+                "another. Reduce in the order of sizes, in finish, too: what waits, and zeros for a unit "
+                "that never got ready"
             )
     return None
 
