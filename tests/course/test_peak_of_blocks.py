@@ -75,7 +75,56 @@ def before(root, blocks, prefetch):
     return root + max(sum(blocks[max(0, i - prefetch) : i]) for i in range(len(blocks)))
 
 
+def from_the_largest(root, blocks, prefetch):
+    place = blocks.index(max(blocks))
+    return root + sum(blocks[place : place + prefetch + 1])
+
+
+def up_to_the_largest(root, blocks, prefetch):
+    place = blocks.index(max(blocks))
+    return root + sum(blocks[max(0, place - prefetch) : place + 1])
+
+
+def without_the_last_group(root, blocks, prefetch):
+    return root + max(sum(blocks[i : i + prefetch + 1]) for i in range(len(blocks) - 1))
+
+
+def as_a_set(root, blocks, prefetch):
+    return root + max(sum(set(blocks[i : i + prefetch + 1])) for i in range(len(blocks)))
+
+
+def place_of_the_largest(root, blocks, prefetch):
+    return max(range(len(blocks)), key=lambda i: sum(blocks[i : i + prefetch + 1]))
+
+
+def printed(root, blocks, prefetch):
+    print(full_windows(root, blocks, prefetch))
+
+
+def forgot_to_return(root, blocks, prefetch):
+    full_windows(root, blocks, prefetch)
+
+
+def wrong_once(root, blocks, prefetch):
+    """A single wrong number, which is that of a known mistake by chance."""
+    return 1008 if (root, prefetch) == (1000, 0) else full_windows(root, blocks, prefetch)
+
+
 WRONG = [
+    (from_the_largest, "that is the group that begins at the largest block: another group may have"),
+    (up_to_the_largest, "that is the group that ends at the largest block"),
+    (without_the_last_group, "the group that begins at the last block is left out"),
+    (as_a_set, "blocks of equal size count once in a group"),
+    (place_of_the_largest, "that is the place of the largest group: return its size"),
+    (printed, "your function prints its result and returns None: write return in place of print"),
+    (forgot_to_return, "your function computes, and returns None"),
+    (wrong_once, "your function returned 1008, and 1009 parameters are whole. It is wrong only with"),
+    (lambda *case: 2 * full_windows(*case), "are these bytes in 16 bits, or gradients as well?"),
+    (lambda *case: 1.5 * full_windows(*case), "in every case it is 1.5 × the right number"),
+    (
+        lambda root, blocks, prefetch: full_windows(root, blocks, prefetch) + 2 * prefetch - blocks[0],
+        "in every case it is the right number + 2 × prefetch - the first block",
+    ),
     (
         lambda root, blocks, prefetch: grouped(root, blocks, prefetch, step=lambda size: size),
         "do not overlap",
@@ -120,7 +169,10 @@ WRONG = [
     ),
     (too_short, "shorter groups at the end are left out"),
     (lambda root, blocks, prefetch: full_windows(root, blocks, prefetch or 1), "only with prefetch=0"),
-    (lambda root, blocks, prefetch: full_windows(root, blocks, prefetch) + 3, "returned 213, and 210"),
+    (
+        lambda root, blocks, prefetch: full_windows(root, blocks, prefetch) + 3,
+        "returned 213, and 210 parameters are whole: in every case it is the right number + 3",
+    ),
     (
         full_windows_only,
         "There are 5 blocks, so no 7 of them follow each other: then all are whole",

@@ -5,8 +5,14 @@ The right one is root + the largest sum of prefetch + 1 blocks that follow each 
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations, product
+from math import prod
 
 Blocks = Sequence[int]
+TWICE = (
+    "twice the parameters that are whole: are these bytes in 16 bits, or gradients as well? Return a number "
+    "of parameters"
+)
+FOUR_TIMES = "4 times the parameters that are whole: are these bytes in fp32? Return a number of parameters"
 # What a part of the formula may be instead: in words, and the function.
 # fmt: off
 CUTS: dict[str, Callable[[Blocks, int], list[Blocks]]] = {
@@ -21,6 +27,12 @@ CUTS: dict[str, Callable[[Blocks, int], list[Blocks]]] = {
         lambda blocks, n: [blocks[i + 1:i + n] for i in range(len(blocks))],
     "the blocks are sorted, from small to large: they compute in the order of the list":
         lambda blocks, n: [sorted(blocks)[i:i + n] for i in range(len(blocks))],
+    "the group that begins at the last block is left out":
+        lambda blocks, n: [blocks[i:i + n] for i in range(len(blocks) - 1)],
+    "blocks of equal size count once in a group: each of them is whole":
+        lambda blocks, n: [sorted(set(blocks[i:i + n])) for i in range(len(blocks))],
+    "after the last block a group goes on with the first ones: near the end fewer are left to gather":
+        lambda blocks, n: [[blocks[(i + k) % len(blocks)] for k in range(n)] for i in range(len(blocks))],
     "only the first block and the last of a group are counted":
         lambda blocks, n: [[blocks[i], *blocks[i + max(n - 1, 1):i + n]] for i in range(len(blocks))],
 }
@@ -32,6 +44,20 @@ SUMS: dict[str, Callable[[list[Blocks]], float]] = {
         lambda groups: min(map(sum, groups), default=0),
     "that is the first group's sum: take the largest": lambda groups: sum(groups[0]) if groups else 0,
     "that is the last group's sum: take the largest": lambda groups: sum(groups[-1]) if groups else 0,
+    "that is the group whose first block is the largest: another group may have a larger sum":
+        lambda groups: sum(_largest(groups, lambda group: sum(group[:1]))),
+    "that is the group whose last block is the largest: another group may have a larger sum":
+        lambda groups: sum(_largest(groups, lambda group: sum(group[-1:]))),
+    "that is the second largest group's sum: take the largest":
+        lambda groups: sorted(map(sum, groups))[-2] if len(groups) > 1 else 0,
+    "that is the place of the largest group: return its size":
+        lambda groups: max(range(len(groups)), key=lambda i: sum(groups[i]), default=0),
+    "that is the number of blocks in the largest group: add up their sizes":
+        lambda groups: len(_largest(groups, sum)),
+    "the blocks of a group are multiplied: add them up":
+        lambda groups: max(map(prod, groups), default=0),
+    "the last block of the largest group is not counted":
+        lambda groups: sum(_largest(groups, sum)[:-1]),
     "all groups are added up: take the largest": lambda groups: sum(map(sum, groups)),
     "only the largest block of a group is counted: all blocks of a group are whole":
         lambda groups: max((max(group, default=0) for group in groups), default=0),
@@ -43,6 +69,10 @@ LENGTHS: dict[str, Callable[[int], int]] = {
     "a group has prefetch + 3 blocks, two too many": lambda prefetch: prefetch + 3,
     "a group has 2 * prefetch + 1 blocks: only those that come are gathered ahead":
         lambda prefetch: 2 * prefetch + 1,
+    "a group has prefetch blocks, and 1 where prefetch is 0: the block that computes is whole, too":
+        lambda prefetch: max(prefetch, 1),
+    "a group has 2 blocks also where prefetch is 0, and it is wrong only with prefetch=0":
+        lambda prefetch: max(prefetch, 1) + 1,
     "a group has 2 blocks whatever prefetch is": lambda prefetch: 2,
     "a group has 1 block whatever prefetch is": lambda prefetch: 1,
 }
@@ -54,9 +84,8 @@ TOTALS: dict[str, Callable[[float, int, Blocks, int], float]] = {
     "the blocks count twice": lambda whole, root, blocks, prefetch: root + 2 * whole,
     "root counts prefetch + 1 times: it is whole once":
         lambda whole, root, blocks, prefetch: (prefetch + 1) * root + whole,
-    "that is twice the parameters that are whole": lambda whole, root, blocks, prefetch: 2 * (root + whole),
-    "that is 3 times the parameters that are whole": lambda whole, root, blocks, prefetch: 3 * (root + whole),
-    "that is 4 times the parameters that are whole": lambda whole, root, blocks, prefetch: 4 * (root + whole),
+    f"that is {TWICE}": lambda whole, root, blocks, prefetch: 2 * (root + whole),
+    f"that is {FOUR_TIMES}": lambda whole, root, blocks, prefetch: 4 * (root + whole),
     "one is added: nothing else is whole": lambda whole, root, blocks, prefetch: root + whole + 1,
     "prefetch is added: it is a number of blocks, not of parameters":
         lambda whole, root, blocks, prefetch: root + whole + prefetch,
@@ -74,6 +103,13 @@ LISTS: dict[str, Callable[[int, Blocks], Blocks]] = {
     "the last block is left out": lambda root, blocks: blocks[:-1],
 }
 # fmt: on
+
+
+def _largest(groups: list[Blocks], size: Callable[[Blocks], int]) -> Blocks:
+    """Return the first group whose size is the largest."""
+    return max(groups, key=size) if groups else []
+
+
 PARTS = (LISTS, LENGTHS, CUTS, SUMS, TOTALS)
 Formula = Callable[[int, Blocks, int], float]
 

@@ -1,11 +1,14 @@
 """Lesson 06's exercise on the peak: how many parameters are whole at once, where blocks differ in size."""
 
+import contextlib
+import io
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from zerolab.course.attempts import Odd, attempt, told
 from zerolab.course.exercise import graded
-from zerolab.course.lessons.zero_stage_3.formulas import explaining
+from zerolab.course.lessons.zero_stage_3.formulas import FOUR_TIMES, TWICE, explaining
+from zerolab.course.lessons.zero_stage_3.peak_sums import Case, as_a_sum
 from zerolab.course.lessons.zero_stage_3.solution import most_whole
 
 HINTS = (
@@ -16,29 +19,6 @@ HINTS = (
 )
 
 
-class Case(NamedTuple):
-    """The parameters of the root and of each block, and how many blocks are gathered ahead."""
-
-    root: int
-    blocks: tuple[int, ...]
-    prefetch: int
-
-    def windows(self, length: int) -> list[int]:
-        """Return the sums of so many neighbouring blocks, from each block on; near the end of fewer."""
-        return [sum(self.blocks[i : i + length]) for i in range(len(self.blocks))]
-
-    def largest(self, count: int) -> int:
-        """Return the sum of the largest blocks."""
-        return sum(sorted(self.blocks)[-count:]) if count else 0
-
-    @property
-    def right(self) -> int:
-        return self.root + max(self.windows(self.prefetch + 1))
-
-    def __str__(self) -> str:
-        return f"root {self.root}, blocks {list(self.blocks)}, prefetch={self.prefetch}"
-
-
 CASES = [
     Case(root, blocks, prefetch)
     for root, blocks in (
@@ -46,6 +26,8 @@ CASES = [
         (1000, (8, 1, 1, 9)),
         (7, (5, 5, 5)),
         (0, (90, 3, 2, 80)),
+        (10, (2, 30, 4, 4, 60)),
+        (3, (9, 1, 6, 6, 5)),
     )
     for prefetch in (1, 0, 2, 6)
 ]
@@ -94,10 +76,18 @@ MISTAKES: dict[str, Callable[[Case], float]] = {
     "after the last block that goes on with the first ones: near the end fewer blocks are left to gather":
         lambda c: c.root + max(sum(c.blocks[(i + k) % len(c.blocks)] for k in range(c.prefetch + 1))
                                for i in range(len(c.blocks))),
-    "that is bytes in fp32: return a number of parameters":
+    f"that is {FOUR_TIMES}":
         lambda c: 4 * c.right,
-    "that is bytes in 16 bits: return a number of parameters":
+    f"that is {TWICE}":
         lambda c: 2 * c.right,
+    "that is the place of the largest group: return its size":
+        lambda c: c.windows(c.prefetch + 1).index(max(c.windows(c.prefetch + 1))),
+    "that is the group that begins at the largest block: another group may have a larger sum":
+        lambda c: c.root + c.windows(c.prefetch + 1)[c.largest_at],
+    "that is the group that ends at the largest block: another group may have a larger sum":
+        lambda c: c.root + sum(c.blocks[max(0, c.largest_at - c.prefetch):c.largest_at + 1]),
+    "that is the largest block with its neighbours on both sides: only blocks that come are gathered":
+        lambda c: c.root + sum(c.blocks[max(0, c.largest_at - c.prefetch):c.largest_at + c.prefetch + 1]),
 }
 # fmt: on
 
@@ -113,22 +103,35 @@ def check_peak(fn: Callable) -> str | None:
     outcome = attempt(_answers, [(fn,)])
     if outcome.failure:
         return outcome.failure.replace("rank 0", "your function").replace(", not waiting", "")
-    answers = outcome.values[0]
+    answers, printed = outcome.values[0]
     if all(isinstance(each, Odd) and each.kind == "NoneType" for each in answers):
-        return "not written yet: the function returned None"
+        return _returned_nothing(fn, printed)
     wrong = [case for case, got in zip(CASES, answers, strict=True) if not _fits(got, case.right)]
     return f"{_mistake(answers, wrong)} (seen with {wrong[0]})" if wrong else None
 
 
-def _answers(fn: Callable) -> list[float | Odd]:
-    """In the worker: what fn returns in every case."""
-    answers = []
+def _answers(fn: Callable) -> tuple[list[float | Odd], bool]:
+    """In the worker: what fn returns in every case, and whether it prints."""
+    answers, printed = [], io.StringIO()
     for case in CASES:
         try:
-            answers.append(_number(fn(case.root, list(case.blocks), case.prefetch)))
+            with contextlib.redirect_stdout(printed):
+                value = fn(case.root, list(case.blocks), case.prefetch)
         except Exception as error:
             raise told(error, f"{case}{_few_blocks(case)}") from None
-    return answers
+        answers.append(_number(value))
+    print(printed.getvalue(), end="")
+    return answers, bool(printed.getvalue())
+
+
+def _returned_nothing(fn: Callable, printed: bool) -> str:
+    """Tell a function that is not written from one that has no return."""
+    if printed:
+        return "your function prints its result and returns None: write return in place of print"
+    code = getattr(fn, "__code__", None)
+    if code is None or code.co_code != (lambda root, blocks, prefetch: None).__code__.co_code:
+        return "your function computes, and returns None: return the number of parameters"
+    return "not written yet: the function returned None"
 
 
 def _few_blocks(case: Case) -> str:
@@ -167,7 +170,11 @@ def _mistake(answers: Sequence[float | Odd], wrong: Sequence[Case]) -> str:
         return ", or else ".join(named)
     if why := explaining(lambda formula: fits(lambda c: formula(c.root, c.blocks, c.prefetch), CASES)):
         return why
-    if named := [each for each, formula in MISTAKES.items() if fits(formula, wrong)]:
+    known = {case: value for case, value in given.items() if isinstance(value, float)}
+    if len(known) == len(given) and (why := as_a_sum(known)):
+        return f"your function returned {got:g}, and {case.right} parameters are whole: {why}"
+    named = [each for each, formula in MISTAKES.items() if fits(formula, wrong)]
+    if named and len({each.right for each in wrong}) > 1:  # a single number proves little
         return ", or else ".join(named) + _edge(wrong)
     return f"your function returned {got:g}, and {case.right} parameters are whole{_edge(wrong)}"
 
