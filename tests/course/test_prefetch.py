@@ -213,8 +213,100 @@ def another_order(layers, x, prefetch):
     return x
 
 
-RIGHT = [after_each, with_a_queue, recursive]
+def waits_again(layers, x, prefetch):
+    """Right: the first wait is enough, and a second one returns at once."""
+    for layer in layers[:prefetch]:
+        layer.gather()
+    for index, layer in enumerate(layers):
+        for following in layers[index + prefetch :][:1]:
+            following.gather()
+        layer.wait()
+        x = use(layer, x)
+    return x
+
+
+def waits_for_all_there(layers, x, prefetch):
+    for layer in layers[:prefetch]:
+        layer.gather()
+    for index, layer in enumerate(layers):
+        for following in layers[index + prefetch :][:1]:
+            following.gather()
+        for each in layers[index : index + prefetch + 1]:
+            each.wait()
+        x = layer.forward(x)
+        layer.free()
+    return x
+
+
+def freed_one_late(layers, x, prefetch):
+    for layer in layers[:prefetch]:
+        layer.gather()
+    for index, layer in enumerate(layers):
+        for following in layers[index + prefetch :][:1]:
+            following.gather()
+        layer.wait()
+        x = layer.forward(x)
+        if index:
+            layers[index - 1].free()
+    layers[-1].free()
+    return x
+
+
+def freed_at_the_end(layers, x, prefetch):
+    x = no_free(layers, x, prefetch)
+    for layer in layers:
+        layer.free()
+    return x
+
+
+def freed_after_the_gather(layers, x, prefetch):
+    for layer in layers[: prefetch + 1]:
+        layer.gather()
+    for index, layer in enumerate(layers):
+        layer.wait()
+        x = layer.forward(x)
+        for following in layers[index + prefetch + 1 :][:1]:
+            following.gather()
+        layer.free()
+    return x
+
+
+def freed_twice(layers, x, prefetch):
+    layers[0].gather()
+    x = use(layers[0], x)
+    layers[0].free()
+
+
+def every_output(layers, x, prefetch):
+    outputs = [x]
+    for layer in layers:
+        layer.gather()
+        outputs.append(use(layer, outputs[-1]))
+    return outputs
+
+
+def last_ones_input(layers, x, prefetch):
+    """Rank 1 returns what goes into its last layer."""
+    inputs = [x]
+    for layer in layers:
+        layer.gather()
+        inputs.append(use(layer, inputs[-1]))
+    return inputs[-1 - dist.get_rank()]
+
+
+RIGHT = [after_each, with_a_queue, recursive, waits_again]
 WRONG = [
+    (waits_for_all_there, "For silver: rank 0 waits for layer 1 before layer 0 computes"),
+    (
+        freed_one_late,
+        "layer 0 has computed, and it is freed only after the forward of layer 1. Free each layer right",
+    ),
+    (freed_at_the_end, "layer 0 has computed, and it is freed only after the forward of layer 3"),
+    (freed_after_the_gather, "layer 0 has computed, and it is freed only after the gather of layer 2"),
+    (one_more, "the gather of layer 2 begins before layer 0 has computed and was freed"),
+    (freed_twice, "layer 0 is freed, and it is not there: it was freed before"),
+    (every_output, "it returned list, and every layer computed as it should: return what the last layer's"),
+    (last_ones_input, "rank 1 is not: every layer computed as it should: return what the last layer's"),
     (lambda layers, x, prefetch: None, "not written yet"),
     (all_first, "the layers [0, 1, 2, 3] are there at once, 4 of them, and prefetch=1 allows 2"),
     (just_in_time, "For silver: on rank 0 the gather of layer 1 has not begun when layer 0 computes"),
@@ -228,7 +320,7 @@ WRONG = [
     (warmed_up, "rank 0 gathers layer 0 2 times"),
     (beyond_the_end, "There are 4 layers, and near the end fewer than prefetch are left to gather"),
     (alone(around), "gathers layer 0 2 times"),
-    (freed_first, "layer 0 computes, and its weight was not gathered"),
+    (freed_first, "layer 0 computes, and its weight was freed before: free a layer after its forward"),
     (nothing_returned, "it returned None"),
     (same_input, "layer 1's forward got something other than what layer 0's forward returned"),
     (backwards, "forward ran the layers [3, 2, 1, 0]: it goes through [0, 1, 2, 3]"),

@@ -70,8 +70,9 @@ def _forward(fn: Callable, case: Case, rank: int) -> Forward:
         GatheredLayer(index, layers, moments, uses)
     output = returned(fn(list(layers), input_of(rank), case.prefetch))
     wrong = out_of_order(uses, input_of(rank), ["forward"]) if uses else None
-    if wrong is None and isinstance(output, torch.Tensor):
-        wrong = "every layer computed as it should: return what the last layer's forward returned"
+    if wrong is None and not (isinstance(output, Odd) and output.kind == "NoneType"):
+        kind = f"it returned {output.kind}, and " if isinstance(output, Odd) else ""
+        wrong = f"{kind}every layer computed as it should: return what the last layer's forward returned"
     return Forward(output, moments, wrong)
 
 
@@ -85,9 +86,10 @@ def _look(fn: Callable, case: Case) -> Finding:
         None,
         [values.output for values in outcome.values],
         [output_of(rank) for rank in ranks],
-        cause=outcome.values[0].wrong,
     )
-    if not finding.wrong:
+    if finding.wrong:
+        finding.cause = outcome.values[finding.wrong[0]].wrong
+    else:
         costs = (_cost(case, rank, values.moments) for rank, values in enumerate(outcome.values))
         finding.cost = next(filter(None, costs), None)
     return finding
@@ -134,10 +136,10 @@ def _late(case: Case, rank: int, moments: list[Moment]) -> str | None:
         before = calls[: calls.index(("forward", index))]
         for later in range(index + 1, min(index + case.prefetch, DEPTH - 1) + 1):
             if ("gather", later) not in before:
+                ahead = "layer is on its" if case.prefetch == 1 else f"{case.prefetch} layers are on their"
                 return bronze(
-                    f"on rank {rank} the gather of layer {later} has not begun when layer {index} computes, "
-                    f"so nothing is sent meanwhile. With prefetch={case.prefetch} the next {case.prefetch} "
-                    "layers are on their way by then"
+                    f"on rank {rank} the gather of layer {later} has not begun when layer {index} computes. "
+                    f"With prefetch={case.prefetch} the next {ahead} way by then"
                 )
             if ("wait", later) in before:
                 return bronze(
@@ -162,5 +164,20 @@ def _too_many(case: Case, rank: int, moments: list[Moment]) -> str | None:
         return silver(f"rank {rank} frees no layer, so all {DEPTH} are there in the end: layer.free()")
     return silver(
         f"on rank {rank} the layers {list(worst.present)} are there at once, {len(worst.present)} of them, "
-        f"and prefetch={case.prefetch} allows {allowed}: look at the {worst.call} of layer {worst.layer}"
+        f"and prefetch={case.prefetch} allows {allowed}: {_why_there(moments, worst)}"
     )
+
+
+def _why_there(moments: list[Moment], worst: Moment) -> str:
+    """Which layers are there that have computed; if there is none, which gather begins too early."""
+    place = moments.index(worst)
+    computed = [m.layer for m in moments[:place] if m.call == "forward" and m.layer in worst.present]
+    if not computed:
+        first = min(worst.present)
+        return f"the gather of layer {worst.layer} begins before layer {first} has computed and was freed"
+    stale = computed[0]
+    until = next((m for m in moments[place:] if (m.call, m.layer) == ("free", stale)), None)
+    later = [m for m in moments[: moments.index(until) if until else None] if m.call != "free"]
+    last = later[-1]
+    when = f"is freed only after the {last.call} of layer {last.layer}" if until else "is never freed"
+    return f"layer {stale} has computed, and it {when}. Free each layer right after its forward"

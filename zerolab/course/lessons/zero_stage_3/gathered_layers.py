@@ -19,14 +19,15 @@ class Moment(NamedTuple):
 class GatheredLayer:
     """A layer ``y = x @ weight``, which notes what is called in lists that it shares with the others.
 
-    `gather` begins to gather the weight and returns at once; `wait` returns when the weight is there; `free`
-    gives its memory back.
+    `gather` begins to gather the weight and returns at once; `wait` returns when the weight is there, and a
+    second `wait` at once; `free` gives its memory back.
     """
 
     def __init__(self, index: int, layers: list["GatheredLayer"], moments: list[Moment], uses: list[Use]):
         self.index, self._layers, self._moments, self._uses = index, layers, moments, uses
         self._flat: torch.Tensor | None = None
         self._works: list[dist.Work] | None = None
+        self._freed = False
         layers.append(self)
 
     def gather(self) -> None:
@@ -34,6 +35,7 @@ class GatheredLayer:
         if self._flat is not None:
             raise RuntimeError(f"layer {self.index} is gathered a second time while it is there")
         rank, size = dist.get_rank(), dist.get_world_size()
+        self._freed = False
         own, self._flat = owned_by(rank, size), torch.zeros(NUMEL, dtype=torch.float64)
         self._flat[own] = weight_of(self.index)[own]
         peers = [peer for peer in range(size) if peer != rank]
@@ -44,8 +46,11 @@ class GatheredLayer:
 
     def wait(self) -> None:
         """Return when the weight is there."""
+        if self._flat is None:
+            before = "it was freed" if self._freed else "call gather() first"
+            raise RuntimeError(f"wait: no gather of layer {self.index} is under way: {before}")
         if self._works is None:
-            raise RuntimeError(f"wait: no gather of layer {self.index} is under way: call gather() first")
+            return
         for work in self._works:
             work.wait()
         self._works = None
@@ -54,7 +59,8 @@ class GatheredLayer:
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply by the weight, which must be there."""
         if self._flat is None:
-            raise RuntimeError(f"layer {self.index} computes, and its weight was not gathered")
+            why = "was freed before: free a layer after its forward" if self._freed else "was not gathered"
+            raise RuntimeError(f"layer {self.index} computes, and its weight {why}")
         if self._works is not None:
             raise RuntimeError(
                 f"layer {self.index} computes, and its gather may not be over: call wait() first"
@@ -69,8 +75,9 @@ class GatheredLayer:
         if self._works is not None:
             raise RuntimeError(f"layer {self.index} is freed while it is gathered: call wait() first")
         if self._flat is None:
-            raise RuntimeError(f"layer {self.index} is freed, and it is not there")
-        self._flat = None
+            why = "it was freed before" if self._freed else "it was not gathered"
+            raise RuntimeError(f"layer {self.index} is freed, and it is not there: {why}")
+        self._flat, self._freed = None, True
         self._note("free")
 
     def _note(self, call: str) -> None:
