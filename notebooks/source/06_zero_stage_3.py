@@ -459,13 +459,15 @@ show(fig, "One step on two ranks at stages 2 and 3: what they compute and send, 
 # > weights are freed, and one micro-batch `x` on each rank. Run forward, then backward from a gradient of
 # > ones. Leave in every `layer.grad_shard` this rank's shard of the gradient, summed over the ranks.
 # >
-# > - `layer.flat` is the weight, P numbers in float64. Its storage has 0 bytes now. `layer.owned` is your
-# >   range of it, and `layer.shard` holds the values of that range.
+# > - `layer.flat` is the weight, P numbers in float64. Its storage has 0 bytes now. Bring that storage back
+# >   and free it, and put no other tensor in its place: in training autograd would hold this one.
+# > - `layer.owned` is your range of `layer.flat`, and `layer.shard` holds the values of that range. N need
+# >   not divide P.
 # > - `layer.forward(x)` returns the output. `layer.backward(grad)` returns the gradient of the input and
 # >   leaves the gradient of the weight in `layer.grad`, P numbers. Both need the whole weight and raise an
 # >   error without it.
 # > - From lesson 02: `ring.all_gather(flat)` works in place. `ring.reduce_scatter(flat)` returns this
-# >   rank's chunk, a view of `flat`.
+# >   rank's chunk, a view of `flat`. Do not use torch's own collectives.
 # >
 # > The check looks at the gradients, at how many weights and how many gradients are whole at once (one of
 # > each), at what is left at the end (nothing), and at the bytes that you send. A view of a gradient keeps

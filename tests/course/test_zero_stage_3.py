@@ -331,8 +331,97 @@ def weight_added(layer):
     layer.grad_shard += layer.shard
 
 
-RIGHT = [step, last_stays, recursive, into_tensors_made_before, replaced_after_backward]
+def dropped(layer):
+    """Right: the whole gradient is deleted."""
+    layer.grad_shard = ring.reduce_scatter(layer.grad).clone()
+    del layer.grad
+
+
+def with_del(layers, x):
+    step(layers, x, reduce=dropped)
+
+
+def shape_to_zero(layer):
+    layer.flat.resize_(0)
+
+
+def shape_back(layer):
+    layer.flat.resize_(36)
+    layer.flat.untyped_storage().resize_(288)
+    layer.flat[layer.owned] = layer.shard
+    ring.all_gather(layer.flat)
+
+
+def by_whole_division(layer):
+    layer.flat.untyped_storage().resize_(288)
+    length = 36 // dist.get_world_size()
+    layer.flat[dist.get_rank() * length :][:length] = layer.shard[:length]
+    ring.all_gather(layer.flat)
+
+
+def a_new_tensor(layer):
+    layer.flat = torch.zeros(36, dtype=torch.float64)
+    layer.flat[layer.owned] = layer.shard
+    ring.all_gather(layer.flat)
+
+
+def new_data(layer):
+    replaced(layer, keep=36)
+    refill(layer)
+    ring.all_gather(layer.flat)
+
+
+def gathered_in_float32(layer):
+    layer.flat.untyped_storage().resize_(288)
+    short = torch.zeros(36)
+    short[layer.owned] = layer.shard.float()
+    ring.all_gather(short)
+    layer.flat.copy_(short)
+
+
+def into_grad(layer):
+    layer.grad = ring.reduce_scatter(layer.grad).clone()
+
+
+def under_another_name(layer):
+    layer.shard_of_grad = ring.reduce_scatter(layer.grad).clone()
+    layer.grad = None
+
+
+def returned_as_a_list(layers, x):
+    step(layers, x, reduce=under_another_name)
+    shards = [layer.shard_of_grad for layer in layers]
+    for layer in layers:
+        del layer.shard_of_grad
+    return shards
+
+
+def beyond_the_end(layers, x):
+    unshard(layers[0])
+    return layers[0].flat[torch.tensor([36])]
+
+
+RIGHT = [step, last_stays, recursive, into_tensors_made_before, replaced_after_backward, with_del]
 WRONG = [
+    (
+        partial(step, unshard=shape_back, regather=shape_back, reshard=shape_to_zero),
+        "its storage still has its bytes: Tensor.resize_ changes the shape. layer.flat.untyped_storage().res",
+    ),
+    (
+        alone(partial(step, unshard=by_whole_division, regather=by_whole_division)),
+        "Put layer.shard into layer.flat[layer.owned], then all-gather layer.flat. N does not divide 36",
+    ),
+    (
+        partial(step, unshard=a_new_tensor),
+        "layer 0's flat has another storage in forward: bring back its own",
+    ),
+    (partial(step, unshard=new_data), "layer 0's flat has another storage in forward: bring back its own"),
+    (partial(step, regather=gathered_in_float32), "is back in backward, and its value is right up to round"),
+    (partial(step, reduce=into_grad), "and layer.grad is this rank's shard of the sum: set layer.grad_shard"),
+    (partial(step, reduce=under_another_name), "and layer.shard_of_grad is this rank's shard of the sum"),
+    (returned_as_a_list, "and what your function returned is this rank's shard of the sum"),
+    (beyond_the_end, "stopped with IndexError: index 36 is out of bounds for dimension 0"),
+    (partial(step, reshard=nothing, regather=nothing), "layer.flat.untyped_storage().resize_(0) frees"),
     (partial(step, reduce=through_float32), "somewhere it went through float32"),
     (partial(step, reduce=cut_off), "its value is the right one, cut off at -1 and 1"),
     (partial(step, reduce=weight_added), "the weight was added to each grad_shard"),

@@ -7,6 +7,8 @@ import torch
 from zerolab.course.attempts import Odd
 from zerolab.course.lessons.zero_stage_3.layers import DEPTH, ShardedLayer, weight_of
 
+_FREES = "layer.flat.untyped_storage().resize_(0) frees"
+
 
 class Seen(NamedTuple):
     """What one rank was left with, and what its layers saw."""
@@ -22,6 +24,24 @@ class Seen(NamedTuple):
     unreduced: int
     out_of_order: str | None
     lost: str | None
+    reshaped: int | None
+    elsewhere: dict[int, dict[str, torch.Tensor]]  # by layer without a grad_shard: what else it has
+
+
+def elsewhere(layers: list[ShardedLayer], result: object) -> dict[int, dict[str, torch.Tensor]]:
+    """The tensors of layers without a grad_shard, by name, and those that the function returned."""
+    found: dict[int, dict[str, torch.Tensor]] = {}
+    known = ("flat", "shard", "_input")
+    made = list(result) if isinstance(result, list | tuple) and len(result) == len(layers) else []
+    for layer in layers:
+        if layer.grad_shard is not None:
+            continue
+        named = {f"layer.{name}": value for name, value in vars(layer).items() if name not in known}
+        named |= {"what your function returned": made[layer.index]} if made else {}
+        found[layer.index] = {
+            name: value.detach().clone() for name, value in named.items() if isinstance(value, torch.Tensor)
+        }
+    return found
 
 
 def lost_parameters(layers: list[ShardedLayer]) -> str | None:
@@ -50,8 +70,13 @@ def _same(shard: torch.Tensor, gradient: object) -> bool:
 def too_much_memory(rank: int, seen: Seen) -> str | None:
     """What a rank held too much of while it computed, or holds at the end."""
     still = f"on rank {rank} the layers {seen.left_whole} are still whole at the end"
+    if seen.reshaped is not None:
+        return (
+            f"layer {seen.reshaped}'s flat has another length on rank {rank}, and its storage still has its "
+            f"bytes: Tensor.resize_ changes the shape. {_FREES}"
+        )
     if seen.left_whole and seen.peak == DEPTH:
-        return f"{still}: they were never freed. Call reshard after every use; resize_(0) frees"
+        return f"{still}: they were never freed. Call reshard after every use. {_FREES}"
     if seen.peak == DEPTH:
         return (
             f"all {DEPTH} layers were whole at the same time, which is stage 2's memory: unshard a layer "

@@ -9,13 +9,15 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from zerolab import ring
 from zerolab.course.alive import Alive, first_name, kept_by
+from zerolab.course.reading import rounded
 
 WIDTH, DEPTH = 6, 4
 NUMEL = WIDTH * WIDTH
 _NO_GATHER = "unshard(layer) comes before layer.forward(x)"
 _NO_REGATHER = "it was freed after forward, and backward needs it again, so gather it a second time"
-_NOT_FILLED = "not the values: put layer.shard into layer.flat[layer.owned], then all-gather layer.flat"
+_FILL = "Put layer.shard into layer.flat[layer.owned], then all-gather layer.flat"
 
 
 class Use(NamedTuple):
@@ -39,11 +41,14 @@ class Watch:
         self.gradients: list[StorageWeakRef] = []  # what every backward left in layer.grad
         self.kept_gradient = False  # one of them was in memory while another layer computed
         self.unreduced = 0  # the most layers that had a whole gradient in layer.grad at that time
+        self.reshaped: int | None = None  # a layer whose flat had another length and still had its storage
         self.alive: Alive | None = None
 
     def look(self, **roots) -> None:
         """Note what is whole and what is copied now."""
         self.whole_at_once = max(self.whole_at_once, sum(layer.nbytes > 0 for layer in self.layers))
+        reshaped = [layer.index for layer in self.layers if layer.flat.numel() != NUMEL and layer.holds_bytes]
+        self.reshaped = next(iter(reshaped), None) if self.reshaped is None else self.reshaped
         own = [tensor for layer in self.layers for tensor in (layer.flat, layer.grad, layer.grad_shard)]
         found = self.alive.storages(own, at_least=8 * NUMEL) if self.alive else {}
         if found and not self.copy_name:
@@ -65,13 +70,15 @@ class ShardedLayer:
         grad_shard: for you to set: the sum over the ranks of ``grad[owned]``.
     """
 
+    grad: torch.Tensor | None = None  # of the class, so that ``del layer.grad`` leaves None
+    grad_shard: torch.Tensor | None = None
+
     def __init__(self, index: int, watch: Watch):
         self.index, self.owned = index, owned_by(dist.get_rank(), dist.get_world_size())
         self.flat = weight_of(index)
         self.shard = self.flat[self.owned].clone()
-        self.flat.untyped_storage().resize_(0)
-        self.grad: torch.Tensor | None = None
-        self.grad_shard: torch.Tensor | None = None
+        self._storage = self.flat.untyped_storage()
+        self._storage.resize_(0)
         self._watch = watch
         watch.layers.append(self)
 
@@ -79,6 +86,16 @@ class ShardedLayer:
     def nbytes(self) -> int:
         """The bytes of the weight's storage now: 0 while it is freed."""
         return self.flat.untyped_storage().nbytes()
+
+    @property
+    def replaced(self) -> bool:
+        """Whether flat has another storage than at first."""
+        return self.flat.untyped_storage()._cdata != self._storage._cdata
+
+    @property
+    def holds_bytes(self) -> bool:
+        """Whether the storage that flat had at first has bytes."""
+        return self._storage.nbytes() > 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply by the weight, which must be whole."""
@@ -106,9 +123,25 @@ class ShardedLayer:
             )
         if self.nbytes < self.flat.nbytes:
             raise RuntimeError(f"layer {self.index}'s weight is freed in {phase}: {advice}")
-        if not torch.equal(self.flat, weight_of(self.index)):
-            raise RuntimeError(f"layer {self.index}'s storage is back in {phase}, but {_NOT_FILLED}")
+        if self.replaced:
+            raise RuntimeError(
+                f"layer {self.index}'s flat has another storage in {phase}: bring back its own, with "
+                "layer.flat.untyped_storage().resize_(bytes), and put neither a tensor nor .data in its place"
+            )
+        if not torch.equal(self.flat, weight := weight_of(self.index)):
+            raise RuntimeError(f"layer {self.index}'s storage is back in {phase}, {self._not_filled(weight)}")
         return self.flat.view(WIDTH, WIDTH)
+
+    def _not_filled(self, weight: torch.Tensor) -> str:
+        """How the values of flat differ from the weight."""
+        if said := rounded(self.flat, weight):
+            return f"and {said}"
+        wrong = (self.flat != weight).nonzero().flatten().tolist()
+        where = f": {len(wrong)} of {NUMEL} are wrong, the first at element {wrong[0]}"
+        where *= len(wrong) < NUMEL
+        uneven = NUMEL % dist.get_world_size()
+        lengths = f". N does not divide {NUMEL}, so shards are not all P // N long" if uneven else ""
+        return f"but not the values{where}. {_FILL}{lengths}"
 
 
 @contextmanager
@@ -140,10 +173,11 @@ def flat_as_it_was(layers: list[ShardedLayer], uses: list[Use]) -> Iterator[None
         if not other:
             raise
         layer = other[-1]
+        made = "another tensor was put in its place" if layer.replaced else "its shape was changed"
         after = "its forward" if any(use.layer == layer.index for use in uses) else "the start"
         text = (
             f"layer {layer.index}'s flat has {layer.flat.numel()} elements, and its weight has {NUMEL}: "
-            f"since {after} another tensor was put in its place. Free the storage alone, with "
+            f"since {after} {made}. Free the storage alone, with "
             "layer.flat.untyped_storage().resize_(0), so that flat keeps its length"
         )
         raise RuntimeError(text).with_traceback(error.__traceback__) from error
@@ -151,12 +185,12 @@ def flat_as_it_was(layers: list[ShardedLayer], uses: list[Use]) -> Iterator[None
 
 def owned_by(rank: int, world_size: int) -> slice:
     """Return the range of a weight that a rank owns."""
-    return slice(rank * NUMEL // world_size, (rank + 1) * NUMEL // world_size)
+    return ring.chunks(NUMEL, world_size)[rank]
 
 
 def weight_of(index: int) -> torch.Tensor:
-    """Return the whole weight of a layer, small integers in float64."""
-    return torch.arange(NUMEL, dtype=torch.float64).mul(7 * index + 5).remainder(11).sub(5)
+    """Return the whole weight of a layer, small integers divided by 3, so that shorter types round it."""
+    return torch.arange(NUMEL, dtype=torch.float64).mul(7 * index + 5).remainder(11).sub(5) / 3
 
 
 def input_of(rank: int) -> torch.Tensor:
