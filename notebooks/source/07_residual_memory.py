@@ -546,6 +546,7 @@ print("bit-identical:", all(map(torch.equal, weights, same)))
 # >   tensor-parallel ranks.
 # > - `precision` is `"mixed"` or `"fp32"`. The optimizer is Adam, so K is 12 or 8. An element of an input has
 # >   2 bytes or 4.
+# > - Write the formula yourself. `memory.optimizer_bytes_per_parameter` may give you K.
 
 
 # %%

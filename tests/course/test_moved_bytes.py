@@ -53,6 +53,16 @@ def from_the_package(psi, n_d, kept, n_m, precision):
     return 2 * optimizer + 2 * BYTES[precision][1] * kept / n_m
 
 
+def with_the_packages_k(psi, n_d, kept, n_m, precision):
+    """Right: K is looked up."""
+    of_item = memory.CONVENTIONS[precision].params_bytes
+    return 2 * (memory.optimizer_bytes_per_parameter("adam", precision) * psi / n_d + of_item * kept / n_m)
+
+
+def with_parameters(psi, n_d, kept, n_m, precision):
+    return wrong()(psi, n_d, kept, n_m, precision) + BYTES[precision][1] * psi / n_d
+
+
 def in_float32(*case):
     return torch.tensor(wrong()(*case))
 
@@ -73,8 +83,19 @@ def of_pairs(psi, n_d, kept, n_m, precision):
     return wrong()(psi, n_d, kept, n_m, precision) / (n_d - n_d)
 
 
-RIGHT = [moved_bytes, by_lines, by_tensors, by_memory]
+RIGHT = [moved_bytes, by_lines, by_tensors, by_memory, with_the_packages_k]
 WRONG = [
+    (
+        wrong(states=1, m=lambda d, m: 1),
+        "the optimizer state is counted once: a step reads it and writes it; and ",
+    ),
+    (
+        wrong(k=12, item=2),
+        "K is 12 in both precisions, and in fp32 it is 8; and an element has 2 bytes in both",
+    ),
+    (with_parameters, "2 bytes more for each parameter than K there and K back: all of the optimizer state"),
+    (wrong(inputs=3), "An element counts 3 times: forward writes it to host memory once, and backward reads"),
+    (wrong(states=1.5), "6 bytes less for each parameter than K there and K back"),
     (lambda psi, n_d, kept, n_m, precision: None, "not written yet"),
     (
         lambda psi, n_d, kept, n_m, precision: "17",

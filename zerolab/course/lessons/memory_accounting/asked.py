@@ -46,11 +46,16 @@ class _Heard(io.TextIOBase):
         self.stream.flush()
 
 
-def ask(fn: Callable, cases: Mapping[Case, str], forbidden: Collection[str]) -> Asked:
-    """In the worker: call fn with every case. One that raises does not end the others."""
+def ask(
+    fn: Callable, cases: Mapping[Case, str], forbidden: Collection[str], allowed: Collection[str]
+) -> Asked:
+    """In the worker: call fn with every case. One that raises does not end the others.
+
+    Args: forbidden: modules whose functions fn may not call, other than those with the names in `allowed`.
+    """
     answers: dict[Case, Answer] = {}
     heard = _Heard(sys.stdout)
-    with contextlib.redirect_stdout(heard), _calls_of(forbidden) as used:
+    with contextlib.redirect_stdout(heard), _calls_of(forbidden, allowed) as used:
         for case, where in cases.items():
             try:
                 answers[case] = _number(fn(*case))
@@ -60,13 +65,14 @@ def ask(fn: Callable, cases: Mapping[Case, str], forbidden: Collection[str]) -> 
 
 
 @contextlib.contextmanager
-def _calls_of(forbidden: Collection[str]) -> Iterator[list[str]]:
-    """The functions of these modules that are called inside."""
+def _calls_of(modules: Collection[str], allowed: Collection[str]) -> Iterator[list[str]]:
+    """The functions of these modules that other code calls inside, without those that are allowed."""
     used: list[str] = []
+    of = lambda frame: frame.f_globals.get("__name__", "").startswith(tuple(modules))
 
     def note(frame, event, _):
         module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_name
-        if event == "call" and module.startswith(tuple(forbidden)) and name != "<module>":
+        if event == "call" and of(frame) and not of(frame.f_back) and name not in ("<module>", *allowed):
             used.append(f"{module.removeprefix('zerolab.')}.{name}")
 
     sys.setprofile(note)

@@ -25,6 +25,7 @@ class Question:
         unit: what the number counts.
         source: what the reader starts from, where zerolab's own function is not taken.
         forbidden: the modules that have it ready.
+        allowed: the names of those of their functions that may be called.
         read: says what the answers are, given the first wrong case, where no mistake explains them all.
         read_last: the same where none explains the wrong ones either.
         units: a sentence, and the factor of a wrong unit, which can come with another mistake.
@@ -39,6 +40,7 @@ class Question:
     unit: str
     source: str
     forbidden: Collection[str] = ("zerolab.memory", "zerolab.plan")
+    allowed: Collection[str] = ()
     read: Reading = lambda answers, first: None
     read_last: Reading = lambda answers, first: None
     units: Mapping[str, float] = field(default_factory=dict)
@@ -69,7 +71,7 @@ def _scaled(formula: Formula, factor: float) -> Formula:
 def mistake_in(fn: Callable, question: Question) -> str | None:
     """Call fn with every case in a process of its own, and name the mistake behind its numbers."""
     cases = {case: question.where(case) for case in question.cases}
-    outcome = attempt(ask, [(fn, cases, question.forbidden)])
+    outcome = attempt(ask, [(fn, cases, question.forbidden, question.allowed)])
     if outcome.failure:
         return outcome.failure.replace("rank 0", "your function").replace(", not waiting", "")
     answers, used, printed = outcome.values[0]

@@ -15,6 +15,7 @@ from zerolab.course.lessons.memory_accounting.numbers import (
     units_mistaken,
 )
 from zerolab.course.lessons.residual_memory.solution import moved_bytes
+from zerolab.course.lessons.residual_memory.two_mistakes import two_mistakes
 
 PSI, DATA, KEPT, TENSOR = (6e9, 1.5e9), (8, 1, 3), (4e8, 9e9), (4, 2, 16)
 CASES = [
@@ -126,8 +127,25 @@ def _by_parts(answers: Answers, first: Case) -> str | None:
     return (
         f"in {precision} precision your formula moves {of_states:.4g} bytes for each of psi / n_d "
         f"parameters, and {of_inputs:.4g} for each of kept / n_m elements. Right are {right[0]} and "
-        f"{right[1]}, there and back together{also}"
+        f"{right[1]}, there and back together{also or _too_many(of_states, of_inputs, right)}"
     )
+
+
+def _too_many(of_states: float, of_inputs: float, right: tuple[int, int]) -> str:
+    """What a number of bytes too many or too few means, where one of the two terms is right."""
+    more, times = of_states - right[0], 2 * of_inputs / right[1]
+    if isclose(of_inputs, right[1]):
+        number = f"{abs(more):.4g} bytes {'more' if more > 0 else 'less'}"
+        return (
+            f". {number} for each parameter than K there and K back: all of the optimizer state moves, and "
+            "neither parameters nor gradients"
+        )
+    if isclose(of_states, right[0]):
+        return (
+            f". An element counts {times:.4g} times: forward writes it to host memory once, and backward "
+            "reads it once. Messages between the ranks do not count"
+        )
+    return ""
 
 
 def _by_ranks(answers: Answers, first: Case) -> str | None:
@@ -176,6 +194,7 @@ QUESTION = Question(
     ),
     unit="bytes",
     source="K, the bytes of an element, and who has which part",
-    read=_by_parts,
+    allowed=("optimizer_bytes_per_parameter",),
+    read=lambda answers, first: two_mistakes(answers) or _by_parts(answers, first),
     read_last=_by_ranks,
 )
