@@ -89,10 +89,7 @@ WRONG = [
         wrong(states=1, m=lambda d, m: 1),
         "the optimizer state is counted once: a step reads it and writes it; and ",
     ),
-    (
-        wrong(k=12, item=2),
-        "K is 12 in both precisions, and in fp32 it is 8; and an element has 2 bytes in both",
-    ),
+    (wrong(k=16, item=4), "K is 16: gradients and parameters stay on the device; and an element has 4 bytes"),
     (with_parameters, "2 bytes more for each parameter than K there and K back: all of the optimizer state"),
     (wrong(inputs=3), "An element counts 3 times: forward writes it to host memory once, and backward reads"),
     (wrong(states=1.5), "6 bytes less for each parameter than K there and K back"),

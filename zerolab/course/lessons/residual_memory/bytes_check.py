@@ -23,6 +23,7 @@ CASES = [
     for precision, psi, n_d, kept, n_m in product(("mixed", "fp32"), PSI, DATA, KEPT, TENSOR)
 ]
 BOTH_WAYS = {"mixed": (24, 4), "fp32": (16, 8)}  # bytes for a parameter of the states, and for an element
+OTHER = {"mixed": "fp32", "fp32": "mixed"}
 HINTS = (
     "two things move, and each of them moves twice: the optimizer state is read before the update and "
     "written after it, and an input is written in forward and read in backward.",
@@ -110,8 +111,20 @@ def check_bytes(fn: Callable) -> str | None:
     return mistake_in(fn, QUESTION)
 
 
-def _by_parts(answers: Answers, first: Case) -> str | None:
-    """Read the answers of a precision as bytes of each parameter / n_d and of each element / n_m."""
+def _read(answers: Answers, first: Case) -> str | None:
+    """Say what the answers of a precision are, or which two parts of the formula are wrong in all of them."""
+    terms, precision = _terms(answers, first), first[4]
+    other = BOTH_WAYS[OTHER[precision]]
+    if terms and all(isclose(*pair) for pair in zip(terms, other, strict=True)):
+        numbers_of = f"Yours are the numbers of {OTHER[precision]}: look at where you ask for the precision"
+        return f"{_by_parts(terms, precision)}. {numbers_of}"
+    if why := two_mistakes(answers):
+        return why
+    return f"{_by_parts(terms, precision)}{_too_many(*terms, BOTH_WAYS[precision])}" if terms else None
+
+
+def _terms(answers: Answers, first: Case) -> tuple[float, float] | None:
+    """Return the bytes of each parameter / n_d and each element / n_m, if they make a precision's answers."""
     precision, found = first[4], numbers({case: got for case, got in answers.items() if case[4] == first[4]})
     if not found:
         return None
@@ -119,15 +132,15 @@ def _by_parts(answers: Answers, first: Case) -> str | None:
     of_states = 8 * (at(PSI[0], KEPT[0]) - at(PSI[1], KEPT[0])) / (PSI[0] - PSI[1])
     of_inputs = 4 * (at(PSI[0], KEPT[1]) - at(PSI[0], KEPT[0])) / (KEPT[1] - KEPT[0])
     form = lambda psi, n_d, kept, n_m, _: of_states * psi / n_d + of_inputs * kept / n_m
-    if not fits(form, found, found):
-        return None
-    right, other = BOTH_WAYS[precision], {"mixed": "fp32", "fp32": "mixed"}[precision]
-    of_other = all(isclose(*pair) for pair in zip((of_states, of_inputs), BOTH_WAYS[other], strict=True))
-    also = f". Yours are the numbers of {other}: look at where you ask for the precision" * of_other
+    return (of_states, of_inputs) if fits(form, found, found) else None
+
+
+def _by_parts(terms: tuple[float, float], precision: str) -> str:
+    right = BOTH_WAYS[precision]
     return (
-        f"in {precision} precision your formula moves {of_states:.4g} bytes for each of psi / n_d "
-        f"parameters, and {of_inputs:.4g} for each of kept / n_m elements. Right are {right[0]} and "
-        f"{right[1]}, there and back together{also or _too_many(of_states, of_inputs, right)}"
+        f"in {precision} precision your formula moves {terms[0]:.4g} bytes for each of psi / n_d parameters, "
+        f"and {terms[1]:.4g} for each of kept / n_m elements. Right are {right[0]} and {right[1]}, there and "
+        "back together"
     )
 
 
@@ -195,6 +208,6 @@ QUESTION = Question(
     unit="bytes",
     source="K, the bytes of an element, and who has which part",
     allowed=("optimizer_bytes_per_parameter",),
-    read=lambda answers, first: two_mistakes(answers) or _by_parts(answers, first),
+    read=_read,
     read_last=_by_ranks,
 )
