@@ -301,6 +301,35 @@ def raises_in_a_second_call(*given):
     return block(*given)
 
 
+def in_place(tensor):
+    dist.all_reduce(tensor)
+    return tensor
+
+
+def first_layer_through_f(x, w1, b1, w2, b2):
+    hidden = gelu(operator(linear(x, cut(w1), cut(b1)), same, summed))
+    return operator(linear(hidden, cut(w2, 1)), summed, same) + b2
+
+
+def gelu_after_g(x, w1, b1, w2, b2):
+    hidden = linear(operator(x, same, summed), cut(w1), cut(b1))
+    return gelu(operator(linear(hidden, cut(w2, 1)), summed, same)) + b2
+
+
+def through_f_twice(x, w1, b1, w2, b2):
+    return block(operator(x, same, summed), w1, b1, w2, b2)
+
+
+def output_through_f(x, w1, b1, w2, b2):
+    return operator(block(x, w1, b1, w2, b2), same, summed)
+
+
+def two_wrong_places(x, w1, b1, w2, b2):
+    """gelu stands before g, and the backward of f is the mean."""
+    hidden = linear(operator(x, same, mean), cut(w1), cut(b1))
+    return operator(gelu(linear(hidden, cut(w2, 1))), summed, same) + b2
+
+
 RIGHT = [block, as_megatron_does, with_a_hook, with_a_ring_and_matrices]
 
 
@@ -317,6 +346,15 @@ def with_a_norm(x, w1, b1, w2, b2):
 
 
 WRONG = [
+    (partial(block, g=(in_place, same)), "the forward of an operator writes to the tensor that it is given"),
+    (partial(block, f=(same, in_place)), "the backward of an operator writes to the tensor that it is given"),
+    (partial(block, f=(same, in_place)), "in a tensor of its own (line"),
+    (first_layer_through_f, "f stands around what the first layer returns, before gelu. Each rank has other"),
+    (gelu_after_g, "`gelu` stands after g, and not between the layers. Right are f around x"),
+    (through_f_twice, "`x` passes through f twice, so its gradient is added up twice"),
+    (output_through_f, "f stands around the output. Right are f around x"),
+    (two_wrong_places, "f's backward is the mean; and `gelu` stands before g, and not between the layers"),
+    (partial(block, g=(torch.ones(2), same)), "operator: forward is a Tensor, and has to be a function"),
     *((partial(block, act=act), f"{act.__name__} stands where gelu should") for act in (silu, softplus, elu)),
     (partial(block, act=torch.sigmoid), "sigmoid stands where gelu should"),
     (partial(block, act=lambda hidden: gelu(gelu(hidden))), "gelu of gelu stands where gelu should"),
@@ -435,3 +473,8 @@ def test_the_parts_of_the_check_add_up_to_the_whole_block(size):
         assert torch.allclose(of_parts.whole(name), getattr(mlp, name).grad, rtol=1e-12)
     rows = [gradient.abs().sum(1) > 0 for gradient in right(of_parts, "w1")]
     assert torch.stack(rows).sum(0).eq(1).all() and output.shape == (*SHAPE, WIDTH)
+
+
+def test_a_gradient_of_x_alone_is_not_laid_to_g():
+    """Where the gradients of the weights are right, g's backward is."""
+    assert "g both" not in diagnose(through_f_twice)

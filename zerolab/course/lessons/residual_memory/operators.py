@@ -19,7 +19,8 @@ def operator(tensor: torch.Tensor, forward: Way, backward: Way) -> torch.Tensor:
     """
     for name, way in (("forward", forward), ("backward", backward)):
         if not callable(way):
-            raise TypeError(f"operator: {name} is {way!r}, and has to be a function of a tensor")
+            what = "None" if way is None else f"a {type(way).__name__}"
+            raise TypeError(f"operator: {name} is {what}, and has to be a function of a tensor")
     return _Operator.apply(tensor, forward, backward)
 
 
