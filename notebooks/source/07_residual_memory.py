@@ -365,12 +365,13 @@ print("bit-identical:", all(same))
 # > - `unpack()` is called in the backward pass, for the last block first. It gathers the parts and returns
 # >   the tensor, with its shape and dtype. All ranks call it at the same time.
 # > - N does not always divide the number of elements. `ring.chunks(numel, N)` cuts for any number, and
-# >   `ring.all_gather(flat)` fills a flat tensor of which each rank has its own chunk.
+# >   `ring.all_gather(flat)` fills a flat tensor of which each rank has its own chunk. You may also pad all
+# >   parts to one length.
 # >
 # > *Bronze:* every tensor comes back as it was. *Silver:* nothing is sent in `__init__`. In `unpack` a rank
-# > sends (N−1)/N of the tensor and no more. *Gold:* no rank has more than 1/N of the inputs in memory from
-# > forward to backward, and nothing of them after `unpack`, once the returned tensor is dropped, but the
-# > parts.
+# > sends N−1 parts and no more, which is (N−1)/N of the tensor. *Gold:* no rank has more than 1/N of the
+# > inputs in memory from forward to backward, and nothing of them after `unpack`, once the returned tensor is
+# > dropped, but the parts.
 
 
 # %%

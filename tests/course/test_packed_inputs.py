@@ -1,5 +1,7 @@
 """Lesson 07's exercise on P_a: any right style passes, its target is named, and each mistake is named."""
 
+from typing import ClassVar
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -507,9 +509,70 @@ class Turned(Ring):
         return self.gather().view(self.shape).permute(last_first).reshape(self.shape)
 
 
+class ByShape(Ring):
+    """Parts are kept in one dictionary, by the input's shape."""
+
+    shelf: ClassVar[dict] = {}
+
+    def keep(self, tensor):
+        self.shelf[tensor.shape] = super().keep(tensor)
+
+    def gather(self):
+        flat = torch.zeros(self.shape.numel(), dtype=self.dtype)
+        flat[self.mine] = self.shelf[self.shape]
+        ring.all_gather(flat)
+        return flat
+
+
+class ThreeAtMost(Ring):
+    """The class counts its objects, and the fourth one has no part."""
+
+    count: ClassVar[list] = []
+
+    def keep(self, tensor):
+        self.count.append(0)
+        return super().keep(tensor) * (len(self.count) <= 3)
+
+
+class Rows(Ring):
+    """Cuts the rows with ring.chunks, which are not the ring's chunks of the flat tensor."""
+
+    def keep(self, tensor):
+        self.rows = ring.chunks(tensor.shape[0], dist.get_world_size())[dist.get_rank()]
+        return tensor.detach()[self.rows].clone()
+
+    def gather(self):
+        whole = torch.zeros(self.shape, dtype=self.dtype)
+        whole[self.rows] = self.part
+        flat = whole.view(-1)
+        ring.all_gather(flat)
+        return flat
+
+
+class KeepsANode(Ring):
+    def __init__(self, tensor):
+        super().__init__(tensor)
+        self.node = tensor.grad_fn
+
+
+class KeepsAGenerator(Ring):
+    def __init__(self, tensor):
+        super().__init__(tensor)
+        self.later = (each for each in [tensor.detach()])
+
+
+class AddedOnTheRing(Ring):
+    def gather(self):
+        flat = torch.zeros(self.shape.numel(), dtype=self.dtype)
+        flat[self.mine] = self.part
+        ring.all_reduce(flat)
+        return flat
+
+
 RIGHT = [Packed, Ring, PaddedParts, ByMessages, ByBroadcasts, PartInAnArray]
 BRONZE = [
-    (AllReduced, "Twice as many are an all-reduce"),
+    (AllReduced, "dist.all_reduce adds up zeros where nothing has to be added, with twice the bytes"),
+    (AddedOnTheRing, "ring.all_reduce adds up zeros where nothing has to be added, with twice the bytes"),
     (GathersWholes, "it sends whole inputs"),
     (GathersEarly, "bytes in Packed(tensor), which runs in the forward pass"),
     (Objects, "dist.all_gather_object pickles Python objects"),
@@ -526,11 +589,20 @@ SILVER = [
     (KeepsAnArray, "Look at `self.array`"),
     (KeepsBytes, "Look at `self.bytes`"),
     (InAClosure, "Look at `tensor`"),
+    (KeepsANode, "Look at `self.node`, of type TanhBackward0, which keeps a whole input"),
+    (KeepsAGenerator, "Look at `self.later`, of type generator, which keeps a whole input"),
     (AllOnRank0, "rank 0 keeps 5,740 bytes of inputs of 5,740, and 1/N are 1,916"),
     (KeepsWhatItGathered, "bytes, in `self.whole`, and its parts are"),
     (OnAShelf, "after an unpack rank 0 keeps"),
 ]
 WRONG = [
+    (ByShape, "it comes back as the third input: keep what belongs to one input in self"),
+    (alone(ThreeAtMost), "and the first one does not when it is packed once more after them"),
+    (Rows, "rank 0 keeps a part of shape [2, 40, 7], 560 of 1400 elements. Its chunk has 467. Cut with"),
+    (
+        RoundedDown,
+        "keeps a part of shape [3], 3 of 11 elements, and parts of numel // N leave out the last ones",
+    ),
     (RoundedDown, "the input whose number of elements N divides is right, and this one is not"),
     (alone(OfRank0InItsOwnPlace), "Each rank keeps part number dist.get_rank()"),
     (Positive, "the right one with zeros for what is negative"),

@@ -86,8 +86,8 @@ OUTPUTS: dict[str, Predicted] = {
     "gelu is missing between the two layers":
         lambda p, r: linear(linear(p.mlp.x, p.mlp.w1, p.mlp.b1), p.mlp.w2, p.mlp.b2),
     **{
-        f"in your block {name} stands where gelu should: call gelu(hidden)": partial(with_activation, activation)
-        for name, activation in ACTIVATIONS.items()
+        f"in your block {name} stands where gelu should: call gelu(hidden)": partial(with_activation, act)
+        for name, act in ACTIVATIONS.items()
     },
     "x is added to the output: this block is the two layers alone, without a residual connection":
         lambda p, r: p.product + p.mlp.b2 + p.mlp.x,

@@ -8,7 +8,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from zerolab.course.alive import Alive, kept_by, nbytes
-from zerolab.course.attempts import Odd, returned
+from zerolab.course.attempts import Odd, returned, told
 from zerolab.course.lessons.residual_memory.inputs import Case
 from zerolab.course.wire import calls_made
 
@@ -20,7 +20,9 @@ class Kept(NamedTuple):
 
     Attributes:
         values: what unpack returned, by input.
-        calls: how many calls were made when all inputs were packed.
+        again: the same of the first input, which is packed once more after all others.
+        shapes: of the tensors in the attributes, by input.
+        calls: how many calls were made when all inputs were packed, and `ended`: when they were unpacked.
         held: the bytes that were in memory then, of tensors and in attributes of other types.
         why: what kept a whole input then; "" where nothing did.
         left: the most bytes in memory after an unpack, and `name`: a name that keeps some of it.
@@ -30,7 +32,10 @@ class Kept(NamedTuple):
     """
 
     values: Sequence[torch.Tensor | Odd]
+    again: torch.Tensor | Odd = Odd("NoneType", "")
+    shapes: Sequence[Sequence[tuple[int, ...]]] = ()
     calls: int = 0
+    ended: int = 0
     held: int = 0
     why: str = ""
     left: int = 0
@@ -48,11 +53,11 @@ def packed_and_unpacked(cls: Callable, case: Case) -> Kept:
     for each in packed:
         if not callable(getattr(each, "unpack", None)):
             text = "" if each is None else repr(each)[:60]
-            return Kept([], calls_made(), odd=Odd(type(each).__name__, text))
+            return Kept([], odd=Odd(type(each).__name__, text))
     calls, found = calls_made(), alive.storages()
     others, name_of_other = _of_other_types(packed)
     held, why = nbytes(found) + others, _why_whole(found, packed, case) or name_of_other
-    keeps = any(getattr(each, "__dict__", None) for each in packed)
+    keeps, shapes = any(getattr(each, "__dict__", None) for each in packed), list(map(_shapes, packed))
     found.clear()
     values: list[torch.Tensor | Odd] = []
     left, name = 0, ""
@@ -62,7 +67,37 @@ def packed_and_unpacked(cls: Callable, case: Case) -> Kept:
         if nbytes(found) > left:
             left, name = nbytes(found), _name_of_largest(found, packed)
         found.clear()
-    return Kept(values[::-1], calls, held, why, left, name, keeps=keeps, changed=any(written))
+    ended = calls_made()
+    if not why and held > case.share + SMALL * len(case.shapes):
+        why = _told_by_dropping(cls, case)
+    try:
+        again = returned(cls(case.made_of(leaves[0])).unpack())
+    except Exception as error:
+        raise told(error, "the first input, which is packed once more after all others") from None
+    return Kept(
+        values[::-1], again, shapes, calls, ended, held, why, left, name, keeps=keeps, changed=any(written)
+    )
+
+
+def _shapes(packed: Any) -> list[tuple[int, ...]]:
+    leaves = tree_leaves(getattr(packed, "__dict__", {}))
+    return [tuple(leaf.shape) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()]
+
+
+def _told_by_dropping(cls: Callable, case: Case) -> str:
+    """Return the attribute without which a new object keeps one whole input less."""
+    largest = max(range(len(case.numels)), key=lambda number: case.numels[number])
+    alive = Alive()
+    packed, _ = _packed(cls, case.made_of(case.leaves()[largest]))
+    before = nbytes(alive.storages())
+    for name in list(getattr(packed, "__dict__", {})):
+        kind = type(getattr(packed, name)).__name__
+        delattr(packed, name)
+        now = nbytes(alive.storages())
+        if before - now >= case.numels[largest] * case.item:
+            return f"`self.{name}`, of type {kind}, which keeps a whole input"
+        before = now
+    return ""
 
 
 def _packed(cls: Callable, tensor: torch.Tensor) -> tuple[Any, bool]:

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from zerolab import ring
+
 
 class Case(NamedTuple):
     """The shapes of the blocks' inputs. All ranks have the same ones, as in tensor parallelism.
@@ -61,16 +63,18 @@ class Case(NamedTuple):
 
 CASES = (
     Case(3, ((6, 4), (11,), (5, 40, 7)), torch.float32),
-    Case(2, ((4, 10, 6), (3, 3)), torch.float64, turned=True),
+    Case(2, ((4, 10, 6), (3, 3), (4, 10, 6)), torch.float64, turned=True),  # blocks have equal inputs
     Case(4, ((4, 8), (9,), (2, 5), (7, 11, 13)), torch.float64),
     Case(3, ((300,), (2, 301)), torch.bfloat16),
 )
+PLACES = ("first", "second", "third", "fourth")
 Predicted = Callable[[Case, Sequence[Tensor], int], Tensor]
 
 
 def parts(whole: Tensor, size: int) -> list[Tensor]:
-    """Return the equal parts of a tensor whose number of elements the number of ranks divides."""
-    return list(whole.flatten().chunk(size))
+    """Return the ranks' parts of a tensor, as ring.all_gather has them."""
+    flat = whole.flatten()
+    return [flat[piece] for piece in ring.chunks(flat.numel(), size)]
 
 
 def joined(case: Case, whole: Sequence[Tensor], order: Callable[[int], int]) -> Tensor:
@@ -92,12 +96,13 @@ IN_ITS_CHUNK = (
     "flat[ring.chunks(numel, N)[rank]]"
 )
 
+ALL_LAST = (
+    "every unpack returns the input that was packed last: keep what belongs to one input in self, and not in "
+    "the class or in a global variable"
+)
 # A sentence, and what unpack of the first input returns on rank r: `w` are all inputs.
 # fmt: off
 MISTAKES: dict[str, Predicted] = {
-    "every unpack returns the input that was packed last: keep what belongs to one input in self, and not in "
-    "the class or in a global variable":
-        lambda c, w, r: w[-1],
     "unpack returns this rank's part alone: gather the parts of all ranks":
         lambda c, w, r: parts(w[0], c.world_size)[r],
     "only this rank's part is there, and zeros for the others': gather them":
@@ -133,6 +138,15 @@ MISTAKES: dict[str, Predicted] = {
 # fmt: on
 
 
+def as_another(whole: Sequence[Tensor], number: int) -> dict[str, Tensor]:
+    """Return what unpack of an input returns, if it is another input; by sentence."""
+    keep = (
+        "keep what belongs to one input in self, and not in the class, in a global variable or by its shape"
+    )
+    others = (other for other in range(len(whole)) if other != number)
+    return {f"it comes back as the {PLACES[other]} input: {keep}": whole[other] for other in others}
+
+
 def without_the_rest(whole: Tensor, size: int) -> Tensor:
     """Return the elements of a tensor up to the last multiple of the number of ranks."""
     return whole.flatten()[: whole.numel() // size * size]
@@ -144,9 +158,9 @@ def zeros_in_the_rest(whole: Tensor, size: int) -> Tensor:
 
 
 # The same for an input whose number of elements N does not divide, where the first input is right.
+CUT = "Cut with ring.chunks, whose parts differ by one, or pad all parts to one length"
 LOST_REST = (
-    "where N does not divide the number of elements, parts of numel // N leave out the last ones. Pad the "
-    "last part, or cut with ring.chunks, whose parts differ by one"
+    f"where N does not divide the number of elements, parts of numel // N leave out the last ones. {CUT}"
 )
 UNEVEN: dict[str, Callable[[Tensor, int], Tensor]] = {
     f"zeros are left at the end: {LOST_REST}": zeros_in_the_rest,
@@ -155,7 +169,7 @@ UNEVEN: dict[str, Callable[[Tensor, int], Tensor]] = {
 
 
 def arrived(case: Case, seen: Sequence[Tensor], whole: Tensor) -> list[list[int]] | None:
-    """Return whose parts are at their places in the first input, on each rank; None for another shape."""
+    """Return whose parts are at their places in an input, on each rank; None for another shape."""
     if any(each.shape != whole.shape or each.dtype != whole.dtype for each in seen):
         return None
     wanted = parts(whole, case.world_size)
