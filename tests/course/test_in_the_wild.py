@@ -202,6 +202,10 @@ STEPS, MICRO = "gradient_accumulation_steps", "train_micro_batch_size_per_gpu"
         {STEPS: None, MICRO: 8},
         {"bf16": None, "bfloat16": {"enabled": True}},
         {"zero_optimization": {"stage": 2, "overlap_comm": True}, "gradient_clipping": 1.0},
+        {"zero_optimization": {"stage": "2", "reduce_scatter": "true"}},  # which DeepSpeed's models convert
+        {"bf16": {"enabled": "on"}, "fp16": {"enabled": 0}},
+        {"bf16": {"enabled": 1}, "fp16": {}},
+        {"optimiser": {"type": "Adam"}},  # a key that nobody reads changes nothing
     ],
 )
 def test_right_settings_pass_however_they_are_written(change):
@@ -213,10 +217,21 @@ def test_right_settings_pass_however_they_are_written(change):
     [
         ({"stage": 2}, "inside"),
         ({"zero_optimization": {}}, "ZeRO is off"),
-        ({"zero_optimization": True}, "ZeRO is off"),
+        ({"zero_optimization": True}, "the old form, which means stage 1"),
+        ({"zero_optimization": False}, "ZeRO is off"),
+        (
+            {"zero_optimization": 2},
+            '"zero_optimization" needs a dictionary, {"stage": 2}, and is 2: DeepSpeed',
+        ),
+        ({"zero_optimization": [2]}, "and is [2]: DeepSpeed stops there"),
+        ({"zero_optimization": {"stage": "auto"}}, "without it the stage is 0. Nothing but the Trainer"),
+        ({"zero_optimization": {"stage": 2, "Stage": 2}}, '(did you mean "stage"?): DeepSpeed refuses it'),
+        ({"zero_optimization": {"stage": 2, "bf16": {}}}, '"bf16", which stands beside "zero_optimization"'),
+        ({"zero_optimization": None}, "and is None: DeepSpeed stops there"),
         ({"zero_optimization": {"stage": 1}}, "stage 1 shards the optimizer state alone"),
         ({"zero_optimization": {"stage": 3}}, "stage 3 shards the parameters too"),
-        ({"zero_optimization": {"stage": "2"}}, "stage '2' shards nothing that DeepSpeed knows"),
+        ({"zero_optimization": {"stage": "two"}}, "stage 'two' shards nothing that DeepSpeed knows"),
+        ({"zero_optimization": {"stage": 4}}, "stage 4 shards nothing that DeepSpeed knows"),
         ({"zero_optimization": {"stage": 2, "reduce_scatter": False}}, "3Ψ"),
         ({"bf16": {}}, "fp32"),
         ({"bf16": True}, '"bf16" needs'),
@@ -225,15 +240,51 @@ def test_right_settings_pass_however_they_are_written(change):
         ({"fp16": {"enabled": True}}, "both enabled"),
         ({MICRO: 16}, "16 × 2 × 4 GPUs is 128, and train_batch_size is 64"),
         ({"train_batch_size": 8, MICRO: 8}, "8 × 2 × 4 GPUs is 64, and train_batch_size is 8"),
-        ({STEPS: 1}, "accumulates 1 micro-batches"),
-        ({STEPS: None, MICRO: 16}, "accumulates 1 micro-batches"),
+        ({STEPS: 1}, "accumulates 1 micro-batch, and 2 were asked for"),
+        ({STEPS: None, MICRO: 16}, "accumulates 1 micro-batch, and"),
         ({"train_batch_size": 128}, "16 × 2 × 4 GPUs is 128, and 64 was asked for"),
-        ({STEPS: None}, "two of train_batch_size"),
+        ({STEPS: None}, "accumulates 1 micro-batch of 16 samples, because nothing else is said, and 2 were"),
+        ({STEPS: None, "train_batch_size": None, MICRO: 8}, "accumulates 1 micro-batch of 8 samples"),
+        (
+            {"train_batch_size": None},
+            "DeepSpeed stops: it needs train_batch_size or train_micro_batch_size_per",
+        ),
+        ({STEPS: None, MICRO: 8, "train_batch_size": 60}, "8 × 1 × 4 GPUs is 32, and train_batch_size is 60"),
+        ({STEPS: None, MICRO: 8, "train_batch_size": 60}, "It divides without a remainder"),
+        ({"train_batch_size": "auto"}, 'Nothing but the Trainer of transformers fills in "auto"'),
+        ({"train_batch_size": True}, "train_batch_size is True: it must be a whole number"),
+        ({"bf16": {"enabled": "please"}}, "is 'please', and has to be true or false: DeepSpeed stops there"),
+        ({"fp16": None}, '"fp16" needs a dictionary'),
         ({"train_batch_size": "64"}, "train_batch_size is '64'"),
     ],
 )
 def test_the_second_check_names_the_mistake(change, diagnosis):
     assert diagnosis in meaning(RIGHT | change)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("zero_optimisation", "zero_optimization"),
+        ("zero", "zero_optimization"),
+        ("Zero-Optimization", "zero_optimization"),
+        ("batch_size", "train_batch_size"),
+        ("grad_accum_steps", STEPS),
+        ("gradient_accumulation_step", STEPS),
+        ("micro_batch_size", MICRO),
+        ("bf_16", "bf16"),
+    ],
+)
+def test_a_key_that_nobody_reads_is_named_with_the_one_that_was_meant(wrong, meant):
+    value = (RIGHT | {MICRO: 8})[meant]
+    without = {key: value for key, value in RIGHT.items() if key != meant and key != "train_batch_size"}
+    said = meaning(without | {wrong: value})
+    assert said.startswith(f'"{wrong}" is not a key that DeepSpeed reads (did you mean "{meant}"?). ')
+
+
+def test_a_key_of_a_section_at_the_top_is_sent_there():
+    said = meaning({"overlap_comm": True} | RIGHT | {STEPS: 1})
+    assert said.startswith('"overlap_comm" is not a key that DeepSpeed reads: it stands inside "zero_opt')
 
 
 def test_empty_settings_are_a_stub():
@@ -316,4 +367,5 @@ def test_an_answer_that_hangs_or_raises_is_described(monkeypatch, check, answer,
 
 def test_settings_that_are_no_dictionary():
     assert "is a list: return a dictionary" in check_json.diagnose(lambda: [2])
+    assert check_json.diagnose(lambda: print()) == "the function returned None: return a dictionary"
     assert "got a value of type dict" in check_json.diagnose(RIGHT)

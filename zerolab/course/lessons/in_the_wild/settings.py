@@ -5,9 +5,13 @@ from typing import Any
 
 from zerolab.course.attempts import Odd, attempt
 from zerolab.course.exercise import graded
+from zerolab.course.lessons.in_the_wild.deepspeed_keys import refused, unread
 from zerolab.course.lessons.in_the_wild.solution import deepspeed
 
 GPUS, MICRO_BATCHES, GLOBAL_BATCH = 4, 2, 64
+# DeepSpeed's models of its sections take these for true and for false, in small letters and in capitals.
+TRUE, FALSE = ("true", "1", "1.0", "t", "yes", "y", "on"), ("false", "0", "0.0", "f", "no", "n", "off")
+ENABLED = '{"enabled": true}'
 
 
 @graded(
@@ -16,8 +20,8 @@ GPUS, MICRO_BATCHES, GLOBAL_BATCH = 4, 2, 64
     call="deepspeed()",
     hints=(
         'the stage is "zero_optimization": {"stage": ...}, and "bf16" is a dictionary too.',
-        "a batch is the micro-batch of a GPU, times the micro-batches of a step, times the GPUs. DeepSpeed "
-        "wants two of the three numbers.",
+        "a batch is the micro-batch of a GPU, times the micro-batches of a step, times the GPUs. From two of "
+        "the three numbers DeepSpeed computes the third.",
         "train_batch_size is 64 and gradient_accumulation_steps is 2.",
     ),
     solution=[deepspeed],
@@ -29,58 +33,100 @@ def check_json(fn: Callable) -> str | None:
 
 
 def meaning(config: Any) -> str | None:
-    """Return what is wrong with a configuration."""
+    """Return what is wrong with a configuration, after the keys that DeepSpeed does not read."""
     if not isinstance(config, dict):
         kind = config.kind if isinstance(config, Odd) else type(config).__name__
+        if kind == "NoneType":
+            return "the function returned None: return a dictionary"
         return f"the configuration is a {kind}: return a dictionary"
     if not config:
         return "not written yet: the configuration is empty"
-    return _wrong_stage(config) or _wrong_precision(config) or _wrong_batch(config)
+    wrong = refused(config) or _wrong_stage(config) or _wrong_precision(config) or _wrong_batch(config)
+    if wrong and (keys := unread(config)):
+        return f"{'. '.join(keys)}. As it is read, {wrong}"
+    return wrong
+
+
+def _no_dictionary(name: str, value: Any, instead: str) -> str:
+    return f'"{name}" needs a dictionary, {instead}, and is {value!r}: DeepSpeed stops there'
 
 
 def _wrong_stage(config: dict) -> str | None:
-    zero = config.get("zero_optimization")
+    zero = config.get("zero_optimization", {})
     if "stage" in config or "zero_stage" in config:
         return '"stage" stands inside "zero_optimization"; at the top DeepSpeed does not look for it'
-    if not isinstance(zero, dict) or "stage" not in zero:
-        return 'ZeRO is off: "zero_optimization" needs {"stage": ...}, and without it the stage is 0'
+    if zero is True:
+        return '"zero_optimization": true is the old form, which means stage 1. Stage 2 is {"stage": 2}'
+    if zero is False:
+        return 'ZeRO is off: "zero_optimization" is false. Stage 2 is {"stage": 2}'
+    if not isinstance(zero, dict):
+        return _no_dictionary("zero_optimization", zero, '{"stage": 2}')
+    if zero.get("stage", "auto") == "auto":
+        auto = '. Nothing but the Trainer of transformers fills in "auto"' * ("stage" in zero)
+        return f'ZeRO is off: "zero_optimization" needs {{"stage": ...}}, and without it the stage is 0{auto}'
     stage = zero["stage"]
-    shards = {0: "nothing", 1: "the optimizer state alone", 3: "the parameters too"}
-    if stage != 2:
-        return f"stage {stage!r} shards {shards.get(stage, 'nothing that DeepSpeed knows')}"
-    if zero.get("reduce_scatter") is False:
+    shards = {"0": "nothing", "1": "the optimizer state alone", "3": "the parameters too"}
+    if isinstance(stage, bool) or str(stage) not in ("2", "2.0"):  # "2" is converted
+        return f"stage {stage!r} shards {shards.get(str(stage), 'nothing that DeepSpeed knows')}"
+    if _on(zero.get("reduce_scatter")) is False:
         return '"reduce_scatter": false all-reduces whole gradients, so a step moves 3Ψ'
     return None
 
 
+def _on(value: Any) -> bool | None:
+    """Return what a flag means to DeepSpeed; None where it is not given, or refused."""
+    return True if str(value).lower() in TRUE else False if str(value).lower() in FALSE else None
+
+
 def _wrong_precision(config: dict) -> str | None:
-    given = {name: config.get(name) for name in ("bf16", "fp16")}
-    if given["bf16"] is None:
-        given["bf16"] = config.get("bfloat16")  # the old name, which DeepSpeed reads too
-    half = {name for name, value in given.items() if isinstance(value, dict) and value.get("enabled") is True}
+    name = "bf16" if config.get("bf16") is not None else "bfloat16"  # the old name, which is read too
+    given = {"bf16": config.get(name) or {}, "fp16": config.get("fp16") or {}}
+    for key, value in (("bf16", config.get("bf16")), ("bfloat16", config.get("bfloat16")),
+                       ("fp16", config.get("fp16", {}))):  # fmt: skip
+        if not isinstance(value, dict) and (value is not None or key == "fp16"):
+            return _no_dictionary(key, value, ENABLED)
+    for key, value in given.items():
+        flag = value.get("enabled", False)
+        if _on(flag) is None and flag != "auto":
+            return f'"enabled" in "{key}" is {flag!r}, and has to be true or false: DeepSpeed stops there'
+    half = {key for key, value in given.items() if _on(value.get("enabled"))}
     if half == {"bf16"}:
         return None
     if half == {"fp16"}:
         return "that is fp16, which needs a loss scale; bf16 was asked for"
     if half:
         return "bf16 and fp16 are both enabled, and DeepSpeed refuses that"
-    return 'that computes in fp32, which takes 4 + 4 + 8 bytes: "bf16" needs {"enabled": true}'
+    return f'that computes in fp32, which takes 4 + 4 + 8 bytes: "bf16" needs {ENABLED}'
 
 
 def _wrong_batch(config: dict) -> str | None:
     names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
     given = {name: config[name] for name in names if config.get(name) is not None}
     for name, value in given.items():
-        if not isinstance(value, int) or value < 1:
-            return f"{name} is {value!r}: it must be a whole number of 1 or more"
-    if len(given) < 2:
-        return f"DeepSpeed has to know two of {', '.join(names)}; it computes the third"
-    whole, micro, steps = (given.get(name, 0) for name in names)
-    steps = steps or whole / micro / GPUS
-    micro = micro or whole / steps / GPUS
-    product = f"{micro:g} × {steps:g} × {GPUS} GPUs is {micro * steps * GPUS:g}"
-    if whole not in (0, micro * steps * GPUS):
-        return f"{product}, and train_batch_size is {whole}: DeepSpeed refuses that"
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            auto = '. Nothing but the Trainer of transformers fills in "auto"' * (value == "auto")
+            return f"{name} is {value!r}: it must be a whole number of 1 or more{auto}"
+    whole, micro, steps = (given.get(name) for name in names)
+    if whole is None and micro is None:
+        return f"DeepSpeed stops: it needs {names[0]} or {names[1]}, and computes the others"
+    return _of_three(whole, micro, steps)
+
+
+def _of_three(whole: int | None, micro: int | None, steps: int | None) -> str | None:
+    """What the three numbers mean, once DeepSpeed has computed those that are missing, by whole division."""
+    given = [number is not None for number in (whole, micro, steps)]
+    if steps is None:
+        steps = 1 if whole is None or micro is None else whole // micro // GPUS
+    if micro is None and whole is not None:
+        micro = whole // GPUS // steps
+    micro = micro or 0
+    product = f"{micro} × {steps} × {GPUS} GPUs is {micro * steps * GPUS}"
+    whole = micro * steps * GPUS if whole is None else whole
+    if whole != micro * steps * GPUS:
+        divided = ". It divides without a remainder" * (not all(given))
+        return f"{product}, and train_batch_size is {whole}: DeepSpeed refuses that{divided}"
     if steps != MICRO_BATCHES:
-        return f"that accumulates {steps:g} micro-batches, and {MICRO_BATCHES} were asked for"
-    return None if micro * steps * GPUS == GLOBAL_BATCH else f"{product}, and {GLOBAL_BATCH} was asked for"
+        many = f"{steps} micro-batch{'es' if steps != 1 else ''}"
+        alone = f" of {micro} samples, because nothing else is said" * (sum(given) == 1)
+        return f"that accumulates {many}{alone}, and {MICRO_BATCHES} were asked for"
+    return None if whole == GLOBAL_BATCH else f"{product}, and {GLOBAL_BATCH} was asked for"
