@@ -360,7 +360,8 @@ print("bit-identical:", all(same))
 # > same on all N ranks. Write the class that keeps it from forward to backward.
 # >
 # > - `Packed(tensor)` is called in the forward pass, once for each block. It keeps this rank's part of the
-# >   tensor, and sends nothing. The caller drops the tensor afterwards.
+# >   tensor, and sends nothing. The caller drops the tensor afterwards. Several blocks may have inputs
+# >   of equal shape, and each step packs new inputs.
 # > - `tensor` has a graph. What autograd keeps counts as memory, too.
 # > - `unpack()` is called in the backward pass, for the last block first. It gathers the parts and returns
 # >   the tensor, with its shape and dtype. All ranks call it at the same time.
