@@ -375,8 +375,9 @@ else:
 # ## Exercise: stage 2 with `fully_shard`
 #
 # > **Difficulty 2 of 5 · importance 4 of 5 · 8 minutes.** Shard `model` in place so that a step moves 2Ψ,
-# > that each block is gathered and reduced on its own, and that every parameter is sharded at rest. The model
-# > is a GPT; its blocks are in `model.blocks`. Pass `mesh=mesh` to every call.
+# > that each block is gathered and reduced on its own, as one unit, and that every parameter is sharded at
+# > rest. The model is a GPT; its blocks are in `model.blocks`. Pass `mesh=mesh` to every call, and change
+# > nothing else in the model.
 # >
 # > The check trains your model on two ranks and looks at its messages, its parameters and its gradients. It
 # > demands the bytes and the units of stage 2, which give the peak too, so there are no targets.

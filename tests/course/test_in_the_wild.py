@@ -148,6 +148,47 @@ def wrapped(model, mesh):
     return fully_shard(torch.nn.Sequential(model), mesh=mesh)
 
 
+def layers_inside_blocks(model, mesh):
+    for block in model.blocks:
+        for module in block.modules():
+            if isinstance(module, torch.nn.Linear):
+                fully_shard(module, mesh=mesh, reshard_after_forward=False)
+    right(model, mesh)
+
+
+def one_layer_inside(model, mesh):
+    fully_shard(model.blocks[1].mlp_in, mesh=mesh, reshard_after_forward=False)
+    right(model, mesh)
+
+
+def last_block_not_reduced(model, mesh):
+    right(model, mesh)
+    model.blocks[2].set_requires_gradient_sync(False, recurse=False)
+
+
+def both_embeddings_frozen(model, mesh):
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding):
+            module.requires_grad_(False)
+    right(model, mesh)
+
+
+def frozen(model, mesh):
+    model.embedding.weight.requires_grad_(False)
+    right(model, mesh)
+
+
+def in_bfloat16(model, mesh):
+    model.bfloat16()
+    right(model, mesh)
+
+
+def another_divisor(model, mesh):
+    right(model, mesh)
+    for module in (*model.blocks, model):
+        module.set_gradient_divide_factor(1.0)
+
+
 def raises(model, mesh):
     raise ValueError("no such block")
 
@@ -156,6 +197,13 @@ def raises(model, mesh):
     ("shard", "diagnosis"),
     [
         (nothing, "not written yet"),
+        (layers_inside_blocks, "modules inside of block 0 are units of their own"),
+        (one_layer_inside, "a module inside of block 1 is a unit of its own"),
+        (last_block_not_reduced, "elements of the gradients are not reduced, so the ranks' copies"),
+        (both_embeddings_frozen, "2 parameters, embedding.weight first, have requires_grad=False"),
+        (frozen, "embedding.weight has requires_grad=False after your function, so it gets no gradient"),
+        (in_bfloat16, "the model's parameters are bfloat16 after your function, and they were float32"),
+        (another_divisor, "Cannot use ReduceOp.PREMUL_SUM with the backend of CPUs. set_gradient_divide_fac"),
         (only_root_twice, "the root is gathered twice: freed after forward, and gathered again for backward"),
         (one_block_twice, "1 of the 3 blocks is gathered twice"),
         (without_mesh, "are not sharded over the mesh that your function gets. Without mesh=mesh"),
@@ -340,6 +388,17 @@ def test_equally_good_choices_pass(change):
 )
 def test_the_third_check_names_the_mistake(name, choice, diagnosis):
     assert diagnosis in judged(CHOICES | {name: choice})
+
+
+def test_one_choice_that_is_not_written_is_named():
+    assert judged(CHOICES | {"Ethernet": None}) == "Ethernet: not written yet. 5 of the 6 choices are there"
+    assert judged(dict.fromkeys(CHOICES)) == "not written yet: the function returned None"
+
+
+def test_a_dictionary_of_all_choices_is_no_choice():
+    assert "return the choice of the cluster that it is called with" in judged(
+        dict.fromkeys(CHOICES, CHOICES)
+    )
 
 
 def by_rehearsal(name):

@@ -10,7 +10,7 @@ import torch
 from support.lessons import NAMES, code_cells, notebook_names, source
 
 import zerolab
-from zerolab.course.lessons.in_the_wild import check as in_the_wild
+from zerolab.course.lessons.in_the_wild import sharded
 from zerolab.course.lessons.incident_room import own_tests, room, stage_trial, trainings
 
 META = torch.device("meta")
@@ -56,7 +56,7 @@ def test_ranks_make_their_tensors_on_their_device(name: str):
 
 CASE = room.Case(2, micro_batches=2, uneven=True, by_name=True)
 MADE = {
-    "what lesson 08's check trains": lambda: [*in_the_wild._model().parameters(), in_the_wild._batch(0)],
+    "what lesson 08's check trains": lambda: [*sharded._model().parameters(), sharded._batch(0)],
     "where the tickets' jobs start": lambda: [room.start(), *room.named(CASE, room.start()).values()],
     "their samples": lambda: [part for each in room.batches(CASE, 1) for part in (each.inputs, each.targets)],
     "the files that a job resumes from": lambda: room.tree_map(room._on_device, ([torch.ones(2)], 5))[0],

@@ -7,29 +7,17 @@ decides.
 from collections.abc import Callable
 from functools import partial
 from itertools import product
-from typing import Any, cast
+from typing import Any
 
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
-
-import zerolab
-from zerolab.bench.observe import Ledger
 from zerolab.course.attempts import attempt
 from zerolab.course.exercise import graded
+from zerolab.course.lessons.in_the_wild.sharded import RANKS, one_step
 from zerolab.course.lessons.in_the_wild.solution import shard
-from zerolab.models import GPT
-
-RANKS = 2
-MESH_NAMES = ("shard",)  # which the mesh has that fully_shard makes for itself does not
 
 
 @graded(
-    "On two ranks your model moves 2Ψ a step: one all-gather, one reduce-scatter, one block at a time. At "
-    "rest each rank holds half of everything, and the gradients are the mean.",
+    "On two ranks your model moves 2Ψ a step: each parameter is gathered once and reduced once, one block at "
+    "a time. At rest each rank holds half of everything, and the gradients are the mean.",
     call="shard(model, mesh)",
     hints=(
         "fully_shard(module, mesh=mesh) makes a unit of the module's parameters, other than those that are "
@@ -42,78 +30,17 @@ MESH_NAMES = ("shard",)  # which the mesh has that fully_shard makes for itself 
 )
 def check_shard(fn: Callable) -> str | None:
     """Call fn(model, mesh) on two ranks, take a step, and name what its messages and its gradients say."""
-    outcome = attempt(partial(_step, fn), [()] * RANKS, timeout=60.0)
+    outcome = attempt(partial(one_step, fn), [()] * RANKS, timeout=60.0)
     if outcome.failure:
         return outcome.failure.splitlines()[0]
-    return _not_sharded(outcome.values[0]) or _not_stage_2(outcome.values[0])
+    for reading in (_not_called, _not_sharded, _other_units, _changed, _not_stage_2):
+        if found := reading(outcome.values[0]):
+            return found
+    return None
 
 
-def _model() -> GPT:
-    torch.manual_seed(0)
-    return GPT(width=32, depth=3, heads=2, context=16).to(zerolab.device())
-
-
-def _batch(rank: int) -> torch.Tensor:
-    return torch.arange(32, device=zerolab.device()).view(2, 16) + 7 * rank
-
-
-def _step(shard: Callable) -> dict[str, Any]:
-    """In the worker: one forward and backward pass, and what there is to see of it."""
-    model = _model()
-    psi = sum(p.numel() for p in model.parameters())
-    root = psi - sum(p.numel() for p in model.blocks.parameters())
-    mesh = init_device_mesh(zerolab.device().type, (RANKS,), mesh_dim_names=MESH_NAMES)
-    try:
-        returned = shard(model, mesh)
-    except (TypeError, RuntimeError) as error:
-        twice = isinstance(error, TypeError) or "overlapping meshes" in str(error)
-        if twice and isinstance(model, FSDPModule):  # torch does not say which call was wrong
-            return {"stopped": str(error)}
-        raise
-    if isinstance(returned, FSDPModule) and not isinstance(model, FSDPModule) and not _whole(model):
-        return {"wrapped": type(returned).__name__.removeprefix("FSDP")}
-    seen = {
-        "root_is_unit": isinstance(model, FSDPModule),
-        "psi": psi,
-        "root": root,
-        "units": _units(model),
-        "elsewhere": isinstance(returned, nn.Module) and _units(returned),
-        "blocks": [isinstance(block, FSDPModule) for block in model.blocks],
-        "whole": _whole(model),
-        "other_mesh": _on_another_mesh(model),
-    }
-    with Ledger() as ledger:
-        model(_batch(dist.get_rank()), _batch(dist.get_rank())).backward()
-    sent = [(each.op, each.logical_bytes // 4) for each in ledger.sent]
-    return seen | {"whole_after": _whole(model), "sent": sent, "scale": _scale(model)}
-
-
-def _units(model: nn.Module) -> int:
-    return sum(isinstance(module, FSDPModule) for module in model.modules())
-
-
-def _whole(model: GPT) -> list[str]:
-    return [name for name, p in model.named_parameters() if not isinstance(p, DTensor)]
-
-
-def _on_another_mesh(model: GPT) -> list[str]:
-    parameters = ((name, p) for name, p in model.named_parameters() if isinstance(p, DTensor))
-    return [name for name, p in parameters if p.device_mesh.mesh_dim_names != MESH_NAMES]
-
-
-def _scale(model: GPT) -> float:
-    """How many times the mean over the ranks the gradients are; one parameter tells."""
-    gradient = model.head.weight.grad
-    if not isinstance(gradient, DTensor):
-        return 0.0
-    alone = _model()
-    losses = [alone(_batch(rank), _batch(rank)) for rank in range(RANKS)]
-    torch.stack(losses).mean().backward()
-    mean = cast(torch.Tensor, alone.head.weight.grad)
-    return (gradient.full_tensor().norm() / mean.norm()).item()
-
-
-def _not_sharded(seen: dict[str, Any]) -> str | None:
+def _not_called(seen: dict[str, Any]) -> str | None:
+    """Whether fully_shard was called on the model at all, and in an order that torch takes."""
     if "stopped" in seen:
         return "the model was sharded before its blocks, so they are cut twice: fully_shard(model) comes last"
     if "wrapped" in seen:
@@ -129,6 +56,11 @@ def _not_sharded(seen: dict[str, Any]) -> str | None:
         )
     if not seen["units"]:
         return "not written yet: fully_shard was not called, so nothing is sharded"
+    return None
+
+
+def _not_sharded(seen: dict[str, Any]) -> str | None:
+    """Which parameters are whole, or sharded over another mesh."""
     if seen["whole"] and seen["root_is_unit"]:
         return (
             f"fully_shard(model) leaves {len(seen['whole'])} parameters whole, {seen['whole'][0]} first: no "
@@ -139,6 +71,21 @@ def _not_sharded(seen: dict[str, Any]) -> str | None:
             f"{len(seen['whole'])} parameters are not sharded, {seen['whole'][0]} first: no rank reduces "
             "their gradients, and the ranks' copies drift apart. Call fully_shard(model, mesh=mesh) too, last"
         )
+    if seen["other_mesh"]:
+        return (
+            f"{len(seen['other_mesh'])} parameters, {seen['other_mesh'][0]} first, are not sharded over the "
+            "mesh that your function gets. Without mesh=mesh fully_shard makes one of all ranks. These are "
+            "the same two ranks here, and others where a mesh has some of them. Pass mesh=mesh to every call"
+        )
+    if seen["whole_after"]:
+        return (
+            "parameters stay whole after backward, so at rest a rank holds all of them: let it reshard them"
+        )
+    return None
+
+
+def _other_units(seen: dict[str, Any]) -> str | None:
+    """Whether the units are others than the blocks."""
     if not any(seen["blocks"]) and seen["units"] > 1:
         return (
             f"no block is a unit of its own: the model has {seen['units']} other units, each with an "
@@ -152,15 +99,27 @@ def _not_sharded(seen: dict[str, Any]) -> str | None:
     if not all(seen["blocks"]):
         missing = seen["blocks"].index(False)
         return f"block {missing} is no unit of its own, so it is gathered with the root: shard every block"
-    if seen["other_mesh"]:
+    for block, many in enumerate(seen["inside"]):
+        if many:
+            which = f"{many} modules inside of block {block} are units of their own"
+            if many == 1:
+                which = f"a module inside of block {block} is a unit of its own"
+            return f"{which}, so the block is gathered and reduced in pieces. Make one unit of each block"
+    return None
+
+
+def _changed(seen: dict[str, Any]) -> str | None:
+    """What else was changed in the model."""
+    if seen["frozen"]:
+        first, why = seen["frozen"][0], "requires_grad=False after your function, so"
+        said = f"{len(seen['frozen'])} parameters, {first} first, have {why} they get no gradients"
+        if len(seen["frozen"]) == 1:
+            said = f"{first} has {why} it gets no gradient"
+        return f"{said}. Leave requires_grad as it is"
+    if seen["dtypes"] != ["float32"]:
         return (
-            f"{len(seen['other_mesh'])} parameters, {seen['other_mesh'][0]} first, are not sharded over the "
-            "mesh that your function gets. Without mesh=mesh fully_shard makes one of all ranks. These are "
-            "the same two ranks here, and others where a mesh has some of them. Pass mesh=mesh to every call"
-        )
-    if seen["whole_after"]:
-        return (
-            "parameters stay whole after backward, so at rest a rank holds all of them: let it reshard them"
+            f"the model's parameters are {' and '.join(seen['dtypes'])} after your function, and they were "
+            "float32: leave their dtype as it is"
         )
     return None
 
@@ -186,7 +145,7 @@ def _not_stage_2(seen: dict[str, Any]) -> str | None:
         )
     if (gathered, reduced) != (psi, psi):
         said = f"a step gathers {gathered / psi:.2f}Ψ and reduces {reduced / psi:.2f}Ψ; stage 2 has Ψ of each"
-        return said + _gathered_again(seen, gathered - psi)
+        return said + (_gathered_again(seen, gathered - psi) or _not_reduced(psi, reduced))
     if len(gathers) <= len(seen["blocks"]):
         return f"{len(gathers)} gathers for {len(seen['blocks'])} blocks and the root: blocks share a unit"
     if abs(seen["scale"] - 1) > 1e-3:
@@ -205,7 +164,17 @@ def _gathered_again(seen: dict[str, Any], more: int) -> str:
             which = [f"{many} of the {blocks} blocks"] * bool(many) + ["the root"] * with_root
             verb = "is" if which == ["the root"] or (many == 1 and not with_root) else "are"
             return (
-                f". {' and '.join(which)} {verb} gathered twice: freed after forward, and gathered again for "
-                "backward. Pass reshard_after_forward=False there"
+                f". In yours {' and '.join(which)} {verb} gathered twice: freed after forward, and gathered "
+                "again for backward. Pass reshard_after_forward=False there"
             )
     return ""
+
+
+def _not_reduced(psi: int, reduced: int) -> str:
+    """How many elements of the gradients stay each rank's own."""
+    if reduced >= psi:
+        return ""
+    return (
+        f". {psi - reduced:,} of {psi:,} elements of the gradients are not reduced, so the ranks' copies of "
+        "their parameters drift apart"
+    )

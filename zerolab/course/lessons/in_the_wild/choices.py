@@ -38,10 +38,17 @@ def _all_choices(fn: Callable) -> dict[str, Any]:
 
 def judged(choices: dict[str, Any]) -> str | None:
     """Return what is wrong with the first choice that is."""
+    written = [choice for choice in choices.values() if choice is not None]
+    if not written:
+        return "not written yet: the function returned None"
     for name, cluster in clusters.CLUSTERS.items():
         choice = choices[name]
         if choice is None:
-            return "not written yet: the function returned None"
+            return f"{name}: not written yet. {len(written)} of the {len(choices)} choices are there"
+        if isinstance(choice, dict):
+            return (
+                "the function returned a dictionary: return the choice of the cluster that it is called with"
+            )
         problem = _unusable(choice) or _does_not_run(cluster, *choice) or _too_slow(cluster, *choice)
         if problem:
             return f"{name}: {problem}"
