@@ -598,7 +598,11 @@ SILVER = [
 WRONG = [
     (ByShape, "it comes back as the third input: keep what belongs to one input in self"),
     (alone(ThreeAtMost), "and the first one does not when it is packed once more after them"),
-    (Rows, "rank 0 keeps a part of shape [2, 40, 7], 560 of 1400 elements. Its chunk has 467. Cut with"),
+    (
+        Rows,
+        "rank 0 keeps a part of shape [2, 40, 7], 560 of 1400 elements. Its chunk has 467. This is a cut "
+        "along dimension 0. The ring's chunks are those of the flat tensor",
+    ),
     (
         RoundedDown,
         "keeps a part of shape [3], 3 of 11 elements, and parts of numel // N leave out the last ones",

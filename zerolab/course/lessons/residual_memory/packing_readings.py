@@ -21,8 +21,19 @@ def of_cut(case: Case, outcome: Attempt, number: int) -> str | None:
         kept = math.prod(shapes[0])
         whose = f"rank {rank} keeps a part of shape {list(shapes[0])}, {kept} of {numel} elements"
         lost = ", and parts of numel // N leave out the last ones" * (kept == numel // size)
-        return f"{whose}{lost}. Its chunk has {length}. {CUT}"
+        return f"{whose}{lost}. Its chunk has {length}. {_along(case.shapes[number], shapes[0]) or CUT}"
     return None
+
+
+def _along(whole: Sequence[int], part: Sequence[int]) -> str:
+    """Say along which dimension a part was cut out of an input; "" where it is no part of one dimension."""
+    shorter = [place for place, (length, kept) in enumerate(zip(whole, part, strict=False)) if length != kept]
+    if len(whole) == 1 or len(whole) != len(part) or len(shorter) != 1:
+        return ""
+    return (
+        f"This is a cut along dimension {shorter[0]}. The ring's chunks are those of the flat tensor, so cut "
+        "tensor.flatten(), with ring.chunks(tensor.numel(), N)"
+    )
 
 
 def of_parts(case: Case, outcome: Attempt, number: int) -> str | None:
