@@ -305,12 +305,12 @@ explore(shares, height=2.8, blocks=slider(1, 16, 8), ranks=slider(1, 64, 6))
 # ## Exercise: who owns which matrix?
 #
 # > **Difficulty 3 of 5 · importance 4 of 5 · 10 minutes.** `work[i]` is what the update of matrix i takes.
-# > Return a list with the owner of each matrix, a rank from 0 to `world_size - 1`.
+# > Return a list with the owner of each matrix, the whole number of a rank from 0 to `world_size - 1`.
 # >
 # > - The time of an update is that of the busiest rank: make its work as small as you can. The best possible
 # >   owners are hard to find (the problem is NP-hard). The check takes every list whose busiest rank has no
 # >   more to do than with a simple rule, which you will find.
-# > - Every rank computes the list by itself, and all must come to the same one.
+# > - Every rank computes the list by itself, in a process of its own, and all must come to the same one.
 # >
 # > `owners([3, 1, 4, 4], 2)` may be `[1, 1, 0, 1]`: rank 0 has 4 to do and rank 1 has 8. The best is less.
 

@@ -10,7 +10,8 @@ import torch
 from support.lessons import drawing, solutions_travel_by_value, spoken
 
 from zerolab.course.lessons.whole_matrices import check_owners
-from zerolab.course.lessons.whole_matrices.plans import CASES, MISTAKES
+from zerolab.course.lessons.whole_matrices.cases import CASES
+from zerolab.course.lessons.whole_matrices.rules import rules
 from zerolab.course.lessons.whole_matrices.solution import owners
 
 solutions_travel_by_value(__name__)
@@ -59,7 +60,18 @@ def the_best(work, n):
     return list(min(itertools.product(range(n), repeat=len(work)), key=busiest))
 
 
-RIGHT = [owners, by_heap, by_tensor, improved, the_best]
+def with_a_set(work, n):
+    """Right: a set, of numbers, whose order is of no matter."""
+    left, loads, found = set(range(len(work))), [0] * n, [0] * len(work)
+    while left:
+        place = max(left, key=lambda each: (work[each], -each))
+        left.remove(place)
+        found[place] = loads.index(min(loads))
+        loads[found[place]] += work[place]
+    return found
+
+
+RIGHT = [owners, by_heap, by_tensor, improved, the_best, with_a_set]
 
 
 @pytest.mark.parametrize("answer", RIGHT, ids=lambda answer: answer.__name__)
@@ -177,18 +189,137 @@ def nothing(work, n):
     return None
 
 
+def parts_of(work, n):
+    return [place * n // len(work) for place in range(len(work))]
+
+
+def floor_blocks(work, n):
+    each, found = len(work) // n, [0] * len(work)
+    for turn, place in enumerate(longest_first(work)):
+        found[place] = min(turn // each, n - 1)
+    return found
+
+
+def overwritten(work, n):
+    loads, found = [0] * n, [0] * len(work)
+    for place in longest_first(work):
+        found[place] = rank = loads.index(min(loads))
+        loads[rank] = work[place]
+    return found
+
+
+def by_index(work, n):
+    loads, found = [0] * n, [0] * len(work)
+    for each in sorted(work, reverse=True):
+        rank = loads.index(min(loads))
+        found[work.index(each)] = rank
+        loads[rank] += each
+    return found
+
+
+def by_chance(work, n):
+    chance, best = random.Random(0), None
+    for _ in range(50):
+        plan = [chance.randrange(n) for _ in work]
+        loads = [sum(w for w, owner in zip(work, plan, strict=True) if owner == rank) for rank in range(n)]
+        if best is None or max(loads) < best[0]:
+            best = max(loads), plan
+    return best[1]
+
+
+def by_hash(work, n):
+    names = {f"matrix {place}" for place in range(len(work))}
+    place_of = lambda name: int(name.split()[1])
+    order = sorted(names, key=lambda name: (-work[place_of(name)], hash(name)))
+    return greedy(work, n, map(place_of, order))
+
+
+def in_pairs(work, n):
+    order, found, rank = longest_first(work), [0] * len(work), 0
+    while order:
+        for end in (0, -1):
+            if order:
+                found[order.pop(end)] = rank
+        rank = (rank + 1) % n
+    return found
+
+
+def by_squares(work, n):
+    return by_measure(work, n, lambda load, each: load + each**2)
+
+
+def by_roots(work, n):
+    return by_measure(work, n, lambda load, each: load + each**0.5)
+
+
+def by_measure(work, n, add):
+    loads, found = [0] * n, [0] * len(work)
+    for place in longest_first(work):
+        found[place] = rank = loads.index(min(loads))
+        loads[rank] = add(loads[rank], work[place])
+    return found
+
+
+def best_fit(work, n):
+    fair, loads, found = sum(work) / n, [0] * n, [0] * len(work)
+    for place in longest_first(work):
+        room = [rank for rank in range(n) if loads[rank] + work[place] <= fair]
+        found[place] = rank = max(room, key=lambda rank: loads[rank]) if room else n - 1
+        loads[rank] += work[place]
+    return found
+
+
+def searches_all(work, n):
+    plans = itertools.product(range(n), repeat=len(work))
+    loads = lambda plan: [
+        sum(w for w, owner in zip(work, plan, strict=True) if owner == rank) for rank in range(n)
+    ]
+    return min(plans, key=lambda plan: max(loads(plan)))
+
+
+def floats(work, n):
+    return [float(rank) for rank in by_heap(work, n)]
+
+
+def kept_loads(work, n, loads=[0] * 8):
+    found = [0] * len(work)
+    for place in longest_first(work):
+        found[place] = rank = min(range(n), key=lambda rank: loads[rank])
+        loads[rank] += work[place]
+    return found
+
+
+def count_then_work(work, n):
+    return greedy(work, n, longest_first(work), key=lambda load, count: (count, load))
+
+
 WRONG = {
+    parts_of: "each rank gets equally many matrices, which follow each other. The matrices are taken as",
+    floor_blocks: "ZeroDivisionError: integer division or modulo by zero, with work [5, 3], 4 ranks (line ",
+    overwritten: "the least work in its last matrix alone. The matrices are taken the longest first: add",
+    by_index: "equal matrices have one place together, as list.index finds it",
+    by_chance: "the owners are drawn by chance, with `randrange`, and rank ",
+    by_hash: "two processes come to different owners (seen with work [3, 1, 4, 4, 3, 1, 4, 4, ... 12 ",
+    in_pairs: "each rank in turn gets two matrices that follow each other. The matrices are taken the "
+    "longest and the shortest by turns",
+    by_squares: "with the least sum of the squares of its work",
+    by_roots: "with the least sum of the roots of its work",
+    best_fit: "a rank that is filled up to the mean before others get one, and where no rank has room",
+    searches_all: "not returned after 3 s: is it an endless loop, or a search through all 16,777,216 lists",
+    floats: "which has floats: a rank is a whole number",
+    kept_loads: "returns other owners when it is called a second time (seen with work [3, 1, 4, 4], 2 ranks)",
+    count_then_work: "the fewest matrices, and their work counts only between ranks that have equally many",
     all_on_rank_0: "every matrix goes to rank 0",
-    in_turn: "dealt out in turn, as they stand in the list",
-    sorted_in_turn: "sorted and then dealt out in turn",
+    in_turn: "dealt out in turn, so that the ranks have equally many. The matrices are taken as they stand",
+    sorted_in_turn: "in turn, so that the ranks have equally many. The matrices are taken the longest first",
     snake: "there and back",
-    as_listed: "in the order of the list",
-    shortest_first: "the shortest matrices are given out first",
+    as_listed: "The matrices are taken as they stand in the list: begin with the longest",
+    shortest_first: "The matrices are taken the shortest first: begin with the longest",
     by_count: "count their work and not the matrices",
-    to_the_busiest: "that has the most work so far",
-    chunks: "as many neighbours in the list as every other",
+    to_the_busiest: "every matrix goes to rank 0, because you say so, or because it has the most work so far",
+    chunks: "each rank gets equally many matrices, which follow each other",
     neighbours: "neighbours stay together",
-    not_put_back: "in the order of the sorted work",
+    not_put_back: "the longest first, and the owners stand in that order and not in that of the list",
     from_one: "a matrix goes to rank 2, and the ranks are 0 to 1",
     lists_by_rank: "return a list with the number of a rank for each matrix",
     loads_by_rank: "your list has 2 numbers, one for each rank, for 4 matrices",
@@ -205,11 +336,12 @@ def test_a_wrong_answer_is_named(answer):
     assert WRONG[answer] in (check_owners.diagnose(answer) or "accepted")
 
 
-def test_every_mistake_is_one_in_some_case():
-    """None of the plans behind the sentences is as good as the rule in all cases."""
-    for why, plan in MISTAKES.items():
-        rule = [max(case.loads(owners(list(case.work), case.world_size))) for case in CASES]
-        assert any(max(c.loads(plan(c))) > best for c, best in zip(CASES, rule, strict=True)), why
+def test_every_rule_is_a_mistake_in_some_case():
+    """None of the rules behind the sentences is as good as the right one in all cases."""
+    best = [max(case.loads(owners(list(case.work), case.world_size))) for case in CASES]
+    for rule in rules():
+        busiest = [max(case.loads(rule.plan(case))) for case in CASES]
+        assert any(got > want for got, want in zip(busiest, best, strict=True)), str(rule)
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,13 @@
 """Lesson 10's exercise: give matrices to ranks so that no rank works longer than needed."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import CodeType
 
 from zerolab.course.attempts import Odd, attempt
 from zerolab.course.exercise import graded
-from zerolab.course.lessons.whole_matrices.plans import CASES, MISTAKES, Case, Plan
+from zerolab.course.lessons.whole_matrices.asked import SECONDS, Answer, Slow, answers, by_hash_seed
+from zerolab.course.lessons.whole_matrices.cases import CASES, Case, Plan
+from zerolab.course.lessons.whole_matrices.rules import followed
 from zerolab.course.lessons.whole_matrices.solution import owners
 
 HINTS = (
@@ -14,7 +16,19 @@ HINTS = (
     "sort the places of the matrices by their work, the longest first. Give each place to the rank with the "
     "least work, and add the work to it. Return the owners in the order of the list.",
 )
-Answers = Mapping[Case, Any]
+CHANCE = {
+    "random",
+    "Random",
+    "SystemRandom",
+    "randint",
+    "randrange",
+    "choice",
+    "choices",
+    "shuffle",
+    "sample",
+}
+CHANCE |= {"rand", "randperm", "urandom", "default_rng"}
+Plans = Mapping[Case, Plan]
 
 
 @graded(
@@ -24,92 +38,111 @@ Answers = Mapping[Case, Any]
     solution=[owners],
 )
 def check_owners(fn: Callable) -> str | None:
-    """Ask fn(work, world_size) on two ranks for the owners of eleven lists of matrices; name the mistake.
+    """Ask fn(work, world_size) on two ranks for the owners of several lists of matrices; name the mistake.
 
     Right is every list of owners whose busiest rank has no more to do than with the longest-first rule.
     """
-    outcome = attempt(_answers, [(fn,), (fn,)])
+    outcome = attempt(answers, [(fn, CASES)] * 2)
     if outcome.failure:
         return outcome.failure
-    first, second = (dict(zip(CASES, answers, strict=True)) for answers in outcome.values)
+    (first, again), (other, _) = (
+        [dict(zip(CASES, each, strict=False)) for each in own] for own in outcome.values
+    )
     if set(map(str, first.values())) == {str(Odd("NoneType", ""))}:
         return "not written yet: the function returned None"
-    wrong = [case for case in CASES if _odd(case, first[case]) or _too_long(case, first[case])]
-    if wrong:
-        return f"{_mistake(first, wrong)} (seen with {wrong[0]})"
-    if differing := [case for case in CASES if first[case] != second[case]]:
-        return (
-            f"two ranks come to different owners (seen with {differing[0]}): every rank computes the list by "
-            "itself, so use no random numbers, and no order that differs by process"
-        )
-    return None
+    if odd := next(filter(None, (_odd(case, first[case]) for case in CASES)), None):
+        return odd
+    wrong = [case for case in CASES if _too_long(case, first[case])]
+    by_hash = [] if wrong else by_hash_seed(fn, CASES)
+    if differ := _differ(first, other, again, by_hash):
+        return differ
+    return f"{_mistake(fn, first, wrong[0])} (seen with {wrong[0]})" if wrong else None
 
 
-def _answers(fn: Callable) -> list[Plan | Odd]:
-    """In the worker: what fn returns for every case, as plain numbers."""
-    return [_plan(fn(list(case.work), case.world_size)) for case in CASES]
-
-
-def _plan(value: Any) -> Plan | Odd:
-    """Take any sequence of whole numbers, a tensor too."""
-    try:
-        given = list(value)
-        found = [int(each) for each in given]
-        if found == given and not isinstance(value, set | dict | str):
-            return found
-    except (TypeError, ValueError):
-        pass
-    return Odd(type(value).__name__, "" if value is None else repr(value)[:60])
-
-
-def _odd(case: Case, got: Plan | Odd) -> str | None:
+def _odd(case: Case, got: Answer) -> str | None:
     """What keeps an answer from being a list of owners."""
+    seen = f" (seen with {got.case if isinstance(got, Slow) else case})"
+    if isinstance(got, Slow):
+        lists = got.case.world_size ** len(got.case.work)
+        return (
+            f"your function has not returned after {SECONDS} s: is it an endless loop, or a search through "
+            f"all {lists:,} lists of owners? A simple rule is enough{seen}"
+        )
     if isinstance(got, Odd):
         said = f"{got.kind} {got.text}".replace("NoneType", "None").strip()
-        return f"your function returned {said}: return a list with the number of a rank for each matrix"
+        if got.numbers:
+            return f"your function returned {said}, which has floats: a rank is a whole number, an int{seen}"
+        return f"your function returned {said}: return a list with the number of a rank for each matrix{seen}"
     if len(got) != len(case.work):
         per_rank = ", one for each rank" if len(got) == case.world_size else ""
         return (
             f"your list has {len(got)} numbers{per_rank}, for {len(case.work)} matrices: return the owner of "
-            "each matrix"
+            f"each matrix{seen}"
         )
     beyond = [owner for owner in got if not 0 <= owner < case.world_size]
     if beyond:
         return (
             f"a matrix goes to rank {beyond[0]}, and the ranks are 0 to {case.world_size - 1}: return the "
-            "owner's number"
+            f"owner's number{seen}"
         )
     return None
 
 
 def _too_long(case: Case, got: Plan) -> bool:
-    best = case.loads(owners(list(case.work), case.world_size))
-    return max(case.loads(got)) > max(best)
+    return max(case.loads(got)) > _possible(case)
 
 
-def _mistake(answers: Answers, wrong: list[Case]) -> str:
+def _possible(case: Case) -> int:
+    """What the busiest rank has to do with the longest-first rule."""
+    return max(case.loads(owners(list(case.work), case.world_size)))
+
+
+def _differ(first: Plans, other: Plans, again: Plans, by_hash: Sequence[Sequence[Plan]]) -> str | None:
+    """Whether the owners differ by rank, by call, or by what hash() returns, which differs by process."""
+    where = lambda these, those: next((case for case in CASES if these[case] != those[case]), None)
+    if case := where(first, other):
+        return (
+            f"two ranks come to different owners (seen with {case}): every rank computes the list by itself, "
+            "so use no random numbers, and no order that differs by process"
+        )
+    if case := where(first, again):
+        return (
+            f"your function returns other owners when it is called a second time (seen with {case}): it "
+            "keeps something from call to call, such as a list outside the function or in a default "
+            "argument. Begin anew in each call"
+        )
+    if by_hash and (case := where(*(dict(zip(CASES, plans, strict=True)) for plans in by_hash))):
+        return (
+            f"two processes come to different owners (seen with {case}): your function uses the order of a "
+            "set, or hash(), and that differs from process to process unless PYTHONHASHSEED is set. Use an "
+            "order that does not, such as that of the list"
+        )
+    return None
+
+
+def _mistake(fn: Callable, answers: Plans, case: Case) -> str:
     """The mistake behind all answers, or what the busiest rank of one has to do."""
-    case = wrong[0]
-    if odd := _odd(case, answers[case]):
-        return odd
-    proper = [each for each in CASES if not _odd(each, answers[each])]
-    for same in (_same_owners, _same_loads):
-        fits = [why for why, plan in MISTAKES.items() if all(same(c, answers[c], plan(c)) for c in proper)]
-        if fits:
-            return ", or else ".join(fits)
-    loads, best = case.loads(answers[case]), case.loads(owners(list(case.work), case.world_size))
+    if rule := followed(answers):
+        return str(rule)
+    loads = case.loads(answers[case])
     busiest, least = loads.index(max(loads)), loads.index(min(loads))
     return (
-        f"rank {busiest} works longer than needed: it has {loads[busiest]:,} to do and rank {least} has "
-        f"{loads[least]:,}, where {max(best):,} is possible for the busiest. Begin with the longest matrix, "
-        "and give each to the rank that has the least work so far"
+        f"{_by_chance(fn)}rank {busiest} works longer than needed: it has {loads[busiest]:,} to do and rank "
+        f"{least} has {loads[least]:,}, where {_possible(case):,} is possible for the busiest. Begin with "
+        "the longest matrix, and give each to the rank that has the least work so far"
     )
 
 
-def _same_owners(case: Case, got: Plan, other: Plan) -> bool:
-    return got == other
+def _by_chance(fn: Callable) -> str:
+    """Which function of random numbers the code uses, if it does."""
+    used = sorted(CHANCE.intersection(_names(getattr(fn, "__code__", None))))
+    return f"the owners are drawn by chance, with `{used[-1]}`, and " if used else ""
 
 
-def _same_loads(case: Case, got: Plan, other: Plan) -> bool:
-    """Whether the ranks have as much to do, whichever of them has it."""
-    return sorted(case.loads(got)) == sorted(case.loads(other))
+def _names(code: CodeType | None) -> Iterator[str]:
+    if code is None:
+        return
+    yield from code.co_names
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield from _names(each)

@@ -1,0 +1,71 @@
+"""Run a reader's function where hash() of a text returns something else, as it does from process to process.
+
+The ranks of a launch are forked from one process, and have its hash seed. Those of torchrun have one each. So
+an order of a set of texts is the same on all ranks of a launch, and fails on real ones.
+"""
+
+import dis
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any
+
+from zerolab.launcher.payload import pickle_payload
+
+SEEDS = ("1", "2")
+_NAMES = {"set", "frozenset", "hash"}
+_OPERATIONS = {"BUILD_SET", "SET_ADD", "SET_UPDATE"}
+_OF_SETS = {"&", "|", "^", "&=", "|=", "^="}
+
+
+def may_depend(*functions: Any) -> bool:
+    """Whether the code of functions, or of classes' methods, has a set or hash() in it.
+
+    Only a run under two seeds proves anything: many such functions do not depend on the order.
+    """
+    return any(_has_a_set(code) for each in functions for code in _codes(each))
+
+
+def _codes(thing: Any) -> Iterator[CodeType]:
+    if isinstance(thing, type):
+        for each in vars(thing).values():
+            yield from _codes(each)
+    elif isinstance(thing, FunctionType):
+        yield from _codes(thing.__code__)
+        for name in thing.__code__.co_names:  # the functions that it calls
+            other = thing.__globals__.get(name)
+            if isinstance(other, FunctionType) and other.__module__ == thing.__module__ and other != thing:
+                yield from _codes(other.__code__)
+    elif isinstance(thing, CodeType):
+        yield thing
+        for each in thing.co_consts:
+            yield from _codes(each)
+
+
+def _has_a_set(code: CodeType) -> bool:
+    if _NAMES.intersection(code.co_names):
+        return True
+    return any(
+        each.opname in _OPERATIONS or (each.opname == "BINARY_OP" and each.argrepr in _OF_SETS)
+        for each in dis.get_instructions(code)
+    )
+
+
+def under_each_seed(script: Path, fn: Callable, *args: Any) -> list[str]:
+    """What a script prints, for each seed; nothing where it fails. It reads the call from standard input."""
+    payload = pickle_payload(fn, args, {})
+    started = [
+        subprocess.Popen(
+            [sys.executable, str(script)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        for seed in SEEDS
+    ]
+    said = [child.communicate(payload)[0].decode() for child in started]
+    return [] if any(child.returncode for child in started) else said

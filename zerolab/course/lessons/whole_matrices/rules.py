@@ -1,0 +1,109 @@
+"""Lesson 10's exercise: the rules by which a wrong answer may have chosen its owners, and their replays.
+
+A rule has an order in which it takes the matrices, a way to choose a rank, and a place for the owner in the
+list. Each may be the right one or another, so a few of them make several hundred rules.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from typing import NamedTuple
+
+from zerolab.course.lessons.whole_matrices.cases import Case, Plan
+from zerolab.course.lessons.whole_matrices.choices import CHOICES, LEAST_WORK, Choice, Ranks
+
+Order = Callable[[Case], Sequence[int]]
+"""The places of the matrices, as they are taken."""
+
+
+def _by_work(sign: int, ties: int = 1) -> Order:
+    """By their work; equal ones as they stand in the list, or the last of them first."""
+    return lambda case: sorted(range(len(case.work)), key=lambda n: (sign * case.work[n], ties * n))
+
+
+def _outside_in(case: Case) -> list[int]:
+    """The longest, the shortest, the second longest, and so on."""
+    order = _by_work(-1)(case)
+    return [order[-1 - turn // 2 if turn % 2 else turn // 2] for turn in range(len(order))]
+
+
+LONGEST_FIRST = "the longest first"
+ORDERS: Mapping[str, tuple[Order, ...]] = {
+    LONGEST_FIRST: (_by_work(-1), _by_work(-1, -1)),
+    "as they stand in the list": (lambda case: range(len(case.work)),),
+    "the shortest first": (_by_work(1), _by_work(1, -1)),
+    "the longest and the shortest by turns": (_outside_in,),
+    "from the end of the list": (lambda case: range(len(case.work))[::-1],),
+}
+AT_ITS_PLACE = ""
+PLACES: Mapping[str, Callable[[Case, int, int], int]] = {
+    AT_ITS_PLACE: lambda case, turn, place: place,
+    ", and the owners stand in that order and not in that of the list": lambda case, turn, place: turn,
+    ", and equal matrices have one place together, as list.index finds it": lambda case, turn, place: (
+        case.work.index(case.work[place])
+    ),
+}
+
+
+class Rule(NamedTuple):
+    """A rule: the name of its order and the order itself, its choice, and the name of the place."""
+
+    order: str
+    take: Order
+    choice: Choice
+    place: str
+
+    def plan(self, case: Case) -> Plan:
+        """The owners that it chooses."""
+        ranks, found = Ranks(case), [0] * len(case.work)
+        for turn, place in enumerate(self.take(case)):
+            owner = self.choice.choose(ranks, turn, case.work[place])
+            found[PLACES[self.place](case, turn, place)] = owner
+            ranks.give(owner, case.work[place])
+        return found
+
+    def __str__(self) -> str:
+        """What it does, and what to do instead."""
+        said, instead = self.choice.words, []
+        if not said.startswith("every"):
+            said += f". The matrices are taken {self.order}{self.place}"
+            instead += ["begin with the longest"] if self.order != LONGEST_FIRST else []
+        if self.choice.words != LEAST_WORK.words:
+            instead.append(self.choice.instead)
+        if self.place != AT_ITS_PLACE:
+            instead.append("put each owner at the place of its matrix in the list")
+        return f"{said}: {', and '.join(instead)}"
+
+
+def rules() -> list[Rule]:
+    """All rules but the right one, those first that need the fewest mistakes.
+
+    A wrong place costs most: matrices that are dealt out in turn as they stand in the list are also sorted,
+    dealt out, and not put back.
+    """
+    mistakes = lambda rule: (
+        (rule.order != LONGEST_FIRST) + (rule.choice.words != LEAST_WORK.words) + 1.5 * bool(rule.place)
+    )
+    made = [
+        Rule(name, order, choice, place)
+        for (name, orders), choice, place in product(ORDERS.items(), CHOICES, PLACES)
+        for order in orders
+    ]
+    return sorted(filter(mistakes, made), key=mistakes)
+
+
+def followed(answers: Mapping[Case, Plan]) -> Rule | None:
+    """The rule that all answers follow: by their owners, or else by how much work the ranks have."""
+    for same in (_same_owners, _same_loads):
+        for rule in rules():
+            if all(same(case, plan, rule.plan(case)) for case, plan in answers.items()):
+                return rule
+    return None
+
+
+def _same_owners(case: Case, got: Plan, other: Plan) -> bool:
+    return got == other
+
+
+def _same_loads(case: Case, got: Plan, other: Plan) -> bool:
+    """Whether the ranks have as much to do, whichever of them has it."""
+    return sorted(case.loads(got)) == sorted(case.loads(other))
