@@ -32,7 +32,8 @@ from zerolab.course import answer, figure, predict, show, show_source
 from zerolab.course.lessons.incident_room import *
 from zerolab.course.lessons.incident_room import quiz
 from zerolab.course.lessons.incident_room.lockstep import alone
-from zerolab.course.lessons.incident_room.room import curve, exam, report, start, watch, watch_resume
+from zerolab.course.lessons.incident_room.room import start
+from zerolab.course.lessons.incident_room.watching import curve, exam, report, watch, watch_resume
 from zerolab.course.look import COLOURS, INK, PALE
 from zerolab.stages.base import Stage
 

@@ -29,7 +29,8 @@ from zerolab.course.lessons.incident_room import (
 )
 from zerolab.course.lessons.incident_room.check import look
 from zerolab.course.lessons.incident_room.lockstep import alone
-from zerolab.course.lessons.incident_room.room import RANKS, report, watch
+from zerolab.course.lessons.incident_room.room import RANKS
+from zerolab.course.lessons.incident_room.watching import report, watch
 
 solutions_travel_by_value(__name__)
 NUMBERS = range(1, 13)

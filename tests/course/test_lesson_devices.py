@@ -11,7 +11,7 @@ from support.lessons import NAMES, code_cells, notebook_names, source
 
 import zerolab
 from zerolab.course.lessons.in_the_wild import sharded
-from zerolab.course.lessons.incident_room import own_tests, room, stage_trial, trainings
+from zerolab.course.lessons.incident_room import own_tests, room, runs, stage_trial, trainings
 
 META = torch.device("meta")
 ON_DEVICES = [name for name in NAMES if "launch(" in source(name) and "on your CPU" not in source(name)]
@@ -59,7 +59,7 @@ MADE = {
     "what lesson 08's check trains": lambda: [*sharded._model().parameters(), sharded._batch(0)],
     "where the tickets' jobs start": lambda: [room.start(), *room.named(CASE, room.start()).values()],
     "their samples": lambda: [part for each in room.batches(CASE, 1) for part in (each.inputs, each.targets)],
-    "the files that a job resumes from": lambda: room.tree_map(room._on_device, ([torch.ones(2)], 5))[0],
+    "the files that a job resumes from": lambda: runs.tree_map(runs._on_device, ([torch.ones(2)], 5))[0],
     "what the reader's test trains": lambda: [*trainings._model().parameters(), *trainings._batch(0, 0, 0)],
     "the batches of the reader's stages": lambda: stage_trial._tokens(0, 0),
 }

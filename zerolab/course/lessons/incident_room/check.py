@@ -19,7 +19,8 @@ from zerolab.course.lessons.incident_room.common import common
 from zerolab.course.lessons.incident_room.lockstep import Tensors, trained
 from zerolab.course.lessons.incident_room.readings import updates_told
 from zerolab.course.lessons.incident_room.resumes import Owned, momentum_told, none_saved
-from zerolab.course.lessons.incident_room.room import LR, PSI, Case, Seen, one_thread, train
+from zerolab.course.lessons.incident_room.room import LR, PSI, Case, one_thread
+from zerolab.course.lessons.incident_room.runs import Seen, train
 
 CASES = (Case(3), Case(2), Case(4))
 

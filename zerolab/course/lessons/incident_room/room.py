@@ -4,20 +4,13 @@ The job is small and exact: 103 parameters in fp64, full batches. So a wrong dig
 """
 
 import contextlib
-import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
-from torch.utils._pytree import tree_map
 
 import zerolab
-from zerolab.course.alive import Alive
-from zerolab.course.attempts import attempt
-from zerolab.course.lessons.incident_room.held import ITEM, kept_bytes, momenta, rates, state, tensors
-from zerolab.course.wire import Message, Wire, sent_bytes
 
 RANKS = 4  # of the jobs that the notebook shows
 PSI, LR, SAMPLES = 103, 0.02, 120
@@ -64,6 +57,8 @@ class Batch:
     targets: torch.Tensor
     order: tuple[str, ...] = tuple(NAMES)  # in which backward has the gradients ready, by name
     errors: list[float] = field(default_factory=list)  # the squared errors, added up, at each backward
+    used: list[torch.Tensor] = field(default_factory=list, repr=False)  # the parameters, at each backward
+    forwards: int = 0  # how often the loss was computed
     watch: Callable[[], None] = field(default=lambda: None, repr=False)
 
     def __len__(self) -> int:
@@ -71,11 +66,13 @@ class Batch:
 
     def loss(self, flat: torch.Tensor) -> torch.Tensor:
         """Forward."""
+        self.forwards += 1
         return (self.inputs @ flat - self.targets).square().mean()
 
     def gradient(self, flat: torch.Tensor) -> torch.Tensor:
         """Backward: the gradient of the loss."""
         self.watch()
+        self.used.append(flat.detach().clone())
         error = self.inputs @ flat - self.targets
         self.errors.append(float(error.square().sum()))
         return 2 / len(self) * self.inputs.t() @ error
@@ -127,127 +124,3 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-class Seen(NamedTuple):
-    """What one rank saw of a run.
-
-    Attributes:
-        errors: the squared errors of its samples, added up, in each step's backward.
-        samples: how many it has.
-        flat, after: its parameters after the last step, and after the first two.
-        passes: what it sent in each step, in Ψ by the paper's count: an all-gather is Ψ.
-        calls: the same of the last step, by the function that sent it.
-        rates: the learning rates of the engine's optimizers.
-        kept: bytes that the engine keeps, by name, before each micro-batch of the last step, and after it.
-        state: elements of optimizer state, in all of the engine's optimizers.
-        logs: what `engine.log` held after each step, where the engine has one.
-        saved: what `save` returned, where the case is resumed.
-        loaded: the momentum of each of its shards right after `load`.
-    """
-
-    errors: list[float]
-    samples: int
-    flat: torch.Tensor
-    after: list[torch.Tensor]
-    passes: list[float]
-    kept: list[dict[str, int]]
-    state: int
-    logs: list[Any]
-    saved: Any = None
-    loaded: Sequence[torch.Tensor | None] = ()
-    calls: Mapping[str, float] = {}
-    rates: Sequence[float] = ()
-
-
-def train(
-    engine: Callable,
-    case: Case,
-    rank: int,
-    again: tuple | None = None,
-    gathers: bool = False,
-    memory: bool = True,
-) -> Seen:
-    """In the worker: run the job with an engine. `again`: the parameters and files to resume from.
-
-    `gathers`: whether the parameters are read with `gather()`, because no rank has them whole. `memory`:
-    whether to look at what the engine keeps, which takes time.
-    """
-    flat, files = tree_map(_on_device, again or (start(), None))
-    given = named(case, flat) if case.by_name else flat.clone()
-    alive, data, kept = Alive(), batches(case, rank), []
-    mine = engine(given, LR)
-    if again:
-        mine.load(files)
-    loaded = momenta(mine) if again else ()
-    passes, logs, after = [], [], []
-    # A copy gathers, so that an engine which keeps what it gathered does not save a gather of its own.
-    whole = lambda: torch.cat(tensors(copy.copy(mine).gather() if gathers else given)).detach().clone()
-    look = lambda: kept.append(kept_bytes(alive, mine, given))
-    for step in range(case.steps):
-        for batch in data:
-            batch.watch = look if memory and step == case.steps - 1 else batch.watch
-        with Wire() as wire:
-            mine.step(data)
-        calls = _passes(wire.messages)
-        passes.append(sum(calls.values()))
-        logs.append(getattr(mine, "log", None))
-        after += [whole()] if step < 2 else []
-    if memory:
-        look()
-    last = whole()
-    saved = mine.save() if case.resumed_on and not again else None
-    errors = [sum(step) for step in zip(*(batch.errors for batch in data), strict=False)]
-    seen = errors, sum(map(len, data)), last, after, passes, kept, state(mine), logs, saved, loaded
-    return Seen(*seen, calls, rates(mine))
-
-
-def _passes(messages: Sequence[Message]) -> dict[str, float]:
-    """What was sent, in Ψ, by the function that sent it."""
-    n = dist.get_world_size()
-    by_call = {call: [each for each in messages if each.call == call] for call in (m.call for m in messages)}
-    return {call: sent_bytes(own, n) / (ITEM * PSI * (n - 1) / n) for call, own in by_call.items()}
-
-
-def _on_device(leaf: Any) -> Any:
-    """A tensor on the rank's device: what ranks return comes back on the CPU."""
-    return leaf.to(zerolab.device()) if isinstance(leaf, torch.Tensor) else leaf
-
-
-# ---- what the notebook shows
-
-
-def watch(engine: Callable, steps: int = 40, gathers: bool = False, **case: Any) -> list[Seen]:
-    """Run the job with an engine on four ranks, and return what each rank saw."""
-    return zerolab.launch(_on_rank, RANKS, engine, Case(RANKS, steps=steps, **case), None, gathers)
-
-
-def watch_resume(engine: Callable, resumed_on: int, steps: int = 5) -> tuple[list[Seen], list[Seen]]:
-    """The same, then save, and as many steps with a new engine on `resumed_on` ranks that loads."""
-    case = Case(RANKS, steps=steps, resumed_on=resumed_on)
-    before = zerolab.launch(_on_rank, RANKS, engine, case)
-    again = before[0].flat, [seen.saved for seen in before]
-    return before, zerolab.launch(_on_rank, resumed_on, engine, case, again)
-
-
-def _on_rank(engine: Callable, case: Case, again: tuple | None = None, gathers: bool = False) -> Seen:
-    return train(engine, case, dist.get_rank(), again, gathers)
-
-
-def curve(ranks: list[Seen]) -> list[float]:
-    """The loss of every step: the mean over the samples of all ranks."""
-    samples = sum(seen.samples for seen in ranks)
-    return [sum(step) / samples for step in zip(*(seen.errors for seen in ranks), strict=True)]
-
-
-def exam(flat: torch.Tensor) -> float:
-    """The loss of samples that nobody trains on."""
-    return float(batches(Case(RANKS), RANKS)[0].loss(flat))
-
-
-def report(engine: Callable) -> list[str]:
-    """What each rank was sending first, where a job whose engine gets parameters by name died."""
-    case = Case(RANKS, by_name=True)
-    outcome = attempt(train, [(engine, case, rank) for rank in range(RANKS)])
-    first = [own[0] for own in outcome.messages]
-    return [f"rank {rank}: {call.call} sends {call.numel} elements" for rank, call in enumerate(first)]
