@@ -10,9 +10,20 @@ from torch.utils._pytree import tree_map
 
 import zerolab
 from zerolab.course.alive import Alive
-from zerolab.course.lessons.incident_room.held import ITEM, kept_bytes, momenta, rates, state, tensors
+from zerolab.course.lessons.incident_room.held import (
+    ITEM,
+    Held,
+    held,
+    momenta,
+    rates,
+    settings,
+    state,
+    tensors,
+)
 from zerolab.course.lessons.incident_room.room import LR, PSI, Case, batches, named, start
 from zerolab.course.wire import Message, Wire, sent_bytes
+
+LOOKED_AT = 2  # steps, of whose backwards the parameters are kept
 
 
 class Seen(NamedTuple):
@@ -23,13 +34,21 @@ class Seen(NamedTuple):
         samples: how many it has.
         flat, after: its parameters after the last step, and after the first two.
         passes: what it sent in each step, in Ψ by the paper's count: an all-gather is Ψ.
-        calls: the same of the last step, by the function that sent it.
-        rates: the learning rates of the engine's optimizers.
         kept: bytes that the engine keeps, by name, before each micro-batch of the last step, and after it.
         state: elements of optimizer state, in all of the engine's optimizers.
         logs: what `engine.log` held after each step, where the engine has one.
         saved: what `save` returned, where the case is resumed.
         loaded: the momentum of each of its shards right after `load`.
+        calls: what it sent in the last step, in Ψ, by the function that sent it.
+        rates: the learning rates of the engine's optimizers.
+        settings: how the engine's optimizers differ from the ticket's.
+        used: by micro-batch, the parameters that each of its first backwards ran with.
+        backwards: by micro-batch, how often its backward ran.
+        forwards: how often a loss was computed, in all steps.
+        given: the parameters that the engine was given.
+        begun: those before the first step, and after `load` where there is one.
+        momentum: of each of its shards, at the end.
+        held: what was in memory, at the moments of `kept`.
     """
 
     errors: list[float]
@@ -44,6 +63,14 @@ class Seen(NamedTuple):
     loaded: Sequence[torch.Tensor | None] = ()
     calls: Mapping[str, float] = {}
     rates: Sequence[float] = ()
+    settings: Sequence[str] = ()
+    used: Sequence[Sequence[torch.Tensor]] = ()
+    backwards: Sequence[int] = ()
+    forwards: int = 0
+    given: torch.Tensor = torch.empty(0)
+    begun: torch.Tensor = torch.empty(0)
+    momentum: Sequence[torch.Tensor | None] = ()
+    held: Sequence[Held] = ()
 
 
 def train(
@@ -59,33 +86,83 @@ def train(
     `gathers`: whether the parameters are read with `gather()`, because no rank has them whole. `memory`:
     whether to look at what the engine keeps, which takes time.
     """
-    flat, files = tree_map(_on_device, again or (start(), None))
-    given = named(case, flat) if case.by_name else flat.clone()
-    alive, data, kept = Alive(), batches(case, rank), []
-    mine = engine(given, LR)
-    if again:
-        mine.load(files)
-    loaded = momenta(mine) if again else ()
-    passes, logs, after = [], [], []
-    # A copy gathers, so that an engine which keeps what it gathered does not save a gather of its own.
-    whole = lambda: torch.cat(tensors(copy.copy(mine).gather() if gathers else given)).detach().clone()
-    look = lambda: kept.append(kept_bytes(alive, mine, given))
+    run = Run(engine, case, rank, again, gathers)
     for step in range(case.steps):
-        for batch in data:
-            batch.watch = look if memory and step == case.steps - 1 else batch.watch
+        run.step(step, memory and step == case.steps - 1)
+    return run.seen(case.resumed_on > 0 and not again)
+
+
+class Run:
+    """The job with an engine, and what is noted of it.
+
+    Attributes: given, what the engine gets; mine, the engine; data, the rank's batches; others as in Seen.
+    """
+
+    def __init__(self, engine: Callable, case: Case, rank: int, again: tuple | None, gathers: bool):
+        flat, files = tree_map(_on_device, again or (start(), None))
+        self.given = named(case, flat) if case.by_name else flat.clone()
+        self.data, self.gathers, self.alive = batches(case, rank), gathers, Alive()
+        self.mine = engine(self.given, LR)
+        self.before = torch.cat(tensors(self.given)).clone()
+        if again:
+            self.mine.load(files)
+        self.begun = torch.cat(tensors(self.given)).clone()
+        self.loaded = momenta(self.mine) if again else ()
+
+        self.after: list[torch.Tensor] = []
+        self.passes: list[float] = []
+        self.logs: list[Any] = []
+        self.held: list[Held] = []
+        self.calls: dict[str, float] = {}
+
+    def whole(self) -> torch.Tensor:
+        """All parameters. A copy gathers, so that an engine which keeps that does not save its own gather."""
+        found = copy.copy(self.mine).gather() if self.gathers else self.given
+        return torch.cat(tensors(found)).detach().clone()
+
+    def look(self) -> None:
+        """Note what is in memory."""
+        ours = [self.before, self.begun, *self.after, *(flat for batch in self.data for flat in batch.used)]
+        parameters = [self.begun, *self.after][-1]
+        self.held.append(held(self.alive, self.mine, [*tensors(self.given), *ours], parameters))
+
+    def step(self, number: int, memory: bool) -> None:
+        """Take a step. `memory`: look at what is in memory before each micro-batch."""
+        for batch in self.data:
+            batch.watch = self.look if memory else batch.watch
         with Wire() as wire:
-            mine.step(data)
-        calls = _passes(wire.messages)
-        passes.append(sum(calls.values()))
-        logs.append(getattr(mine, "log", None))
-        after += [whole()] if step < 2 else []
-    if memory:
-        look()
-    last = whole()
-    saved = mine.save() if case.resumed_on and not again else None
-    errors = [sum(step) for step in zip(*(batch.errors for batch in data), strict=False)]
-    seen = errors, sum(map(len, data)), last, after, passes, kept, state(mine), logs, saved, loaded
-    return Seen(*seen, calls, rates(mine))
+            self.mine.step(self.data)
+        self.calls = _passes(wire.messages)
+        self.passes.append(sum(self.calls.values()))
+        self.logs.append(getattr(self.mine, "log", None))
+        self.after += [self.whole()] if number < LOOKED_AT else []
+        if memory:
+            self.look()
+
+    def seen(self, saves: bool) -> Seen:
+        """All that was noted. `saves`: and what save returns."""
+        return Seen(
+            errors=[sum(step) for step in zip(*(batch.errors for batch in self.data), strict=False)],
+            samples=sum(map(len, self.data)),
+            flat=self.whole(),
+            after=self.after,
+            passes=self.passes,
+            kept=[each.kept for each in self.held],
+            state=state(self.mine),
+            logs=self.logs,
+            saved=self.mine.save() if saves else None,
+            loaded=self.loaded,
+            calls=self.calls,
+            rates=rates(self.mine),
+            settings=settings(self.mine),
+            used=[batch.used[:LOOKED_AT] for batch in self.data],
+            backwards=[len(batch.used) for batch in self.data],
+            forwards=sum(batch.forwards for batch in self.data),
+            given=self.before,
+            begun=self.begun,
+            momentum=momenta(self.mine),
+            held=self.held,
+        )
 
 
 def _passes(messages: Sequence[Message]) -> dict[str, float]:
