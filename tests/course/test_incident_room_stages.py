@@ -87,6 +87,14 @@ def test_the_answer_is_four_classes():
     assert "this is a int, and no class" in check_stages.diagnose([Blank, Blank, Blank, 3])
 
 
+def test_a_list_in_another_order_is_told():
+    lines = check_stages.diagnose([Stage0, Stage2, Stage1, Stage3]).splitlines()
+    assert lines[0] == "2 of the four stages are right" and lines[1] == "  stage 0: right"
+    there = ". The list has {} in this place: write check_stages([Stage0, Stage1, Stage2, Stage3])"
+    assert lines[2].endswith(f"sharded from stage 2 on{there.format('Stage2')}")
+    assert lines[3].endswith(f"a view keeps all{there.format('Stage1')}")
+
+
 def test_a_class_may_inherit_its_methods_but_not_from_the_stage_before():
     class Inherits(Stage0): ...
 

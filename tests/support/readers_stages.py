@@ -127,6 +127,11 @@ class NoStep(Stage0):
         pass
 
 
+class OwnsAPart(Stage0):
+    def setup(self, unit):
+        unit.own(self.comm.shard_range(unit.padded_numel))
+
+
 class NothingReduced(Stage0):
     def reduce_grads(self, unit):
         return Work()
@@ -232,6 +237,18 @@ class KeepsALog(Stage2):
         super().after_reduce(unit)
 
 
+class KeepsASpare(Stage2):
+    def after_reduce(self, unit):
+        unit.spare = unit.grads.local[unit.owned].clone()
+        super().after_reduce(unit)
+
+
+class KeepsInGrads(Stage3):
+    def after_reduce(self, unit):
+        unit.grads.last = [unit.grads.local]
+        super().after_reduce(unit)
+
+
 class NeverReshards(Stage3):
     def reshard(self, unit):
         pass
@@ -254,6 +271,12 @@ class GathersAfterUpdate(Stage3):
 RIGHT = "right"
 WRONG = {  # by stage: values, traffic, memory
     NoStep: (0, "those from before the step", RIGHT, "0 bytes of optimizer state"),
+    OwnsAPart: (
+        0,
+        "rank 0 owns elements 0 to 4240 of unit blocks.0 alone, and updates no others. At stage 0 each rank",
+        RIGHT,
+        "sharded from stage 1 on",
+    ),
     NothingReduced: (0, "each rank updates with its own", "moves 0Ψ (nothing in self.comm)", RIGHT),
     DividesTwice: (0, "divided by the number of ranks twice", RIGHT, RIGHT),
     HalfAnAllReduce: (0, "leaves the result in the own part only", "moves 1Ψ", RIGHT),
@@ -280,6 +303,8 @@ WRONG = {  # by stage: values, traffic, memory
     FreesNothing: (2, RIGHT, RIGHT, "unit.grads.free_local()"),
     ParksGradients: (2, RIGHT, RIGHT, "are kept in self.last"),
     KeepsALog: (2, RIGHT, RIGHT, "are kept in LOG[0]"),
+    KeepsASpare: (2, RIGHT, RIGHT, "are kept in unit.spare: a stage keeps no tensors of its own, and adds"),
+    KeepsInGrads: (3, RIGHT, RIGHT, "are kept in unit.grads.last[0]: a stage keeps no tensors of its own"),
     NeverReshards: (3, "not made from the new shards", "2Ψ", "freed in setup, after detach_shard"),
     GathersNothing: (3, "NaN", "once more, for backward", RIGHT),
     GathersAfterUpdate: (3, RIGHT, "gathered after the update too", RIGHT),

@@ -71,11 +71,21 @@ def check_stages(stages: Sequence[type[Stage]]) -> str | None:
     for look in (partial(verified, ranks=RANKS, precision="fp32"), at_a_trillion):
         if not any(said.values()):
             said |= look(_right(stages, said))
+    said |= {n: f"{problem}{_other_place(stages, n)}" for n, problem in said.items() if problem}
     return _summary(said) if any(said.values()) else None
 
 
 def _right(stages: Sequence[type[Stage]], said: Said) -> dict[int, type[Stage]]:
     return {number: each for number, each in enumerate(stages) if not said[number]}
+
+
+def _other_place(stages: Sequence[type[Stage]], number: int) -> str:
+    """Whether the class in this place of the list has another stage's number in its name."""
+    name = getattr(stages[number], "__name__", "")
+    other = next((each for each in range(4) if name.endswith(str(each))), number)
+    if other == number:
+        return ""
+    return f". The list has {name} in this place: write check_stages([Stage0, Stage1, Stage2, Stage3])"
 
 
 def _summary(said: Said) -> str:

@@ -22,7 +22,7 @@ RIGHT = "right"
 def problem(number: int, by_rank: Sequence[Seen]) -> str | None:
     """What is wrong with a stage, on any rank: in values, traffic or memory."""
     seen = by_rank[0]
-    values = _values(by_rank)
+    values = _values(number, by_rank)
     traffic = _traffic(number, seen)
     memories = (_memory(number, each.memory, each.right_memory) or _copies(each) for each in by_rank)
     memory = next(filter(None, memories), None)
@@ -31,7 +31,7 @@ def problem(number: int, by_rank: Sequence[Seen]) -> str | None:
     return f"values: {values or RIGHT}. Traffic: {traffic or RIGHT}. Memory: {memory or RIGHT}"
 
 
-def _values(by_rank: Sequence[Seen]) -> str | None:
+def _values(number: int, by_rank: Sequence[Seen]) -> str | None:
     if waiting := by_rank[0].waiting:
         return (
             f"nobody waits for the {waiting[0]} that was started, so its result may come too late: return "
@@ -39,6 +39,8 @@ def _values(by_rank: Sequence[Seen]) -> str | None:
         )
     if all(seen.equal for seen in by_rank):
         return None
+    if not number and (said := _owns_a_part(by_rank)):
+        return said
     common = [why for why in by_rank[0].fits if all(why in seen.fits for seen in by_rank)]
     if common:
         return ", or else ".join(common) + _elsewhere(by_rank)
@@ -51,6 +53,19 @@ def _values(by_rank: Sequence[Seen]) -> str | None:
             "update wrote does not reach the next forward"
         )
     return f"{off} after one step, {where}{_elsewhere(by_rank)}"
+
+
+def _owns_a_part(by_rank: Sequence[Seen]) -> str | None:
+    """Whether a rank of stage 0 updates less than all, so that nobody tells it the rest."""
+    for rank, seen in enumerate(by_rank):
+        if seen.elsewhere:
+            name, owned, every = seen.elsewhere
+            return (
+                f"rank {rank} owns elements {owned.start} to {owned.stop} of unit {name} alone, and updates "
+                "no others. At stage 0 each rank owns and updates everything: "
+                f"unit.own(slice(0, unit.padded_numel)), which is {every.start} to {every.stop}"
+            )
+    return None
 
 
 def _elsewhere(by_rank: Sequence[Seen]) -> str:
@@ -124,7 +139,10 @@ def _more(number: int, name: str, held: MeasuredStates) -> str:
 
 def _copies(seen: Seen) -> str | None:
     size, name = seen.copies
-    return f"{size:,} bytes more are kept in {name}: a stage keeps no tensors of its own" if size else None
+    if not size or not name:
+        return None
+    unit = ", and adds none to a unit" * name.startswith("unit.")
+    return f"{size:,} bytes more are kept in {name}: a stage keeps no tensors of its own{unit}"
 
 
 def stopped(failure: str) -> str:

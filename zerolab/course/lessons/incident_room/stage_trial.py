@@ -23,7 +23,7 @@ from zerolab.parity import compute_deterministically
 from zerolab.parity.parity import random_tokens, small_gpt
 from zerolab.parity.prediction import predict
 from zerolab.stages.base import Stage
-from zerolab.unit.sharded import as_plain_tensors
+from zerolab.unit.sharded import ReducedGradient, as_plain_tensors
 
 SGD: dict[str, Any] = {"lr": 0.5, "momentum": 0.9}
 STEPS = 2
@@ -41,8 +41,9 @@ class Seen(NamedTuple):
         right_traffic: the payload of a step, in Ψ.
         passes: the same by collective, as it was.
         waiting: collectives that nobody has waited for.
-        copies: the bytes that the stage keeps beside its units' buffers, and where.
-        elsewhere: of the first unit whose owned range is not this rank's part: its name, range and part.
+        copies: the bytes that the stage or its units keep beside the units' buffers, and where.
+        elsewhere: of the first unit of which the rank owns another range than it should: its name, that
+            range, and the right one.
     """
 
     steps: int
@@ -94,7 +95,7 @@ def trial(stage_class: type[Stage], number: int) -> Seen:
         passes={op: nbytes / psi_bytes for op, nbytes in _payload(events).items()},
         waiting=[name for name, work in started if work.waits],
         copies=copies,
-        elsewhere=_elsewhere(optimizer) if number else None,
+        elsewhere=_elsewhere(optimizer, number),
     )
 
 
@@ -208,11 +209,12 @@ def _places(optimizer: ZeroOptimizer, model: nn.Module) -> tuple[torch.Tensor, t
     return torch.cat([owners[name] for name in names]), torch.cat([units[name] for name in names])
 
 
-def _elsewhere(optimizer: ZeroOptimizer) -> tuple[str, range, range] | None:
-    """The first unit of which this rank owns another range than the one that is reduced on it."""
+def _elsewhere(optimizer: ZeroOptimizer, number: int) -> tuple[str, range, range] | None:
+    """The first unit of which this rank owns another range than all, or from stage 1 on its own part."""
     for unit in optimizer.units:
-        owned = range(unit.padded_numel)[unit.owned]
-        part = range(unit.padded_numel)[optimizer.stage.comm.shard_range(unit.padded_numel)]
+        every = range(unit.padded_numel)
+        owned = every[unit.owned]
+        part = every[optimizer.stage.comm.shard_range(unit.padded_numel)] if number else every
         if owned != part:
             return unit.name, owned, part
     return None
@@ -226,10 +228,19 @@ def _copies(optimizer: ZeroOptimizer, alive: Alive, alone: OneProcess) -> tuple[
     for state in [*optimizer.state.values(), *alone.optimizer.state.values()]:
         known += state.values()
     smallest = min(unit.shard_numel for unit in optimizer.units) * 4
-    own = {f"self.{name}": value for name, value in vars(optimizer.stage).items() if name != "comm"}
-    own |= {each.__name__: each for each in type(optimizer.stage).__mro__[1:] if each not in Stage.__mro__}
     with as_plain_tensors():
         found = alive.storages(known, at_least=smallest)
-        names = {key: kept_by(tensor, **own) for key, tensor in found.items()}
+        names = {key: _name(tensor, optimizer) for key, tensor in found.items()}
         kept = {key: tensor for key, tensor in found.items() if names[key]}
         return nbytes(kept), first_name(names.values())
+
+
+def _name(tensor: torch.Tensor, optimizer: ZeroOptimizer) -> str | None:
+    """The name under which the stage, its classes or a unit keeps a tensor. A placeholder has no memory."""
+    if isinstance(tensor, ReducedGradient):
+        return None
+    stage = optimizer.stage
+    own = {f"self.{name}": value for name, value in vars(stage).items() if name != "comm"}
+    own |= {each.__name__: each for each in type(stage).__mro__[1:] if each not in Stage.__mro__}
+    roots = [own, *({"unit": unit} for unit in optimizer.units)]
+    return first_name(kept_by(tensor, **each) for each in roots)
