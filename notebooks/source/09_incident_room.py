@@ -518,7 +518,7 @@ check_12(Repaired)
 # work on an engine, you want to know *before* that. Now you write the test that finds such mistakes.
 #
 # How good is a test? You find out by breaking what it tests. A **mutant** is the same engine with one mistake
-# in it. A good test passes with the right engine and fails with every mutant. Here are twelve of them. People
+# in it. A good test passes with the right engine and fails with every mutant. Here are 14 of them. People
 # make all of these mistakes: in the values, in the bytes that are sent, in memory. Some show on two ranks,
 # some only on three. Some show in the first step, some only later.
 #

@@ -135,7 +135,54 @@ def swallows_everything(train):
         good(train)
 
 
-SUM, BY_TWO, REMAINDER, ORDER, LAST_BATCH, MOMENTUM, CLIP, LAST_RANK, THREE_PSI, STATE, VIEW, COPY = BROKEN
+def sums_alone(train):
+    for stage in range(4):
+        run = train(3, stage, steps=2, micro_batches=2, clip=0.1)
+        assert all(each.sum() == run.alone.sum() for each in run.parameters)
+    without_values(train)
+
+
+def without_values(train):
+    for stage in range(4):
+        run = train(3, stage, steps=2, micro_batches=2, clip=0.1)
+        for held, sent in zip(run.memory, run.sent, strict=True):
+            see_memory(run, stage, 3, held)
+            see_traffic(run, stage, sent, 2)
+
+
+def without_stage_0(train):
+    good(train, stages=[1, 2, 3])
+
+
+def clips_nothing(train):
+    good(train, clip=2)
+
+
+def catches_itself(train):
+    for stage in range(4):
+        run = train(3, stage, steps=2, micro_batches=2, clip=0.1)
+        try:
+            assert all(torch.equal(each, run.alone) for each in run.parameters)
+        except AssertionError:
+            print("stage", stage, "is wrong")
+
+
+(
+    SUM,
+    BY_TWO,
+    REMAINDER,
+    ORDER,
+    LAST_BATCH,
+    MOMENTUM,
+    CLIP,
+    LAST_RANK,
+    THREE_PSI,
+    STATE,
+    VIEW,
+    COPY,
+    ALONE,
+) = BROKEN[:13]
+EXCHANGED = BROKEN[13]
 LET_PASS = {
     only_values: {THREE_PSI, STATE, VIEW, COPY},
     without_memory: {VIEW, COPY},
@@ -147,10 +194,13 @@ LET_PASS = {
     one_step: {MOMENTUM},
     one_micro_batch: {LAST_BATCH},
     without_clipping: {CLIP},
-    stage_2_alone: {THREE_PSI, STATE, COPY},
+    stage_2_alone: {THREE_PSI, STATE, COPY, ALONE},
+    sums_alone: {ORDER, EXCHANGED},
+    without_stage_0: {ALONE},
+    clips_nothing: {CLIP},
     asserts_nothing: set(BROKEN),
-    swallows_everything: set(BROKEN),
 }
+CATCHING = [catches_itself, swallows_everything]
 SOUND = [my_test, good, one_thing_at_a_time, compared_with_stage_0, raises_another_error]
 
 
@@ -187,6 +237,18 @@ def counts_elements(train):
     assert sent == volume, f"{sent} and {volume}"
 
 
+def forgets_k(train):
+    run = train(ranks=3, stage=1)
+    seen, held = run.memory[0], memory.model_states(run.psi, 3, 1, precision="fp32")
+    assert seen.optimizer_bytes == held.optimizer_bytes, f"{seen.optimizer_bytes} {held.optimizer_bytes}"
+
+
+def forgets_the_precision(train):
+    run = train(ranks=3, stage=1)
+    seen, held = run.memory[0], memory.model_states(run.psi, 3, 1, k=4)
+    assert seen.params_bytes == held.params_bytes, f"{seen.params_bytes} {held.params_bytes}"
+
+
 def does_not_know_padding(train):
     assert train(ranks=3, stage=1).memory[0].padding_bytes == 0, "there is padding"
 
@@ -212,6 +274,9 @@ REFUSED = {
     expects_too_much: "assert 3072 == 1024 (line ",
     does_not_know_padding: "AssertionError: there is padding (line ",
     takes_the_total: "In train(ranks=3, stage=2, steps=1, micro_batches=1, clip=None) a right rank holds",
+    forgets_k: "2048 is what memory.model_states gives without k=4 (SGD with momentum remembers 4 bytes a "
+    "parameter)",
+    forgets_the_precision: '1536 is what memory.model_states gives without precision="fp32"',
     forgets_the_micro_batches: "a right rank sends 9216 bytes, 3 times Ψ elements",
     as_under_no_sync: "6144 is what the formula gives without reduce_each=True or without micro_batches. 4 * "
     "cost.communication_volume(run.psi, 1, micro_batches=2, reduce_each=True) is 9216",
@@ -239,8 +304,8 @@ def verdicts() -> dict[tuple[str, bool], list]:
     """What each test says of each engine, by the test's name and by whether the engines are broken."""
     seen = {}
     for broken, tests in (
-        (False, [*SOUND, *LET_PASS, close_to_anything, *REFUSED]),
-        (True, [*SOUND, *LET_PASS, close_to_anything]),
+        (False, [*SOUND, *LET_PASS, *CATCHING, close_to_anything, *REFUSED]),
+        (True, [*SOUND, *LET_PASS, *CATCHING, close_to_anything]),
     ):
         outcome = attempt(_try_all, [(tests, broken)] * MOST_RANKS, timeout=240)
         assert outcome.failure is None
@@ -258,13 +323,13 @@ def judged(verdicts, monkeypatch) -> Callable[[Callable], str]:
 
 @pytest.mark.parametrize("fn", SOUND, ids=lambda fn: fn.__name__)
 def test_a_test_that_finds_every_broken_engine_passes_however_it_is_written(judged, fn):
-    assert judged(fn) == "Your test passes with the right engine, and it finds all 12 broken ones."
+    assert judged(fn) == "Your test passes with the right engine, and it finds all 14 broken ones."
 
 
 @pytest.mark.parametrize("fn", LET_PASS, ids=lambda fn: fn.__name__)
 def test_the_engines_that_a_weak_test_lets_pass_are_named(judged, fn):
     message, survivors = judged(fn), LET_PASS[fn]
-    assert f"finds {12 - len(survivors) or 'none'} of 12 broken engines" in message
+    assert f"finds {14 - len(survivors) or 'none'} of 14 broken engines" in message
     named = {engine for engine in BROKEN if f"- an engine that {engine.does}" in message}
     assert {engine.does for engine in named} == {engine.does for engine in survivors}
 
@@ -290,6 +355,7 @@ SHOWN = {
         "run.sent[0] is",
         "run.memory[0].grads_bytes is",
     ),
+    clips_nothing: ("With clip=2 nothing is clipped, in any step: the gradients are never longer than that",),
     only_values: (f"{THREE_PSI.does} (train(ranks=3, stage=1,", "run.sent[0] is"),
     good_on_rank_0: (f"{COPY.does} (train(ranks=3, stage=3", "run.memory[2].params_bytes is"),
     stage_2_alone: (f"{COPY.does} (no training", "All your trainings have ranks=3, stage=2, steps=2"),
@@ -300,6 +366,13 @@ SHOWN = {
 def test_what_the_trainings_show_of_an_engine_that_passes_is_told(judged, fn):
     message = judged(fn)
     assert [words for words in SHOWN[fn] if words not in message] == [], message
+
+
+@pytest.mark.parametrize("fn", CATCHING, ids=lambda fn: fn.__name__)
+def test_a_test_that_catches_its_own_error_is_told_so(judged, fn):
+    message = judged(fn)
+    assert message.startswith("Your test catches its own AssertionError, so it passes with 1")
+    assert "and cannot fail. Let the error out, or raise it again (line " in message
 
 
 TUPLE = 'def asserts_a_tuple(train):\n    run = train()\n    assert (run.psi == 3, "numel")\n'

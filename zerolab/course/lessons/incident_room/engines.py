@@ -1,4 +1,4 @@
-"""Lesson 09: zerolab's engine as it is, and broken on purpose in twelve ways, for the reader's test to find.
+"""Lesson 09: zerolab's engine as it is, and broken on purpose in 14 ways, for the reader's test to find.
 
 A broken engine is the real one in which one function is replaced while it trains.
 """
@@ -6,12 +6,14 @@ A broken engine is the real one in which one function is replaced while it train
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Any
 
 import torch
 
-from zerolab.collectives import Comm, direct
+from zerolab.collectives import Comm, Work, direct
 from zerolab.optimizer import STAGES, ZeroOptimizer, gradients
+from zerolab.optimizer.whole_tensors import WholeTensors
 from zerolab.unit import FlatUnit
 from zerolab.unit.grads import FlatGrads
 
@@ -147,6 +149,33 @@ def keeps_a_copy_on_the_last_rank():
     return replaced(FlatUnit, detach_shard=broken)
 
 
+def adds_nothing_at_stage_0():
+    return replaced(STAGES[0], reduce_grads=lambda self, unit: Work())
+
+
+def exchanges_two_elements():
+    full_params = WholeTensors.full_params
+
+    @contextmanager
+    def broken(optimizer: ZeroOptimizer, *args: Any) -> Iterator[None]:
+        with full_params(optimizer, *args):
+            _exchange([parameter.detach().view(-1) for parameter in optimizer.model.parameters()])
+            yield
+
+    return replaced(WholeTensors, full_params=broken)
+
+
+def _exchange(parameters: list[torch.Tensor]) -> None:
+    """Exchange two elements of the first parameter that are far apart and leave the bits of the sum."""
+    whole = torch.cat(parameters).cpu()
+    for pair in map(list, combinations(range(len(parameters[0])), 2)):
+        exchanged = whole.clone()
+        exchanged[pair] = whole[pair[::-1]]
+        if abs(whole[pair[0]] - whole[pair[1]]) > 0.1 and torch.equal(exchanged.sum(), whole.sum()):
+            parameters[0].copy_(exchanged[: len(parameters[0])])
+            return
+
+
 RIGHT = (
     Engine("is right, with prefetch=1 and reduces_in_flight=1, the engine's defaults"),
     Engine(
@@ -172,4 +201,6 @@ BROKEN = (
         "keeps all parameters in memory behind the last rank's shard, at stage 3",
         keeps_a_copy_on_the_last_rank,
     ),
+    Engine("never adds the ranks' gradients up at stage 0", adds_nothing_at_stage_0),
+    Engine("exchanges two elements of the parameters, so that their sum is right", exchanges_two_elements),
 )

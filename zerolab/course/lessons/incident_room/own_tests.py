@@ -14,9 +14,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from zerolab.course.attempts import attempt
 from zerolab.course.exercise import graded
+from zerolab.course.lessons.incident_room.caught import failed_asserts
 from zerolab.course.lessons.incident_room.engines import BROKEN, RIGHT
 from zerolab.course.lessons.incident_room.part_two_solution import my_test
-from zerolab.course.lessons.incident_room.shown import alike, measured, shown
+from zerolab.course.lessons.incident_room.shown import alike, measured, not_clipped, shown
 from zerolab.course.lessons.incident_room.trainings import MOST_RANKS, Ranks, Trainer
 from zerolab.course.wire import own_place
 from zerolab.parity import compute_deterministically
@@ -45,6 +46,8 @@ class Verdict(NamedTuple):
         measured: what the engine sent or held, where the text is about that.
         shown: where a test has passed, what its trainings show all the same.
         alike: the settings that all of its trainings have.
+        unclipped: where a test has passed, which of its norms clip nothing.
+        caught: where a test has passed, the place of an AssertionError that it has caught itself.
     """
 
     calls: int
@@ -55,6 +58,8 @@ class Verdict(NamedTuple):
     measured: str = ""
     shown: str = ""
     alike: str = ""
+    unclipped: str = ""
+    caught: str = ""
 
 
 @graded(
@@ -80,6 +85,11 @@ def check_test(fn: Callable) -> str | None:
         return (
             f"{place} asserts a tuple, and a tuple that is not empty is always true: write assert condition, "
             "text without parentheses around both"
+        )
+    if place := next((verdict.caught for verdict in survivors.values() if verdict.caught), ""):
+        return (
+            f"your test catches its own AssertionError, so it passes with {len(survivors)} of {len(BROKEN)} "
+            f"broken engines, and cannot fail. Let the error out, or raise it again ({place})"
         )
     found = len(BROKEN) - len(survivors)
     listed = "".join(f"\n  - an engine that {does}{_seen(verdict)}" for does, verdict in survivors.items())
@@ -116,6 +126,8 @@ def _advice(survivors: list[Verdict]) -> str:
         said += (
             f"{both}All your trainings have {hidden.alike}: the other engines need other settings to show in"
         )
+    if hidden and hidden.unclipped:
+        said += f"{'. ' if said else chr(10)}{hidden.unclipped}"
     return said
 
 
@@ -142,7 +154,8 @@ def _try(fn: Callable, broken: bool) -> list[Verdict]:
 
 def _verdict(fn: Callable, train: Trainer) -> Verdict:
     try:
-        returned = fn(train)
+        with failed_asserts() as failed:
+            returned = fn(train)
     except (Exception, SystemExit) as error:
         text = str(error).strip().partition("\n")[0][:300]
         place, frame = None, None
@@ -154,7 +167,11 @@ def _verdict(fn: Callable, train: Trainer) -> Verdict:
         about = measured(train.runs, text) if isinstance(error, AssertionError) else ""
         return Verdict(train.calls, "", type(error).__name__, text, str(place or ""), about)
     said = "" if returned is None else f"{type(returned).__name__} {repr(returned)[:40]}"
-    return Verdict(train.calls, said, shown=shown(train.runs), alike=alike(train.runs) if train.runs else "")
+    seen = Verdict(train.calls, said, caught=failed[0] if failed else "")
+    if not train.runs:
+        return seen
+    unclipped = not_clipped(train.runs)
+    return seen._replace(shown=shown(train.runs), alike=alike(train.runs), unclipped=unclipped)
 
 
 def compared(frame: FrameType, file: str, line: int) -> str:

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from zerolab import cost, memory
-from zerolab.course.lessons.incident_room.trainings import Job, Run
+from zerolab.course.lessons.incident_room.trainings import Job, Run, alone
 
 HELD = ("params_bytes", "grads_bytes", "optimizer_bytes")
 ITEM = 4  # bytes of an element
@@ -34,6 +34,16 @@ def alike(trainings: Trainings) -> str:
     return ", ".join(fixed)
 
 
+def not_clipped(trainings: Trainings) -> str:
+    """The norms that were asked for, where none of them clips anything; "" without clipping, or with it."""
+    clipped = {job: run for job, run in trainings.items() if job.clip is not None}
+    if any(not torch.equal(run.alone, alone(job._replace(clip=None))) for job, run in clipped.items()):
+        return ""
+    norms = " and ".join(f"clip={norm:g}" for norm in sorted({job.clip for job in clipped if job.clip}))
+    short = "the gradients are never longer than that. Take a smaller norm"
+    return f"With {norms} nothing is clipped, in any step: {short}" if norms else ""
+
+
 def measured(trainings: Trainings, text: str) -> str:
     """What was measured in the last training, where `text` has one of its numbers."""
     numbers = {float(number) for number in re.findall(r"\d+(?:\.\d+)?", text)}
@@ -48,7 +58,8 @@ def measured(trainings: Trainings, text: str) -> str:
     parts = {name: value for name, value in vars(held).items() if value and name != "peak_bytes"}
     if numbers & {float(value) for value in (held.total_bytes, *parts.values())}:
         listed = ", ".join(f"{name} {value:.0f}" for name, value in parts.items())
-        return f"{where} holds {listed}, which make a total_bytes of {held.total_bytes:.0f}"
+        held_there = f"{where} holds {listed}, which make a total_bytes of {held.total_bytes:.0f}"
+        return held_there + _of_states(job, run, numbers)
     return ""
 
 
@@ -71,6 +82,23 @@ def _of_formula(job: Job, run: Run, numbers: set[float]) -> str:
         f". {short[fits[0]]:.0f} is what the formula gives without {' or without '.join(fits)}. {ITEM} * "
         f"cost.communication_volume(run.psi, {job.stage}, {given}) is {ITEM * right:.0f}{each}"
     )
+
+
+def _of_states(job: Job, run: Run, numbers: set[float]) -> str:
+    """The same for the formula of the model states."""
+    states = partial(memory.model_states, run.psi, job.ranks, job.stage)
+    right = states("fp32", k=ITEM)
+    short = {
+        f"k={ITEM} (SGD with momentum remembers {ITEM} bytes a parameter)": states("fp32"),
+        'precision="fp32"': states(k=ITEM),
+        f'precision="fp32" and k={ITEM}': states(),
+    }
+    for what, held in short.items():
+        for name in HELD:
+            got, want = getattr(held, name), getattr(right, name)
+            if got != want and {got, want} <= numbers:
+                return f". {got:.0f} is what memory.model_states gives without {what}"
+    return ""
 
 
 def _settings(job: Job) -> dict:
