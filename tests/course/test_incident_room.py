@@ -654,9 +654,10 @@ REPAIRS = {
     OwnRemainder1: "each rank updates the remainder with its own gradient alone",
     Whole1: "holds 103 elements of momentum",
     LastRankAlone1: "one rank updates the remainder, and the others never get it",
-    Undivided2: "nobody divides by the number of micro-batches any more",
+    Undivided2: "the gradient is M times as long as it should be, with M micro-batches",
     SumOverRanks2: "you took out the division by the number of ranks",
-    LargerRate2: "the first update is 1.33 times the right one, 4/M with M=3: is M a fixed number there?",
+    LargerRate2: "the first update is 1.33 times the right one. The learning rate is 4 times the given one, "
+    "and the gradient 0.333 (1/M) times what it should be",
     SumOfNorms3: "Norms do not add, their squares do",
     LargestNorm3: "that takes the largest norm of a shard",
     NoRoot3: "the root of the sum of the squares is missing",
@@ -669,7 +670,8 @@ REPAIRS = {
     FirstIsAView4: "before micro-batch 1 rank 0 keeps a whole gradient alive, in `self.parts[0]`",
     LastOnly4: "only the last micro-batch counts",
     FromRank0: "in which only rank 0's shard is new",
-    TwoGathers5: "a step moves 3Ψ where 2Ψ are enough",
+    TwoGathers5: "2Ψ are enough. 2Ψ are gathered, where a gather of the parameters alone, once in a step, is "
+    "Ψ. After the update nothing changes flat, so one gather is one too many",
     GatherBeforeUpdate5: "the gather comes before the update",
     NoGather5: "no rank ever gets the others'",
     EndToEnd6: "numbers of one parameter are added to those of another",
@@ -677,7 +679,7 @@ REPAIRS = {
     AllToAll6: "An all-reduce of the gradients moves 2Ψ, because every rank gets the whole sum",
     ClearedInReduce7: "only the last micro-batch counts",
     HeadDropped11: "batch.gradients runs the model, which needs every name",
-    ClearedTooEarly7: "step left the parameters as they were",
+    ClearedTooEarly7: "step left the parameters as they were, and the optimizers' momentum is 0",
     OneBehind7: "each update uses the gradient of the step before",
     FirstUnitOnly8: "the second unit's momentum is forgotten",
     Forgotten8: "the momentum is forgotten",
@@ -699,7 +701,8 @@ REPAIRS = {
     EvenGathered1: "gather still sends those of the even part",
     Averaged5: "the gather averages the ranks' whole parameters",
     GatheredFirst12: "either it keeps what it gathered first",
-    GatheredOnce12: "nothing of the second step's gradient in it",
+    GatheredOnce12: "the first step is right, and rank 0's backward with micro-batch 0 runs with wrong "
+    "parameters: elements 0 to 102 are those of before the first update: gather again after each update",
     AllReduce12: "one gather, and one reduce-scatter for each micro-batch",
     KeptWhole12: "keeps whole parameters, in `self.whole`",
 }

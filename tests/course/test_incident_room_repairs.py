@@ -696,7 +696,7 @@ class WholeMomentum12(Engine12):
 
 
 WRONG = {
-    FirstOnly2: "4 times what it should be: from micro-batch 0 to micro-batch 3 the numbers count 4, 0, 0, 0",
+    FirstOnly2: "on rank 0 the backward of micro-batches 1, 2 and 3 never runs",
     AnUpdateEach2: "each micro-batch has an update of its own: add the gradients",
     AnUpdateEachOfAPart2: "an update of its own, with its gradient divided by the number of micro-batches",
     GatherLast2: "each micro-batch has an update of its own, and the gather comes after the last of them",
@@ -719,16 +719,17 @@ WRONG = {
     OwnGradients6: "with its own gradients alone, and divides them by the number of ranks: sum them over the",
     OwnGradientsUndivided6: "with its own gradients alone: sum them over the ranks first",
     Undivided6: "that is the sum over the ranks and not the mean",
-    OneNameTwice6: "cut and reduce do not agree on which slice of flat is the rank's",
-    RunningMean7: "in the second the first step's gradient counts 1.3 times",
-    ClearedFirst7: "step left the parameters as they were",
+    OneNameTwice6: "as many as that of body has: keep each gradient with its name, from batch.gradients",
+    RunningMean7: "in the second step the first step's gradient counts 1.3 times",
+    ClearedFirst7: "step left the parameters as they were, and no optimizer has a momentum",
     OneFile8: "on ranks 1, 2, 3 save returned None, and load reads that: rank ",
     KeepsPadding8: "unit 1 is wrong: it begins with 2 zeros, and what belongs there comes 2 elements too "
     "late. The units before have 2 of padding together, which is saved as if it were momentum",
     ViewOfAll8: "rank 0 holds 108 elements of momentum, and its share is 26",
-    ShardOfRank0: "rank 1's momentum of unit 0 is wrong: its element 0 is element 0",
+    ShardOfRank0: "rank 1's momentum of unit 0 is wrong: every rank has that of rank 0's shard",
     TorchChunk9: "pieces of 35, 35, 33 elements, as torch.chunk cuts. The shards have 35, 34, 34",
-    CountOfRank0: "as if there were 420 samples, and all ranks together have 187",
+    CountOfRank0: "the sum is divided by 420 (N times the largest number of samples of a rank or N times the "
+    "samples of rank 0), and all ranks together have 187",
     WeighedTwice10: "by its samples twice, and the sum is divided by the sum of their squares",
     WeighedTwiceOverSamples10: "by its samples twice, and the sum is divided by all samples",
     HeadOnly11: "from its use in the head alone",

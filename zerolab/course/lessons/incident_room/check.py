@@ -12,17 +12,21 @@ from typing import Any
 
 import torch
 
+from zerolab import ring
 from zerolab.course.attempts import Attempt, attempt
-from zerolab.course.evidence import Finding, examine
+from zerolab.course.evidence import Finding, examine, same
 from zerolab.course.exercise import graded
 from zerolab.course.lessons.incident_room.common import common
+from zerolab.course.lessons.incident_room.costs import costs_too_much, other_rate
+from zerolab.course.lessons.incident_room.loaded import Owned
+from zerolab.course.lessons.incident_room.loaded.told import momentum_told
 from zerolab.course.lessons.incident_room.lockstep import Tensors, trained
-from zerolab.course.lessons.incident_room.readings import updates_told
-from zerolab.course.lessons.incident_room.resumes import Owned, momentum_told, none_saved
-from zerolab.course.lessons.incident_room.room import LR, PSI, Case, one_thread
+from zerolab.course.lessons.incident_room.resumes import none_saved
+from zerolab.course.lessons.incident_room.room import NAMES, PSI, Case, one_thread
 from zerolab.course.lessons.incident_room.runs import Seen, train
+from zerolab.course.lessons.incident_room.updates import updates_told
 
-CASES = (Case(3), Case(2), Case(4))
+CASES = (Case(3), Case(2), Case(4, micro_batches=2))
 
 
 @dataclass(frozen=True)
@@ -35,12 +39,15 @@ class Ticket:
         hints: three of them.
         cases: to run it with.
         right: where the ranks should end.
+        also_right: where they may end, too.
         mistakes: by sentence, where they end instead.
         cost: what is wrong although the values are right, from the case and what the ranks ended with.
         gathers: whether its parameters are read with `gather()`, because no rank has them whole.
         memory: whether `cost` looks at what the engine keeps.
         stopped: what ranks that did not come to their end tell of this ticket.
         owned: which elements of the momentum each shard has, where a momentum is loaded.
+        max_norm: the norm that gradients are clipped to, where they are.
+        last: what is looked at when all cases are right.
     """
 
     broken: type
@@ -48,12 +55,15 @@ class Ticket:
     hints: Sequence[str]
     cases: Sequence[Case] = CASES
     right: Callable[[Case], Tensors] = trained
+    also_right: Callable[[Case], Tensors] | None = None
     mistakes: Mapping[str, Callable[[Case], Tensors]] = field(default_factory=dict)
     cost: Callable[[Case, Sequence[Seen]], str | None] = lambda case, ended: costs_too_much(case, ended)
     gathers: bool = False
     memory: bool = False
     stopped: Callable[[Case, Attempt], str | None] = lambda case, outcome: None
     owned: Owned | None = None
+    max_norm: float | None = None
+    last: Callable[[Any], str | None] = lambda engine: None
 
     def check(self, number: int, solution: Sequence[Callable]) -> Callable:
         """The ticket's check, for the reader."""
@@ -62,7 +72,7 @@ class Ticket:
         def diagnose(engine: Callable) -> str | None:
             if not _changed(engine, self.broken):
                 return f"not written yet: that is {self.broken.__name__} as it was. Override what is wrong"
-            return examine(self.cases, partial(look, self, engine))
+            return examine(self.cases, partial(look, self, engine)) or self.last(engine)
 
         diagnose.__name__, diagnose.__qualname__ = f"check_{number}", f"check_{number}"
         diagnose.__doc__ = (
@@ -88,23 +98,29 @@ def look(ticket: Ticket, engine: Callable, case: Case) -> Finding:
         files = [ended.saved for ended in outcome.values]
         again = outcome.values[0].flat, files
         outcome = attempt(train, [(engine, case, rank, again, *how) for rank in range(case.resumed_on)])
-    where = str(case)
     if outcome.failure or outcome.engine:
-        own = "that uses zerolab's own ZeroOptimizer: repair this engine"
-        return Finding(where, none_saved(outcome, files) or _stopped(ticket, engine, case, outcome) or own)
-    seen = [ended.flat for ended in outcome.values]
+        why = none_saved(outcome, files) or _stopped(ticket, engine, case, outcome)
+        return Finding(str(case), why or "that uses zerolab's own ZeroOptimizer: repair this engine")
+    return _compared(ticket, case, outcome.values, files)
+
+
+def _compared(ticket: Ticket, case: Case, ended: Sequence[Seen], files: Sequence[Any]) -> Finding:
+    """What the ranks end with, beside what is right and where the mistakes lead."""
+    seen = [each.flat for each in ended]
     alike = all(torch.equal(flat, seen[0]) for flat in seen)
-    others = {why: ends for why, ends in common(case).items() if ends not in ticket.mistakes.values()}
+    calls = {call for each in ended for call, sent in each.calls.items() if sent > 0.1}
+    others = {why: ends for why, ends in common(case, calls).items() if ends not in ticket.mistakes.values()}
     right = _end(ticket.right, case)
+    if ticket.also_right and all(map(same, seen, _end(ticket.also_right, case))):
+        right = _end(ticket.also_right, case)
     return Finding(
-        where,
+        str(case),
         seen=seen,
         right=right,
         mistakes={why: _end(ends, case) for why, ends in {**ticket.mistakes, **others}.items()},
-        cost=other_rate(case, outcome.values) or ticket.cost(case, outcome.values),
+        cost=other_rate(case, ended) or ticket.cost(case, ended),
         also=None if alike else "the ranks end with different parameters",
-        cause=_of_updates(ticket, case, outcome.values),
-        told=_of_momentum(ticket, case, outcome.values, files),
+        told=None if all(map(same, seen, right)) else _told(ticket, case, ended, files),
     )
 
 
@@ -115,11 +131,7 @@ def _stopped(ticket: Ticket, engine: Any, case: Case, outcome: Attempt) -> str |
     own = _of_own_methods(engine, ticket.broken)
     yours = f" (you wrote {own})" if own else ""
     if sizes := re.search(r"gradient of size '\[(\d+)\]' to a tensor of size '\[(\d+)\]'", outcome.failure):
-        return (
-            f"the shard has {sizes[2]} elements, and the gradient that it gets has {sizes[1]}: cut and "
-            "reduce do not agree on which slice of flat is the rank's. ring.reduce_scatter leaves the one of "
-            f"ring.chunks(numel, world_size)[rank], of {sizes[1]} here{yours}"
-        )
+        return _other_length(case, int(sizes[2]), int(sizes[1])) + yours
     if "of the ticket's" not in outcome.failure:
         return outcome.failure
     if sizes := re.search(r"tensor a \((\d+)\) must match the size of tensor b \((\d+)\)", outcome.failure):
@@ -131,6 +143,23 @@ def _stopped(ticket: Ticket, engine: Any, case: Case, outcome: Attempt) -> str |
     return f"{outcome.failure}{yours}"
 
 
+def _other_length(case: Case, shard: int, gradient: int) -> str:
+    """A gradient that is not as long as its shard, and what is known of the two by their lengths."""
+    cuts = [(name, cut) for name, numel in NAMES.items() for cut in ring.chunks(numel, case.ranks)]
+    of = {cut.stop - cut.start: name for name, cut in cuts} if case.by_name and not case.tied else {}
+    name, other = of.get(shard), of.get(gradient)
+    if name and other and name != other:
+        return (
+            f"the shard of {name} has {shard} elements, and it gets a gradient of {gradient}, as many as "
+            f"that of {other} has: keep each gradient with its name, from batch.gradients to reduce"
+        )
+    return (
+        f"the shard has {shard} elements, and the gradient that it gets has {gradient}: cut and reduce do "
+        "not agree on which slice of flat is the rank's. ring.reduce_scatter leaves the one of "
+        f"ring.chunks(numel, world_size)[rank], of {gradient} here"
+    )
+
+
 @cache
 def _end(ends: Callable[[Case], Tensors], case: Case) -> Tensors:
     """Where the ranks end; computed once, because a reader checks more than one repair."""
@@ -138,20 +167,18 @@ def _end(ends: Callable[[Case], Tensors], case: Case) -> Tensors:
         return ends(case)
 
 
-def _of_updates(ticket: Ticket, case: Case, ended: Sequence[Seen]) -> str | None:
-    """What the updates of the first wrong rank tell."""
+def _told(ticket: Ticket, case: Case, ended: Sequence[Seen], files: Sequence[Any]) -> str | None:
+    """What wrong parameters tell that no mistake explains: their updates, or the momentum after a load."""
     if case.resumed_on:
-        return None
-    right = _end(ticket.right, case)
-    wrong = [each for each, want in zip(ended, right, strict=True) if _differ(each.flat, want)]
-    return updates_told(case, wrong[0].after, partial(_end, ticket.right)) if wrong else None
+        return _of_momentum(ticket, case, ended, files)
+    return updates_told(case, ended, partial(_end, ticket.right), ticket.max_norm)
 
 
 def _of_momentum(ticket: Ticket, case: Case, ended: Sequence[Seen], files: Sequence[Any]) -> str | None:
     """What is wrong with the momentum that the ranks loaded."""
     if not case.resumed_on or ticket.owned is None:
         return None
-    return momentum_told(case, ticket.owned, [each.loaded for each in ended], files)
+    return momentum_told(case, ticket.owned, ended, files)
 
 
 def _of_own_methods(engine: Any, broken: type) -> str:
@@ -162,68 +189,3 @@ def _of_own_methods(engine: Any, broken: type) -> str:
         if inspect.isfunction(each) and isinstance(engine, type) and issubclass(engine, broken)
     ]
     return ", ".join(f"`{name}` in line {line}" for line, name in sorted(own))
-
-
-def _differ(seen: torch.Tensor, right: torch.Tensor) -> bool:
-    return seen.shape != right.shape or not torch.allclose(seen, right, rtol=1e-9, atol=1e-12)
-
-
-def costs_too_much(case: Case, ended: Sequence[Seen], passes: float = 2) -> str | None:
-    """What is wrong with right values of stage 1: too many bytes, or optimizer state that is not sharded."""
-    passes += case.micro_batches - 1
-    return unsharded(case, ended) or too_much_sent(ended, passes)
-
-
-def unsharded(case: Case, ended: Sequence[Seen]) -> str | None:
-    """Whether a rank holds more of the momentum than its shard."""
-    share = -(-PSI // len(ended))
-    for rank, each in enumerate(ended):
-        if each.state > share + 8:
-            return (
-                f"the values are right, but rank {rank} holds {each.state} elements of momentum, and its "
-                f"share is {share}: the optimizer state is not sharded any more"
-            )
-    return None
-
-
-def too_much_sent(ended: Sequence[Seen], passes: float) -> str | None:
-    """Whether a rank moves more than so many Ψ a step. Counts and norms are small, and allowed."""
-    for rank, each in enumerate(ended):
-        if each.passes[-1] > passes + 0.3:
-            calls = {call: sent for call, sent in each.calls.items() if sent > 0.1}
-            listed = ", ".join(f"{sent:.1f}Ψ in {call}" for call, sent in calls.items())
-            return (
-                f"the values are right, but rank {rank} moves {each.passes[-1]:.1f}Ψ a step ({listed}), and "
-                f"{passes:.0f}Ψ are enough{_why_more(calls)}"
-            )
-    return None
-
-
-def _why_more(calls: Mapping[str, float]) -> str:
-    """What the functions that sent tell: gradients or parameters all-reduced, or gathered more than once."""
-    if any("all_reduce" in call for call in calls):
-        reduces = any("reduce_scatter" in call for call in calls)
-        whole = "parameters" if reduces else "gradients"
-        better = "all-gather" if reduces else "reduce-scatter"
-        return (
-            f". An all-reduce of the {whole} moves 2Ψ, because every rank gets the whole sum. Each rank has "
-            f"or needs its shard alone, so {better} them: Ψ"
-        )
-    gathers = sum(sent for call, sent in calls.items() if "all_gather" in call)
-    more = f". {gathers:.0f}Ψ are gathered, where a gather of the parameters alone, once in a step, is Ψ"
-    return more * (gathers > 1.3)
-
-
-def other_rate(case: Case, ended: Sequence[Seen]) -> str | None:
-    """Whether right values come from another learning rate than the engine was given."""
-    sizes = {"N": case.ranks, "M": case.micro_batches}
-    for rank, each in enumerate(ended):
-        for factor in (rate / LR for rate in each.rates if abs(rate / LR - 1) > 1e-9):
-            names = [name for name, size in sizes.items() if size > 1 and abs(factor - size) < 1e-9]
-            return (
-                f"the values are right, but rank {rank}'s optimizer has the learning rate {factor * LR:.3g}, "
-                f"{' or '.join(names) or f'{factor:.3g}'} times the {LR:.3g} that the engine was given. The "
-                "gradient is still scaled wrongly, and the rate makes up for it. Adam, clipping and weight "
-                "decay would see the wrong gradient: mend the gradient, and leave the rate as it is"
-            )
-    return None

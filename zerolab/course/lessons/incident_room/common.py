@@ -1,6 +1,6 @@
 """Lesson 09: mistakes that any ticket's repair may make, and where the ranks end with each."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
@@ -19,7 +19,6 @@ from zerolab.course.lessons.incident_room.lockstep import (
     piled,
     times,
     trained,
-    untouched,
 )
 from zerolab.course.lessons.incident_room.room import LR, PSI, Case
 
@@ -51,15 +50,18 @@ def remainder_by(case: Case, updates: Callable[[int], bool], combine: Combine) -
 
 # A sentence, and where the ranks end.
 # fmt: off
+DIVIDED_TWICE = "the gradient is divided by the number of ranks twice"
+AVERAGED = (
+    "the gather averages the ranks' whole parameters, and each rank has only its own shard new: gather the "
+    "shards, and do not average them"
+)
 _COMMON: dict[str, Callable[[Case], Tensors]] = {
-    "step left the parameters as they were: an update has to reach flat":
-        untouched,
+
     "that is the sum over the ranks and not the mean: divide once by the number of ranks":
         lambda case: trained(case, times(case.ranks)),
-    "the gradient is divided by the number of ranks twice":
+    DIVIDED_TWICE:
         lambda case: trained(case, times(1 / case.ranks)),
-    "the gather averages the ranks' whole parameters, and each rank has only its own shard new: gather the "
-    "shards, and do not average them":
+    AVERAGED:
         lambda case: trained(case, gather=Lockstep.average),
     "each rank updates its shard with its own gradient alone: reduce-scatter first":
         lambda case: trained(case, own),
@@ -80,7 +82,8 @@ _COMMON: dict[str, Callable[[Case], Tensors]] = {
         behind,
     "the last numel % N elements never change: the remainder is lost":
         remainder_lost,
-}
+
+    }
 _OF_MICRO_BATCHES: dict[str, Callable[[Case], Tensors]] = {
     "only the last micro-batch counts: add them all up, and clear the sum after the step":
         lambda case: trained(case, last),
@@ -97,6 +100,14 @@ _OF_MICRO_BATCHES: dict[str, Callable[[Case], Tensors]] = {
 # fmt: on
 
 
-def common(case: Case) -> dict[str, Callable[[Case], Tensors]]:
-    """The mistakes that a case can show. With one micro-batch an update of its own is the right one."""
-    return _COMMON | (_OF_MICRO_BATCHES if case.micro_batches > 1 else {})
+def common(case: Case, calls: Iterable[str]) -> Mapping[str, Callable[[Case], Tensors]]:
+    """The mistakes that a case can show, of those that the functions which sent something leave possible.
+
+    With one micro-batch an update of its own is the right one.
+    """
+    reduced = any("all_reduce" in call for call in calls)
+    gathered = any("all_gather" in call for call in calls)
+    averages = reduced and not gathered
+    ruled_out = {DIVIDED_TWICE: averages, AVERAGED: not reduced}
+    mistakes = _COMMON | (_OF_MICRO_BATCHES if case.micro_batches > 1 else {})
+    return {why: ends for why, ends in mistakes.items() if not ruled_out.get(why)}

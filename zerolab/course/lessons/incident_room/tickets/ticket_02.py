@@ -54,7 +54,8 @@ class Repaired(Engine2):
 MISTAKES = {
     "each gradient is still divided by the number of micro-batches twice":
         lambda case: trained(case, times(1 / case.micro_batches)),
-    "nobody divides by the number of micro-batches any more: one division has to stay":
+    "the gradient is M times as long as it should be, with M micro-batches: of the divisions by M one has to "
+    "stay, and nothing may multiply by M":
         lambda case: trained(case, times(case.micro_batches)),
     "you took out the division by the number of ranks, and one by the micro-batches is still too many":
         lambda case: trained(case, times(case.ranks / case.micro_batches)),

@@ -4,7 +4,8 @@ import torch
 import torch.distributed as dist
 
 from zerolab import ring
-from zerolab.course.lessons.incident_room.check import Ticket, costs_too_much
+from zerolab.course.lessons.incident_room.check import Ticket
+from zerolab.course.lessons.incident_room.costs import costs_too_much
 from zerolab.course.lessons.incident_room.engine import MOMENTUM
 from zerolab.course.lessons.incident_room.held import ITEM
 from zerolab.course.lessons.incident_room.room import PSI, Case
@@ -60,6 +61,12 @@ def kept_too_much(case, ended) -> str | None:
                     f"the values are right, but before micro-batch {micro_batch} rank {rank} keeps {count} "
                     f"alive, in `{next(iter(whole))}`: keep one shard of your own, not a view of a gradient "
                     "and not a whole sum"
+                )
+            if each.held[micro_batch].whole > 1:
+                return (
+                    f"the values are right, but before micro-batch {micro_batch} there are "
+                    f"{each.held[micro_batch].whole} whole gradients in rank {rank}'s memory, or views that "
+                    "keep them there: keep one shard of your own, also in the variables of step"
                 )
             if sum(before.values()) > 3 * shard:
                 return (

@@ -4,7 +4,8 @@ import torch
 import torch.distributed as dist
 
 from zerolab import ring
-from zerolab.course.lessons.incident_room.check import Ticket, unsharded
+from zerolab.course.lessons.incident_room.check import Ticket
+from zerolab.course.lessons.incident_room.costs import costs_too_much
 from zerolab.course.lessons.incident_room.engine import MOMENTUM
 from zerolab.course.lessons.incident_room.lockstep import lagging
 
@@ -48,12 +49,11 @@ class Repaired(Engine5):
 
 
 def _cost(case, ended) -> str | None:
-    if ended[0].passes[-1] > 2.3:
-        return (
-            f"the values are right, but a step moves {ended[0].passes[-1]:.0f}Ψ where 2Ψ are enough: after "
-            "the update nothing changes flat, so one gather is one too many"
-        )
-    return unsharded(case, ended)
+    found = costs_too_much(case, ended)
+    gathered = sum(sent for call, sent in ended[0].calls.items() if "all_gather" in call)
+    if found and "moves" in found and gathered > 1.3:
+        return f"{found}. After the update nothing changes flat, so one gather is one too many"
+    return found
 
 
 # A sentence, and where the ranks end.

@@ -4,7 +4,8 @@ import torch
 import torch.distributed as dist
 
 from zerolab import ring
-from zerolab.course.lessons.incident_room.check import Ticket, costs_too_much
+from zerolab.course.lessons.incident_room.check import Ticket
+from zerolab.course.lessons.incident_room.costs import costs_too_much
 from zerolab.course.lessons.incident_room.engine import MOMENTUM
 from zerolab.course.lessons.incident_room.lockstep import Gradients, sum_of, trained, weighted_mean
 from zerolab.course.lessons.incident_room.room import Case, batches

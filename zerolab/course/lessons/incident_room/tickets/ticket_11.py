@@ -5,10 +5,11 @@ import torch.distributed as dist
 
 from zerolab import ring
 from zerolab.course.attempts import Attempt
-from zerolab.course.lessons.incident_room.check import Ticket, costs_too_much
+from zerolab.course.lessons.incident_room.check import Ticket
+from zerolab.course.lessons.incident_room.costs import costs_too_much
 from zerolab.course.lessons.incident_room.engine import MOMENTUM
 from zerolab.course.lessons.incident_room.lockstep import trained
-from zerolab.course.lessons.incident_room.room import Case
+from zerolab.course.lessons.incident_room.room import PSI, Case
 
 
 class Engine11:
@@ -64,9 +65,9 @@ class Repaired(Engine11):
 
 def _cost(case, ended) -> str | None:
     found = costs_too_much(case, ended)
-    if found:
+    if found and sum(each.state for each in ended) > PSI + case.ranks:
         return f"{found}. The tied weight still stands in flat twice: keep it once, and add its two gradients"
-    return None
+    return found
 
 
 def _stopped(case: Case, outcome: Attempt) -> str | None:

@@ -4,7 +4,8 @@ import torch
 import torch.distributed as dist
 
 from zerolab import ring
-from zerolab.course.lessons.incident_room.check import Ticket, unsharded
+from zerolab.course.lessons.incident_room.check import Ticket
+from zerolab.course.lessons.incident_room.costs import unsharded
 from zerolab.course.lessons.incident_room.engine import MOMENTUM
 from zerolab.course.lessons.incident_room.held import ITEM
 from zerolab.course.lessons.incident_room.lockstep import untouched
@@ -85,6 +86,45 @@ def whole_at_rest(case, ended) -> str | None:
     return None
 
 
+def whole_gradients(case, ended) -> str | None:
+    """Whether a gradient of an earlier micro-batch is in memory when the next backward begins.
+
+    The last one may be, in a variable of step, beside the parameters.
+    """
+    for rank, each in enumerate(ended):
+        for micro_batch, held in enumerate(each.held[1:-1], 1):
+            if held.others:
+                return (
+                    f"the values are right, but before micro-batch {micro_batch} rank {rank} keeps a whole "
+                    f"gradient alive, in `{held.others[0]}`: a view of one, or one itself. Keep a sum of "
+                    "your own shard. There is no room for a whole gradient beside whole parameters"
+                )
+            if held.whole > 2:
+                return (
+                    f"the values are right, but before micro-batch {micro_batch} there are {held.whole} "
+                    f"tensors in rank {rank}'s memory that are as long as all parameters: whole gradients of "
+                    "earlier micro-batches are kept. Reduce each at once, and keep a sum of your own shard"
+                )
+    return None
+
+
+def no_forward(case, ended) -> str | None:
+    """Whether an engine saves the forward, and not only its gather."""
+    for rank, each in enumerate(ended):
+        if each.forwards < case.steps * case.micro_batches:
+            return (
+                f"the values are right, but rank {rank} runs {each.forwards} forwards in {case.steps} steps "
+                f"of {case.micro_batches} micro-batches: batch.loss(whole) is the forward, and each "
+                "micro-batch needs one"
+            )
+    return None
+
+
+def _cost(case, ended) -> str | None:
+    looks = sent_for, whole_at_rest, whole_gradients, unsharded, no_forward
+    return next(filter(None, (look(case, ended) for look in looks)), None)
+
+
 # A sentence, and where the ranks end.
 # fmt: off
 MISTAKES = {
@@ -107,7 +147,7 @@ TICKET = Ticket(
         "backwards.",
     ),
     cases=(Case(3, micro_batches=4), Case(2, micro_batches=3), Case(4, micro_batches=4)),
-    cost=lambda case, ended: sent_for(case, ended) or whole_at_rest(case, ended) or unsharded(case, ended),
+    cost=_cost,
     mistakes=MISTAKES,
     gathers=True,
     memory=True,
