@@ -15,7 +15,7 @@ from typing import Any
 
 from zerolab.launcher.payload import pickle_payload
 
-SEEDS = ("1", "2")
+SEEDS = ("6", "8")  # a set of two names of lesson 09 has another order under each of them
 _NAMES = {"set", "frozenset", "hash"}
 _OPERATIONS = {"BUILD_SET", "SET_ADD", "SET_UPDATE"}
 _OF_SETS = {"&", "|", "^", "&=", "|=", "^="}

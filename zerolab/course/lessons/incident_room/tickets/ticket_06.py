@@ -1,14 +1,22 @@
 """Ticket 6: the job dies in its first step, in the middle of a reduce."""
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
 import torch
 import torch.distributed as dist
 
 from zerolab import ring
 from zerolab.course.attempts import Attempt
+from zerolab.course.hash_seed import SEEDS, may_depend, under_each_seed
 from zerolab.course.lessons.incident_room.check import Ticket
 from zerolab.course.lessons.incident_room.engine import MOMENTUM
 from zerolab.course.lessons.incident_room.lockstep import Gradients, sum_of, trained
 from zerolab.course.lessons.incident_room.room import NAMES, Case
+from zerolab.course.wire import Message
+
+Calls = Sequence[Sequence[Message]]
+ORDERS = Path(__file__).parents[1] / "orders.py"
 
 
 class Engine6:
@@ -98,6 +106,9 @@ def orders_that_differ(case: Case, outcome: Attempt) -> str | None:
     sent = [[call for call in own if call.numel in sizes] for own in outcome.messages]
     if not all(sent):
         return None
+    reduced = [[call for call in own if "all_gather" not in call.call] for own in sent]
+    if told := _none_reduced(sent, reduced, sizes):
+        return told
     first = [sizes[own[0].numel] for own in sent]
     other = next((rank for rank, name in enumerate(first) if name != first[0]), None)
     if other is None:
@@ -110,6 +121,36 @@ def orders_that_differ(case: Case, outcome: Attempt) -> str | None:
         "reductions are added to each other, although they are of different parameters. The gradients get "
         "ready, and come out of a dict, in an order that differs from rank to rank: reduce in one that all "
         f"ranks share, such as that of self.parameters{barrier}{place}"
+    )
+
+
+def _none_reduced(sent: Calls, reduced: Calls, sizes: Mapping[int, str]) -> str | None:
+    """Whether a rank leaves a reduction out in which others take part."""
+    names = [list(dict.fromkeys(sizes[call.numel] for call in own)) for own in reduced]
+    some = next((rank for rank, own in enumerate(names) if own), None)
+    fewer = next((rank for rank, own in enumerate(names) if not own), None)
+    if some is None or fewer is None:
+        return None
+    return (
+        f"rank {some} reduces {names[some][0]} first, and rank {fewer} reduces nothing: it is in "
+        f"{sent[fewer][0].call} already. Every rank takes part in the reduction of every parameter, so leave "
+        "none out"
+    )
+
+
+def orders_by_hash(engine: type) -> str | None:
+    """Whether the order of the reductions depends on the hash of a text, which differs by process."""
+    if not may_depend(engine):
+        return None
+    said = [each.split() for each in under_each_seed(ORDERS, engine)]
+    if len(said) < 2 or said[0] == said[1]:
+        return None
+    first = [each[0] if each else "nothing" for each in said]
+    return (
+        f"the order of the reductions comes from a set or from hash(): where PYTHONHASHSEED is {SEEDS[0]}, "
+        f"{first[0]} is reduced first, and where it is {SEEDS[1]}, {first[1]}. Here all ranks are forked "
+        "from one process and have its seed, and under torchrun each has its own. Reduce in an order that "
+        "does not depend on it, such as that of self.parameters"
     )
 
 
@@ -145,6 +186,7 @@ TICKET = Ticket(
     ),
     mistakes=MISTAKES,
     stopped=orders_that_differ,
+    last=orders_by_hash,
     cases=(*(Case(ranks, by_name=True) for ranks in (3, 2, 4)), Case(4, by_name=True, thirds=True)),
 )
 check_6 = TICKET.check(6, [Repaired])

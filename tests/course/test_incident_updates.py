@@ -1,0 +1,259 @@
+"""Lesson 09, tickets 1 to 7: a wrong update is read by the gradients and the momentum in it."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.lessons import solutions_travel_by_value
+
+from zerolab import ring
+from zerolab.course.lessons import incident_room
+from zerolab.course.lessons.incident_room import (
+    MOMENTUM,
+    Engine1,
+    Engine2,
+    Engine3,
+    Engine4,
+    Engine5,
+    Engine6,
+    Engine7,
+)
+
+solutions_travel_by_value(__name__)
+
+
+def diagnosis(engine: type) -> str | None:
+    number = engine.__mro__[1].__name__.removeprefix("Engine")
+    return getattr(incident_room, f"check_{number}").diagnose(engine)
+
+
+class TailOnEachRank1(Engine1):
+    def cut(self):
+        super().cut()
+        self.tail = self.flat[self.even.numel() :]
+        self.tail_optimizer = torch.optim.SGD([self.tail], self.lr, MOMENTUM)
+        self.tail_total = 0
+
+    def reduce(self, gradient):
+        super().reduce(gradient)
+        tail = gradient[self.even.numel() :].clone()
+        dist.all_reduce(tail)
+        self.tail_total = self.tail_total + tail
+
+    def update(self, micro_batches):
+        self.tail.grad = self.tail_total / (self.world_size * micro_batches)
+        self.tail_optimizer.step()
+        self.tail_total = 0
+        super().update(micro_batches)
+
+
+class LastMicroBatch1(Engine1):
+    def cut(self):
+        mine = ring.chunks(self.flat.numel(), self.world_size)[self.rank]
+        self.shard = self.flat[mine]
+        self.optimizer = torch.optim.SGD([self.shard], self.lr, MOMENTUM)
+
+    def reduce(self, gradient):
+        self.total = ring.reduce_scatter(gradient)
+
+    def gather(self):
+        ring.all_gather(self.flat)
+
+
+class OtherRate2(Engine2):
+    def step(self, batches):
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.lr * len(batches) ** 0.5
+        super().step(batches)
+
+
+class Multiplied2(Engine2):
+    def step(self, batches):
+        for batch in batches:
+            self.reduce(batch.gradient(self.flat) * len(batches))
+        self.update(len(batches))
+        self.gather()
+
+
+class LastMicroBatch2(Engine2):
+    def reduce(self, gradient):
+        self.total = ring.reduce_scatter(gradient).clone()
+
+    def update(self, micro_batches):
+        self.shard.grad = self.total * micro_batches / self.world_size
+        self.optimizer.step()
+        self.total = 0
+
+
+class EachMicroBatch3(Engine3):
+    def clip(self, max_norm=1.0):
+        pass
+
+    def reduce(self, gradient):
+        mine = ring.reduce_scatter(gradient) / self.world_size
+        square = mine.square().sum()
+        dist.all_reduce(square)
+        norm = square.sqrt()
+        self.log = norm.item()
+        self.total = self.total + self.world_size * mine * (1 / norm).clamp(max=1)
+
+
+class OnlyLongOnes3(Engine3):
+    def clip(self, max_norm=1.0):
+        norm = self.shard.grad.norm()
+        if norm > max_norm:
+            square = norm.square()
+            dist.all_reduce(square)
+            norm = square.sqrt()
+            self.shard.grad *= max_norm / norm
+        self.log = norm.item()
+
+
+class LastMicroBatch3(Engine3):
+    def reduce(self, gradient):
+        self.total = ring.reduce_scatter(gradient)
+
+    def clip(self, max_norm=1.0):
+        square = self.shard.grad.square().sum()
+        dist.all_reduce(square)
+        norm = square.sqrt()
+        self.shard.grad *= (max_norm / norm).clamp(max=1)
+        self.log = norm.item()
+
+
+class GradNeverCleared4(Engine4):
+    def reduce(self, gradient):
+        part = ring.reduce_scatter(gradient)
+        self.shard.grad = part.clone() if self.shard.grad is None else self.shard.grad + part
+
+    def update(self, micro_batches):
+        self.shard.grad /= self.world_size * micro_batches
+        self.optimizer.step()
+
+
+class AddedUp5(Engine5):
+    def step(self, batches):
+        for batch in batches:
+            self.reduce(batch.gradient(self.flat))
+        self.update(len(batches))
+        ring.all_reduce(self.flat)
+
+
+class LastMicroBatch5(Engine5):
+    def reduce(self, gradient):
+        self.total = ring.reduce_scatter(gradient)
+
+    def step(self, batches):
+        for batch in batches:
+            self.reduce(batch.gradient(self.flat))
+        self.update(len(batches))
+        self.gather()
+
+
+class CutAsOne6(Engine6):
+    def step(self, batches):
+        (batch,) = batches
+        ready = dict(batch.gradients(self.parameters))
+        mine = ring.reduce_scatter(torch.cat([ready[name] for name in self.parameters])) / self.world_size
+        at = 0
+        for shard in self.shards.values():
+            part = mine[at : at + len(shard)]
+            shard.grad = torch.cat([part, part.new_zeros(len(shard) - len(part))])
+            at += len(shard)
+        self.update()
+        self.gather()
+
+
+class LeftOut6(Engine6):
+    def step(self, batches):
+        (batch,) = batches
+        for name, (ready, gradient) in zip(self.parameters, batch.gradients(self.parameters), strict=True):
+            if name == ready:
+                self.reduce(name, gradient)
+        self.update()
+        self.gather()
+
+
+class InTheirPlace6(Engine6):
+    def step(self, batches):
+        (batch,) = batches
+        ready = [gradient for _, gradient in batch.gradients(self.parameters)]
+        ready.sort(key=len)
+        for name, gradient in zip(self.parameters, ready, strict=True):
+            self.reduce(name, gradient)
+        self.update()
+        self.gather()
+
+
+class OfASet6(Engine6):
+    def step(self, batches):
+        (batch,) = batches
+        ready = dict(batch.gradients(self.parameters))
+        for name in set(ready):
+            self.reduce(name, ready[name])
+        self.update()
+        self.gather()
+
+
+class ClearedBefore7(Engine7):
+    def update(self, micro_batches):
+        self.total = 0 * self.total
+        super().update(micro_batches)
+
+
+class LastTakenAway7(Engine7):
+    def reduce(self, gradient):
+        self.last = ring.reduce_scatter(gradient)
+        self.total = self.total + self.last
+
+    def update(self, micro_batches):
+        super().update(micro_batches)
+        self.total = self.total - self.last
+
+
+class Clipped7(Engine7):
+    def update(self, micro_batches):
+        self.shard.grad = self.total / (self.world_size * micro_batches)
+        self.log = self.shard.grad.norm().item()
+        self.shard.grad *= min(1, 10 / self.log)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+SAID = {
+    TailOnEachRank1: "rank 0 holds 28 elements of momentum, and its share is 26",
+    LastMicroBatch1: "only the last micro-batch counts: add them all up",
+    OtherRate2: "The learning rate is 2 times the given one, and the gradient 0.25 (1/M) times what it",
+    Multiplied2: "of the divisions by M one has to stay, and nothing may multiply by M",
+    LastMicroBatch2: "in the first update only the last micro-batch counts, and 4 (M) times what it should",
+    EachMicroBatch3: "by 1 over the norm of each micro-batch's mean gradient by itself: clip the mean of all",
+    OnlyLongOnes3: "Here they exchange no number: all ranks have to take part in the all-reduce",
+    LastMicroBatch3: "in the first update only the last micro-batch counts",
+    GradNeverCleared4: "0.0833 of it, divided by N·M once more, is left over in what the second step adds",
+    AddedUp5: "3 times the old ones plus 1 times the update: the ranks' whole parameters are added up",
+    LastMicroBatch5: "only the last micro-batch counts: add them all up",
+    CutAsOne6: "What is reduced is cut at other places than the shards, which are cut of each parameter by",
+    LeftOut6: "reduces nothing: it is in ring.all_gather already. Every rank takes part in the reduction of",
+    InTheirPlace6: "as many as that of embedding has: keep each gradient with its name",
+    OfASet6: "the order of the reductions comes from a set or from hash(): where PYTHONHASHSEED is",
+    ClearedBefore7: "they took their steps with gradients of 0. Is the sum of the gradients cleared before",
+    LastTakenAway7: "the first step's micro-batches 0 and 1 are still in the sum, 1 times: clear all of the",
+    Clipped7: "scaled to a norm of 10 at most, as clipping does, by the norm of its own shard. Its length is",
+}
+
+
+@pytest.mark.parametrize("engine", SAID)
+def test_what_a_wrong_repair_does_is_named(engine):
+    assert SAID[engine] in diagnosis(engine)
+
+
+class AsTorchClips3(Engine3):
+    def clip(self, max_norm=1.0):
+        square = self.shard.grad.square().sum()
+        dist.all_reduce(square)
+        norm = square.sqrt()
+        self.shard.grad *= (max_norm / (norm + 1e-6)).clamp(max=1)
+        self.log = norm.item()
+
+
+def test_a_clip_as_pytorch_computes_it_is_right():
+    assert diagnosis(AsTorchClips3) is None
