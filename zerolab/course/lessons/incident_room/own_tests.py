@@ -88,8 +88,9 @@ def check_test(fn: Callable) -> str | None:
         )
     if place := next((verdict.caught for verdict in survivors.values() if verdict.caught), ""):
         return (
-            f"your test catches its own AssertionError, so it passes with {len(survivors)} of {len(BROKEN)} "
-            f"broken engines, and cannot fail. Let the error out, or raise it again ({place})"
+            "your test catches its own AssertionError, and passes although an assert has failed. "
+            f"{len(survivors)} of {len(BROKEN)} broken engines pass it. Let the error out, or raise it again "
+            f"({place})"
         )
     found = len(BROKEN) - len(survivors)
     listed = "".join(f"\n  - an engine that {does}{_seen(verdict)}" for does, verdict in survivors.items())
