@@ -23,12 +23,7 @@ def told(counts: torch.Tensor, case: Case) -> str | None:
         return _of_ranks(counts[0, :, 0].tolist(), case)
     if _same(counts, by_owner):
         return _of_owners(by_owner.flatten().tolist(), case)
-    if said := _own_and_others(counts, case):
-        return said
-    others = _without_owner(counts)
-    if others is not None and (said := told(others, case)):
-        return f"{said}; and {_of_owners(by_owner.flatten().tolist(), case)}"
-    return None
+    return _own_and_others(counts, case)
 
 
 def _alike(counts: torch.Tensor) -> bool:
@@ -37,15 +32,6 @@ def _alike(counts: torch.Tensor) -> bool:
 
 def _same(counts: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.allclose(counts, other.expand_as(counts), rtol=1e-4, atol=1e-4)
-
-
-def _without_owner(counts: torch.Tensor) -> torch.Tensor | None:
-    """The numbers if those of each owner were 1 in the mean, where all owners then have the same."""
-    means = counts.mean(dim=(1, 2), keepdim=True)
-    if _alike(means) or bool((means.abs() < 1e-6).any()):
-        return None
-    scaled = counts / means
-    return scaled[:1].clone() if _same(scaled, scaled[:1]) else None
 
 
 def _of_micro_batches(each: list[float], case: Case) -> str:
