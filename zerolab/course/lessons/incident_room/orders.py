@@ -14,7 +14,7 @@ from zerolab.course.lessons.incident_room.room import LR, NAMES, RANKS, Case, ba
 from zerolab.course.wire import Wire
 from zerolab.launcher.payload import load_payload
 
-SECONDS = 30  # then the process ends
+SECONDS = 120  # then the process ends; a busy machine takes long to import torch
 
 
 def main() -> None:
