@@ -299,7 +299,7 @@ WRONG = {
     overwritten: "the least work in its last matrix alone. The matrices are taken the longest first: add",
     by_index: "equal matrices have one place together, as list.index finds it",
     by_chance: "the owners are drawn by chance, with `randrange`, and rank ",
-    by_hash: "two processes come to different owners (seen with work [3, 1, 4, 4, 3, 1, 4, 4, ... 12 ",
+    by_hash: "two processes come to different owners (seen with work [",
     in_pairs: "each rank in turn gets two matrices that follow each other. The matrices are taken the "
     "longest and the shortest by turns",
     by_squares: "with the least sum of the squares of its work",
