@@ -20,9 +20,9 @@ from zerolab.course.evidence import Finding, examine
 from zerolab.course.exercise import Result, graded
 from zerolab.course.lessons.memory_accounting import check_bytes_per_gpu
 from zerolab.course.lessons.ranks import check_average
+from zerolab.course.messages import RETURNED, Message, Place
 from zerolab.course.reading import coefficients, elsewhere, made_of, unlike
 from zerolab.course.stopped import unmatched
-from zerolab.course.wire import RETURNED, Message, Place
 
 solutions_travel_by_value(__name__)
 

@@ -15,8 +15,8 @@ import zerolab
 from zerolab import ring
 from zerolab.course.attempts import attempt
 from zerolab.course.lessons.zero_stage_1 import check_zero1, figures
+from zerolab.course.messages import sent_bytes
 from zerolab.course.targets import Reached
-from zerolab.course.wire import sent_bytes
 
 solutions_travel_by_value(__name__)
 

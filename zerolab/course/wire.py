@@ -15,32 +15,8 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves
 
-from zerolab.course.messages import (
-    RETURNED,
-    Early,
-    Message,
-    Notes,
-    Place,
-    own_place,
-    place_in_ticket,
-    read_trail,
-    sent_bytes,
-)
+from zerolab.course.messages import Early, Message, Place, own_place
 from zerolab.course.pending import Pending
-
-__all__ = [
-    "RETURNED",
-    "Message",
-    "Notes",
-    "Place",
-    "Wire",
-    "calls_made",
-    "given",
-    "own_place",
-    "place_in_ticket",
-    "read_trail",
-    "sent_bytes",
-]
 
 _PASS_ON = (__name__, "zerolab.course.peak")  # modes that may stand between the reader and a Wire
 _STARTS = {"dist.isend", "dist.irecv", "dist.batch_isend_irecv"}

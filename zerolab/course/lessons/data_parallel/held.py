@@ -8,8 +8,8 @@ import torch
 from zerolab.course.attempts import Attempt
 from zerolab.course.lessons.data_parallel.filled import Case, buckets, bytes_of
 from zerolab.course.lessons.data_parallel.messages import in_flight
+from zerolab.course.messages import Message
 from zerolab.course.peak import Peak
-from zerolab.course.wire import Message
 
 SETTLES, SETTLE_SECONDS = 10, 0.01
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from zerolab.course.attempts import Attempt
 from zerolab.course.lessons.data_parallel.bucket_rules import BEFORE, rules
 from zerolab.course.lessons.data_parallel.filled import ORDERS, Case, buckets, bytes_of, cut_up
-from zerolab.course.wire import Message
+from zerolab.course.messages import Message
 
 Sent = Mapping[Case, Attempt]
 ONCE = "send each gradient once and nothing else, and empty the list of those that wait when they are sent"

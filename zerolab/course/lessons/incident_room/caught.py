@@ -7,7 +7,7 @@ from functools import cache
 from types import FrameType
 from typing import Any
 
-from zerolab.course.wire import own_place
+from zerolab.course.messages import own_place
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from zerolab.course.lessons.incident_room.engines import BROKEN, RIGHT
 from zerolab.course.lessons.incident_room.part_two_solution import my_test
 from zerolab.course.lessons.incident_room.shown import alike, measured, not_clipped, shown
 from zerolab.course.lessons.incident_room.trainings import MOST_RANKS, Ranks, Trainer
-from zerolab.course.wire import own_place
+from zerolab.course.messages import own_place
 from zerolab.parity import compute_deterministically
 
 RIGHT_SECONDS, BROKEN_SECONDS = 30.0, 120.0

@@ -21,7 +21,8 @@ from zerolab.course.lessons.incident_room.held import (
     tensors,
 )
 from zerolab.course.lessons.incident_room.room import LR, PSI, Case, batches, named, start
-from zerolab.course.wire import Message, Wire, sent_bytes
+from zerolab.course.messages import Message, sent_bytes
+from zerolab.course.wire import Wire
 
 LOOKED_AT = 2  # steps, of whose backwards the parameters are kept
 

@@ -2,8 +2,8 @@
 
 from zerolab.course.attempts import Attempt
 from zerolab.course.lessons.residual_memory.mlp import HIDDEN, NAMES, NUMEL
+from zerolab.course.messages import Message, sent_bytes
 from zerolab.course.targets import bronze
-from zerolab.course.wire import Message, sent_bytes
 
 
 def no_gradient(outcome: Attempt) -> str | None:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from zerolab.course.attempts import Attempt
 from zerolab.course.lessons.residual_memory.held import SMALL
 from zerolab.course.lessons.residual_memory.inputs import Case
+from zerolab.course.messages import Message, sent_bytes
 from zerolab.course.targets import bronze, silver
-from zerolab.course.wire import Message, sent_bytes
 
 
 def cost(case: Case, outcome: Attempt) -> str | None:

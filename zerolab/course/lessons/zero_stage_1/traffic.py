@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from zerolab.course.attempts import Attempt
 from zerolab.course.lessons.zero_stage_1.world import STEPS, World
-from zerolab.course.wire import Message, sent_bytes
+from zerolab.course.messages import Message, sent_bytes
 
 _ROUNDS = {"ring.reduce_scatter": 1, "ring.all_gather": 1, "ring.all_reduce": 2}  # times N - 1 messages
 

@@ -8,7 +8,7 @@ from zerolab.course.attempts import Attempt, Odd
 from zerolab.course.evidence import same
 from zerolab.course.lessons.zero_stage_2.backward_passes import Case
 from zerolab.course.lessons.zero_stage_2.reductions import JOINED, ZEROS, Reduced, Reduction
-from zerolab.course.wire import Message
+from zerolab.course.messages import Message
 
 _PLACES = ("first", "second", "third", "fourth")
 

@@ -13,7 +13,7 @@ from zerolab.course.lessons.incident_room.check import Ticket
 from zerolab.course.lessons.incident_room.engine import MOMENTUM
 from zerolab.course.lessons.incident_room.lockstep import Gradients, sum_of, trained
 from zerolab.course.lessons.incident_room.room import NAMES, Case
-from zerolab.course.wire import Message
+from zerolab.course.messages import Message
 
 Calls = Sequence[Sequence[Message]]
 ORDERS = Path(__file__).parents[1] / "orders.py"
