@@ -69,6 +69,10 @@ def _same(shard: torch.Tensor, gradient: object) -> bool:
 
 def too_much_memory(rank: int, seen: Seen) -> str | None:
     """What a rank held too much of while it computed, or holds at the end."""
+    return _whole_layers(rank, seen) or _gradients(rank, seen) or _copies(rank, seen)
+
+
+def _whole_layers(rank: int, seen: Seen) -> str | None:
     still = f"on rank {rank} the layers {seen.left_whole} are still whole at the end"
     if seen.reshaped is not None:
         return (
@@ -84,8 +88,10 @@ def too_much_memory(rank: int, seen: Seen) -> str | None:
         )
     if seen.peak > 1:
         return f"{seen.peak} layers were whole at the same time: one is enough here"
-    if seen.left_whole:
-        return f"{still}: reshard after backward too"
+    return f"{still}: reshard after backward too" if seen.left_whole else None
+
+
+def _gradients(rank: int, seen: Seen) -> str | None:
     if seen.left_grads:
         return f"layers {seen.left_grads} still hold whole gradients: set layer.grad = None once reduced"
     if seen.unreduced:
@@ -97,6 +103,10 @@ def too_much_memory(rank: int, seen: Seen) -> str | None:
     for index, (shard, behind) in enumerate(zip(seen.shards, seen.storage_bytes, strict=True)):
         if isinstance(shard, torch.Tensor) and behind > shard.nbytes:
             return f"layer {index}'s grad_shard is a view, which keeps the whole gradient in memory: clone it"
+    return None
+
+
+def _copies(rank: int, seen: Seen) -> str | None:
     name = f", in `{seen.copy_name}`" if seen.copy_name else ""
     if seen.kept_gradient:
         return (
