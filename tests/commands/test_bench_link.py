@@ -53,16 +53,18 @@ def ran(tmp_path_factory) -> SimpleNamespace:
     with hosts_or_skip(2, folder):
         pass
     flags = ["--link", FAST, SLOW, "--model", "gpt-tiny", "--rounds", "3", "--contestants", *RACERS]
-    done = subprocess.run(
-        [sys.executable, "-m", "zerolab", "bench", *flags, "--out", str(folder)],
-        env=os.environ | {"PYTHONPATH": str(Path(zerolab.__file__).parents[1]), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    environment = os.environ | {"PYTHONPATH": str(Path(zerolab.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "zerolab", "bench", *flags, "--out", str(folder)]
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        try:
+            printed, _ = process.communicate(timeout=300)
+        finally:
+            process.kill()
+    assert process.returncode == 0, printed
     saved = json.loads((folder / "links.json").read_text("utf-8"))
-    return SimpleNamespace(printed=done.stdout, folder=folder, saved=saved)
+    return SimpleNamespace(printed=printed, folder=folder, saved=saved, pid=process.pid)
 
 
 def test_the_cable_carries_what_each_stage_promises(ran):
@@ -101,8 +103,7 @@ def test_all_have_trained_alike(ran):
 
 def test_no_host_is_left(ran):
     names = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
-    assert f"zerolab-{os.getpid()}" not in names
-    assert "node01" not in names
+    assert f"zerolab-{ran.pid}-" not in names
 
 
 @pytest.mark.parametrize(("sender", "receiver"), [(0, 1), (1, 0)])

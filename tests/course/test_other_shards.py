@@ -194,8 +194,8 @@ WRONG = [
     (
         not_at_the_beginning,
         "no rank owns element 0 of parameter 0: each element has one owner; rank 0 owns 0 elements in all, "
-        "and 6 of its shard are of parameters; the slice of parameter 0 is (0, 0), and right is (0, 6); in "
-        "all cases wrong slices are those where the parameter begins exactly where the shard begins",
+        "and 6 of its shard are of parameters; the slice of parameter 0 is (0, 0), and right is (0, 6); "
+        "slices are wrong wherever the parameter begins exactly where the shard begins, and nowhere else",
     ),
     (one_rank_too_far, "with sizes [6, 3, 7, 1], 3 ranks, rank 2 (line"),
     (

@@ -132,4 +132,7 @@ def never_waited(own):
 def test_a_check_names_a_buffer_that_was_added_too_early(answer, monkeypatch):
     monkeypatch.setattr(attempts, "SECONDS", 2.5)
     said = check_average.diagnose(answer)
-    assert "rank 0 uses a tensor before its message has arrived" in said and "`mean = (own + sum(" in said
+    used = "rank 0 uses a tensor before its message has arrived" in said and "`mean = (own + sum(" in said
+    waited_for_none = "rank 0 started 2 messages and waited for none of them" in said
+    # Which of the two is seen first depends on how fast the other ranks are.
+    assert used or (answer is never_waited and waited_for_none)

@@ -21,6 +21,11 @@ from zerolab.course.wording import count, sentences, shortened
             "rank 1 stopped with KeyError: it: has; colons: of its own (line 2 of f: `d[0]`)",
             "Rank 1 stopped with KeyError: it: has; colons: of its own (line 2 of f: `d[0]`)",
         ),
+        (
+            "your test fails: ValueError: ranks is 5: pass 4 (line 2 of f: `train(5)`). change: it",
+            "Your test fails: ValueError: ranks is 5: pass 4 (line 2 of f: `train(5)`). Change: it",
+        ),
+        ("none is right: a: b\n  stage 0: values: NaN", "None is right: a. B\n  stage 0: values: NaN"),
         ("got dict, {'a': 1}: rank 0's value: a tensor", "Got dict, {'a': 1}: rank 0's value. A tensor"),
         ("flat was added once more: once is enough: stop", "flat was added once more: once is enough. Stop"),
         ("one: two: psi counts twice", "One: two. psi counts twice"),

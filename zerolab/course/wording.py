@@ -10,7 +10,8 @@ import re
 _NAMES = {"f", "g", "psi", "flat", "numel", "own", "tensor"}
 # What is no prose, from the outside to the inside. A colon in it separates no clauses.
 _NO_PROSE = (
-    r"stopped with \w+: .*?(?= \(line |$)",  # what Python says of an exception
+    r"\b\w+(?:Error|Exception|Interrupt|Exit): .*?(?= \(line |$)",  # what Python says of an exception
+    r"stopped with \w+: .*?(?= \(line |$)",
     r"`[^`]*`",
     r"(?<!\w)'[^']*'(?!\w)",
     r"[(\[{][^()\[\]{}]*[)\]}]",
@@ -26,14 +27,21 @@ def capitalized(text: str) -> str:
 
 
 def sentences(diagnosis: str) -> str:
-    """Return a diagnosis as sentences, each with one colon at most, and each possible mistake in its own."""
+    """Return a diagnosis as sentences, each with one colon at most, and each possible mistake in its own.
+
+    A line that is indented is a row of a table, and stays as it is.
+    """
+    return "\n".join(line if line.startswith("  ") else _sentences(line) for line in diagnosis.split("\n"))
+
+
+def _sentences(line: str) -> str:
     hidden: list[str] = []
 
     def hide(found: re.Match) -> str:
         hidden.append(found[0])
         return f"\0{len(hidden) - 1}\0"
 
-    text = diagnosis
+    text = line
     for pattern in _NO_PROSE:
         while re.search(pattern, text):
             text = re.sub(pattern, hide, text)

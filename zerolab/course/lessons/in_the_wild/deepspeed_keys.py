@@ -1,6 +1,6 @@
 """The keys that DeepSpeed reads, and the one that was meant by another word.
 
-Source: deepspeed/runtime/config.py, constants.py and zero/config.py of August 2026. At the top DeepSpeed does
+Source: the modules of DeepSpeed's runtime that read its settings, of August 2026. At the top DeepSpeed does
 not read keys that it does not know. In a section it refuses them.
 """
 
