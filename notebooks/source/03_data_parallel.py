@@ -337,7 +337,7 @@ explore(buckets, height=3.8, bucket_MB=sizes, gpus=gpus)
 # > `average_in_buckets(gradients, bucket_bytes)`. The gradients are in the order in which backward computes
 # > them. Put as many into a bucket as fit, and all-reduce each bucket when it is full. A gradient that is
 # > larger than a bucket is sent by itself. Afterwards every gradient holds, in place, the mean over all
-# > ranks.
+# > ranks. All gradients are contiguous.
 # >
 # > - **Bronze:** the mean is right.
 # > - **Silver:** no message more than necessary, no message larger than `bucket_bytes`, and no byte more than

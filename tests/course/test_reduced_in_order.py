@@ -371,6 +371,21 @@ class OnRank0Alone(Queue):
         return mine if dist.get_rank() == 0 else mine / dist.get_world_size()
 
 
+class OnceInReady(Queue):
+    """`if` for `while`: what waits behind a unit is left, and finish reduces only units that never came."""
+
+    def drain(self):
+        name = next((each for each in self.sizes if each not in self.shards), None)
+        if name and self.flats[name] is not None:
+            self.take(name)
+
+    def finish(self):
+        for name, numel in self.sizes.items():
+            if name not in self.shards and self.flats[name] is None:
+                self.flats[name] = torch.zeros(numel)
+                self.take(name)
+
+
 ORDER_WRONG = [
     (WholeBuffers, "each rank keeps the whole buffer after the reduction, and only its own chunk of that"),
     (ForgetsWhatWaits, "rank 1 reduces zeros for unit b in finish, whose gradient got ready on"),
@@ -384,6 +399,7 @@ ORDER_WRONG = [
     (OnRank0Alone, "rank 0 is right, but rank 1 is not: each shard is the mean over the ranks"),
     (OneForAll, "a new object begins with the shards of the one before"),
     (OneBuffer, "several shards are views of the same memory"),
+    (alone(OnceInReady), "Every rank must reduce every unit, and all of them in one order (seen with"),
     (alone(Twice), "rank 0 begins more than 3 reduce-scatters, and there are 3 units. Reduce each unit once"),
     (alone(ZerosLast), "what waits, and zeros for a unit that never got ready"),
     (alone(ZerosFirst), "Reduce in the order of sizes, in finish, too"),

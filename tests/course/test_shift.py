@@ -151,6 +151,19 @@ RIGHT = [
 ]
 
 
+def from_the_rank_it_sends_to(own):
+    """With two ranks it is the one before, too."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    theirs = torch.empty_like(own)
+    if rank % 2 == 0:
+        dist.send(own, (rank + 1) % n)
+        dist.recv(theirs, (rank + 1) % n)
+    else:
+        dist.recv(theirs, (rank + 1) % n)
+        dist.send(own, (rank + 1) % n)
+    return theirs
+
+
 def all_the_way(own):
     for _ in range(dist.get_world_size() - 1):
         own = RIGHT[0](own)
@@ -217,3 +230,9 @@ def test_a_chain_is_not_taken_for_a_broadcast_nor_the_other_way_round():
 def test_a_deadlock_is_named(monkeypatch, first, words):
     monkeypatch.setattr(attempts, "SECONDS", 2.5)
     assert words in check_shift.diagnose(passed_on(first=lambda rank: first))
+
+
+def test_a_peer_that_is_right_for_two_ranks_only_is_named(monkeypatch):
+    monkeypatch.setattr(attempts, "SECONDS", 2.5)
+    said = check_shift.diagnose(from_the_rank_it_sends_to)
+    assert "sends to (rank + 1) % 3 and receives from (rank + 1) % 3, so nobody receives what is sent" in said

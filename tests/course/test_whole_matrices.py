@@ -293,7 +293,17 @@ def count_then_work(work, n):
     return greedy(work, n, longest_first(work), key=lambda load, count: (count, load))
 
 
+def noted_by_work(work, n):
+    """The last owner of a matrix of some work is that of all others of this work."""
+    owner_of, loads = {}, [0] * n
+    for each in sorted(work, reverse=True):
+        owner_of[each] = loads.index(min(loads))
+        loads[owner_of[each]] += each
+    return [owner_of[each] for each in work]
+
+
 WRONG = {
+    noted_by_work: "matrices of equal work all have one owner: note the owner by the place of the matrix",
     parts_of: "each rank gets equally many matrices, which follow each other. The matrices are taken as",
     floor_blocks: "ZeroDivisionError: integer division or modulo by zero, with work [5, 3], 4 ranks (line ",
     overwritten: "the least work in its last matrix alone. The matrices are taken the longest first: add",

@@ -124,7 +124,9 @@ def _of_three(whole: int | None, micro: int | None, steps: int | None) -> str | 
     whole = micro * steps * GPUS if whole is None else whole
     if whole != micro * steps * GPUS:
         divided = ". It divides without a remainder" * (not all(given))
-        return f"{product}, and train_batch_size is {whole}: DeepSpeed refuses that{divided}"
+        asked = f"a batch of {GLOBAL_BATCH} in {MICRO_BATCHES} micro-batches on {GPUS} GPUs"
+        each = f" Asked for is {asked}, so each has {GLOBAL_BATCH // MICRO_BATCHES // GPUS} samples"
+        return f"{product}, and train_batch_size is {whole}: DeepSpeed refuses that{divided}.{each}"
     if steps != MICRO_BATCHES:
         many = f"{steps} micro-batch{'es' if steps != 1 else ''}"
         alone = f" of {micro} samples, because nothing else is said" * (sum(given) == 1)

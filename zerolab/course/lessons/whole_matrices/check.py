@@ -124,6 +124,11 @@ def _mistake(fn: Callable, answers: Plans, case: Case) -> str:
     """The mistake behind all answers, or what the busiest rank of one has to do."""
     if rule := followed(answers):
         return str(rule)
+    if _by_work(answers):
+        return (
+            "matrices of equal work all have one owner: note the owner by the place of the matrix in the "
+            "list, and not by its work"
+        )
     loads = case.loads(answers[case])
     busiest, least = loads.index(max(loads)), loads.index(min(loads))
     return (
@@ -131,6 +136,13 @@ def _mistake(fn: Callable, answers: Plans, case: Case) -> str:
         f"{least} has {loads[least]:,}, where {_possible(case):,} is possible for the busiest. Begin with "
         "the longest matrix, and give each to the rank that has the least work so far"
     )
+
+
+def _by_work(answers: Plans) -> bool:
+    """Whether all matrices of equal work have one owner, in all cases, and more than one rank has any."""
+    owners_of = [set(zip(case.work, plan, strict=True)) for case, plan in answers.items()]
+    one_each = all(len(pairs) == len({work for work, _ in pairs}) for pairs in owners_of)
+    return one_each and any(len(set(plan)) > 1 for plan in answers.values())
 
 
 def _by_chance(fn: Callable) -> str:

@@ -83,7 +83,13 @@ def backward(cls: Callable, case: Case, rank: int) -> Reduced:
             found.clear()
     shards, overlap, calls = _plain(mine.shards), _overlap(mine.shards), calls_made()
     stale = bool(cls(dict(case.sizes)).shards)
-    return Reduced(shards, whole, kept, overlap, stale, reductions, calls, _again(cls, case, rank))
+    # A rank that lacks a shard goes no further, so that all messages so far are of the first object.
+    again = _again(cls, case, rank) if _complete(shards, case) else {}
+    return Reduced(shards, whole, kept, overlap, stale, reductions, calls, again)
+
+
+def _complete(shards: dict | Odd, case: Case) -> bool:
+    return isinstance(shards, dict) and case.sizes.keys() <= shards.keys()
 
 
 def _again(cls: Callable, case: Case, rank: int) -> dict | Odd:
