@@ -146,6 +146,24 @@ def test_a_matrix_without_elements():
     assert zerolab.verify(2, 2, WithEmpty, inputs, **MUON).ok
 
 
+class WithUnusedEmpty(nn.Linear):
+    """A parameter without elements, which forward does not use."""
+
+    def __init__(self):
+        super().__init__(4, 4)
+        self.nothing = nn.Parameter(torch.empty(0, 3))
+
+    def forward(self, x):
+        return super().forward(x).square().mean()
+
+
+def test_a_class_that_divides_by_the_number_of_elements():
+    """Adafactor does, and one process never steps the empty parameter, which has no gradient."""
+    inputs = lambda step, rank: torch.ones(2, 4) * (1 + rank)
+    report = zerolab.verify(2, 2, WithUnusedEmpty, inputs, optimizer_class=torch.optim.Adafactor)
+    assert report.bit_identical and report.memory_matches
+
+
 def test_the_report_and_the_command_say_how_even_the_shares_are(capsys):
     balance = zerolab.verify(1, 3, **MUON).balance
     assert balance.elements == balance.multiplications == 1.0  # three blocks for three ranks

@@ -97,6 +97,8 @@ def state_bytes_of(
     verdict = verdict_of(optimizer_class, defaults, options)
     if refusal := verdict.refusal_of(shape):
         raise ValueError(refusal)
+    if not math.prod(shape):
+        return 0  # nothing to have state for; some classes divide by the number of elements
     if verdict.found is None:
         return round(state_bytes_per_parameter(optimizer_class, defaults, options) * math.prod(shape))
     subject = Subject(optimizer_class, defaults, options, AS_ASKED)
