@@ -36,9 +36,8 @@ HOUSE = {
     "optimizer": ("optimizer", "ground tensors wire unit base stages engine parallel optimizer"),
     "checkpoint": ("checkpoint", "wire optimizer checkpoint"),
     "programs": (
-        "parity rehearsal simulation bench doctor progress flags train",
-        "checks events timeline ground plan tensors wire unit engine launch parallel optimizer checkpoint "
-        "material programs",
+        "parity rehearsal bench doctor progress flags train",
+        "ground plan tensors wire unit engine launch parallel optimizer checkpoint material programs",
     ),
     # on first use
     "face": (
