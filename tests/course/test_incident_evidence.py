@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.lessons import solutions_travel_by_value
+from support.tickets import diagnosis
 
 from zerolab import ring
-from zerolab.course.lessons import incident_room
 from zerolab.course.lessons.incident_room import (
     MOMENTUM,
     Engine1,
@@ -26,11 +26,6 @@ from zerolab.course.lessons.incident_room import (
 )
 
 solutions_travel_by_value(__name__)
-
-
-def diagnosis(engine: type) -> str | None:
-    number = engine.__mro__[1].__name__.removeprefix("Engine")
-    return getattr(incident_room, f"check_{number}").diagnose(engine)
 
 
 class LastTakesAll1(Engine1):

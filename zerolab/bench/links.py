@@ -74,22 +74,16 @@ class Link:
         """What a cable carried in one direction in a step, by its own counter."""
         return median(self.race.sent_bytes[name])
 
-    @property
-    def computation(self) -> float | None:
-        """Seconds of a step without messages: the floor's, where it took part."""
-        return self.seconds(FLOOR).median if FLOOR in self.race.seconds else None
-
     def messages(self, name: str) -> float:
         """Seconds that the cable needs for the bytes; none where its rate is not held."""
         return 8 * self.sent_bytes(name) / self.bits_per_second if self.bits_per_second else 0.0
 
-    def least(self, name: str) -> float | None:
-        """The seconds of a step whose messages and computation are under way at the same time."""
-        return None if self.computation is None else max(self.computation, self.messages(name))
-
     def over_least(self, name: str) -> Spread | None:
-        """A step over `least`, round by round: computation is that of the same round."""
-        if self.computation is None:
+        """A step over the least that it can take, which computes and sends at once; None without the floor.
+
+        Round by round: that is the floor's step of the same round, or `messages` if these take longer.
+        """
+        if FLOOR not in self.race.seconds:
             return None
         floor, messages = self.race.seconds[FLOOR], self.messages(name)
         return pairwise(self.race.seconds[name], [max(each, messages) for each in floor])
