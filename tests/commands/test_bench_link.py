@@ -106,6 +106,35 @@ def test_no_host_is_left(ran):
     assert f"zerolab-{ran.pid}-" not in names
 
 
+def test_a_run_that_is_terminated_leaves_no_host(tmp_path: Path):
+    with hosts_or_skip(2, tmp_path):
+        pass
+    command = [
+        sys.executable,
+        "-m",
+        "zerolab",
+        "bench",
+        "--link",
+        SLOW,
+        "--model",
+        "gpt-tiny",
+        "--rounds",
+        "99",
+    ]
+    environment = os.environ | {"PYTHONPATH": str(Path(zerolab.__file__).parents[1])}
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        try:
+            assert "round" in process.stdout.readline(), "the ranks train"
+            process.terminate()
+            process.communicate(timeout=60)
+        finally:
+            process.kill()
+    names = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    assert f"zerolab-{process.pid}-" not in names
+
+
 @pytest.mark.parametrize(("sender", "receiver"), [(0, 1), (1, 0)])
 def test_a_rate_holds_in_both_directions_and_is_let_go(sender: int, receiver: int, tmp_path: Path):
     number = 5_000_000

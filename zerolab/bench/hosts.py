@@ -9,9 +9,12 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 INTERFACE = "eth0"
 MOST_HOSTS = 250  # addresses of one network
@@ -51,7 +54,7 @@ class Host:
 
 @contextlib.contextmanager
 def hosts(count: int, folder: Path) -> Iterator[list[Host]]:
-    """Make so many hosts. They are gone at the end, with every process on them.
+    """Make so many hosts. They are gone at the end, with every process on them, after SIGTERM too.
 
     Args: folder: for their /etc/hosts. Raises: Unavailable.
     """
@@ -64,6 +67,7 @@ def hosts(count: int, folder: Path) -> Iterator[list[Host]]:
     ]
     switch = f"{prefix}-{_SWITCH}"
     lines = "".join(f"{address} {name}\n" for address, name in zip(addresses, names, strict=True))
+    before = _exit_when_terminated()
     try:
         _make(switch, made)
         for host in made:
@@ -72,6 +76,15 @@ def hosts(count: int, folder: Path) -> Iterator[list[Host]]:
     finally:
         for namespace in (*(host.namespace for host in made), switch):
             _remove(namespace)
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _exit_when_terminated() -> Any:
+    """Let SIGTERM raise SystemExit, so that `finally` runs; returns what was set. Main thread only."""
+    if threading.current_thread() is not threading.main_thread():
+        return None
+    return signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
 def hold(made: list[Host], bits_per_second: float | None) -> None:
