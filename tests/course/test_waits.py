@@ -55,6 +55,7 @@ def _note(word: str, line: int) -> Message | str:
         ),
         (("s1 r1 .", "r0 s0 .", "r1"), "rank 2 receives from rank 1. Nobody sends to rank 2. Count modulo"),
         (("S1 R2", "S2 R2", "S0 R1"), "rank 1 waits for a message from rank 2 that was never sent"),
+        (("r1", "b", "s0"), "rank 0 waits for a message from rank 1 that was never sent: rank 1 waits, too"),
         (("S1 R1", "S2 R2", "S0 R0"), "each rank sends to (rank + 1) % 3 and receives from (rank + 1) % 3"),
     ],
 )

@@ -1,6 +1,6 @@
 """Read from whom to whom the messages of all ranks go: to a rank that does not exist, or past each other."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
 
 from zerolab.course.messages import Calls, Message, at
 
@@ -83,18 +83,19 @@ def _peers(calls: Calls, received: bool) -> dict[int, set[int]]:
 
 
 def _distances_that_do_not_meet(calls: Calls) -> str | None:
-    n = len(calls)
-    distances: Callable[[bool], set[int]] = lambda received: {
-        (peer - rank) % n for rank, peers in _peers(calls, received).items() for peer in peers
-    }
-    to, origin = distances(False), distances(True)
-    if not all(calls):  # by the call that it waits in, each rank shows the half of its rule at least
+    n, to, origin = len(calls), _peers(calls, received=False), _peers(calls, received=True)
+    if len(to.keys() | origin.keys()) < n:  # by the call that it waits in, each rank shows half of its rule
         return None
-    if not len(to) == len(origin) == 1 or 0 in to | origin or not (min(to) + min(origin)) % n:
+    ahead, behind = _distances(to, n), _distances(origin, n)
+    if not len(ahead) == len(behind) == 1 or 0 in ahead | behind or not (min(ahead) + min(behind)) % n:
         return None
     name = lambda distance: f"(rank {'+' if 2 * distance <= n else '-'} {min(distance, n - distance)}) % {n}"
     first = next(call for own in calls for call in own if call.received)
     return (
-        f"each rank sends to {name(min(to))} and receives from {name(min(origin))}, so nobody receives what "
-        f"is sent. What goes to {name(min(to))} comes from {name(n - min(to))}{at(first.place)}"
+        f"each rank sends to {name(min(ahead))} and receives from {name(min(behind))}, so nobody receives "
+        f"what is sent. What goes to {name(min(ahead))} comes from {name(n - min(ahead))}{at(first.place)}"
     )
+
+
+def _distances(by_rank: Mapping[int, set[int]], n: int) -> set[int]:
+    return {(peer - rank) % n for rank, peers in by_rank.items() for peer in peers}
