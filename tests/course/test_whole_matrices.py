@@ -317,7 +317,7 @@ WRONG = {
     best_fit: "a rank that is filled up to the mean before others get one, and where no rank has room",
     searches_all: "not returned after 3 s: is it an endless loop, or a search through all 16,777,216 lists",
     floats: "which has floats: a rank is a whole number",
-    kept_loads: "returns other owners when it is called a second time (seen with work [3, 1, 4, 4], 2 ranks)",
+    kept_loads: "returns other owners when it is called a second time (seen with work [7, 3, 9, 9], 2 ranks)",
     count_then_work: "the fewest matrices, and their work counts only between ranks that have equally many",
     all_on_rank_0: "every matrix goes to rank 0",
     in_turn: "dealt out in turn, so that the ranks have equally many. The matrices are taken as they stand",
@@ -355,7 +355,7 @@ def test_every_rule_is_a_mistake_in_some_case():
 
 
 @pytest.mark.parametrize(
-    ("blocks", "ranks", "says"), [(8, 6, "1.00"), (8, 24, "1.00"), (8, 32, "1.33"), (1, 2, "1.17")]
+    ("blocks", "ranks", "says"), [(8, 6, "1.02"), (8, 24, "1.07"), (8, 32, "1.29"), (1, 2, "1.14")]
 )
 def test_the_figure_has_the_engines_own_owners(blocks: int, ranks: int, says: str):
     alt = spoken(drawing("whole_matrices", "shares"), 2.8, blocks=blocks, ranks=ranks)

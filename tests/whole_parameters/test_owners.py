@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from zerolab.optimizer.owners import choose_owners, imbalance, update_flops
 
@@ -31,10 +32,19 @@ def loads(units: list[list[nn.Parameter]], ranks: int, cost) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    "shape, flops", [((3, 5), 45), ((5, 3), 45), ((4, 3, 2, 2), 4 * 48), ((7,), 7), ((), 1), ((0, 3), 0)]
+    "shape, flops", [((3, 5), 117), ((5, 3), 117), ((4, 3, 2, 2), 448), ((7,), 7), ((), 1), ((0, 3), 0)]
 )
-def test_a_product_with_the_transpose(shape: tuple[int, ...], flops: int):
+def test_the_multiplications_of_a_step_of_newton_schulz(shape: tuple[int, ...], flops: int):
     assert update_flops(parameter(*shape)) == flops
+
+
+@pytest.mark.parametrize("shape", [(24, 8), (8, 8), (32, 8), (8, 32)])
+def test_muon_does_as_many_in_each_of_its_five_steps(shape: tuple[int, int]):
+    weight = nn.Parameter(torch.ones(shape))
+    weight.grad = torch.randn(shape)
+    with FlopCounterMode(display=False) as counter:
+        torch.optim.Muon([weight], ns_steps=5).step()
+    assert counter.get_total_flops() == 2 * 5 * update_flops(weight)  # a multiplication and an addition each
 
 
 @pytest.mark.parametrize("ranks, most", [(1, 1.0), (2, 1.0), (4, 1.02), (8, 1.05), (16, 1.1)])

@@ -1,8 +1,9 @@
 """Owners: choose which rank updates each parameter that has to be updated as a whole.
 
-An update of a matrix, such as Muon's, takes time by its own rule: a product of an m x n matrix with its
-transpose takes about m·n·min(m, n) multiplications, and its state takes m·n elements. So both are balanced
-over the ranks, over all parameters of the model. One unit alone has too few matrices for that.
+An update of a whole matrix takes time by its own rule. One step of Muon's Newton-Schulz iteration takes
+s²·(2·l + s) multiplications, where s is the shorter side and l the longer one, and the matrix's state takes
+s·l elements. So both are balanced over the ranks, over all parameters of the model. One unit alone has too
+few matrices for that. Other optimizers of this kind have other costs; the same count is used for them.
 """
 
 from bisect import bisect_right
@@ -16,15 +17,15 @@ from zerolab.unit import FlatUnit
 
 
 def update_flops(parameter: torch.Tensor) -> int:
-    """How many multiplications a product of the parameter, as a matrix, with its transpose takes.
+    """How many multiplications a step of Newton-Schulz takes for the parameter, as a matrix.
 
-    A parameter with more than two dimensions counts as a matrix with a row for each of its first dimension,
+    These are three products: X·Xᵀ, its square, and the result times X. Muon takes five such steps. A parameter with more than two dimensions counts as a matrix with a row for each of its first dimension,
     and one with fewer takes one multiplication an element.
     """
     if parameter.dim() < 2 or not parameter.numel():
         return parameter.numel()
-    rows = parameter.shape[0]
-    return parameter.numel() * min(rows, parameter.numel() // rows)
+    short, long = sorted((parameter.shape[0], parameter.numel() // parameter.shape[0]))
+    return short * short * (2 * long + short)
 
 
 def choose_owners(units: list[list[nn.Parameter]], ranks: int) -> dict[int, int]:

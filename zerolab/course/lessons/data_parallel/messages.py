@@ -45,7 +45,10 @@ def _problem(case: Case, rank: int, messages: Sequence[Message]) -> tuple[str, s
         )
     sent = [] if times > 1 else [message.nbytes for message in messages]
     if sum(sent) > sum(case.nbytes):
-        return f"rank {rank} sends {sum(sent)} bytes, and the gradients have {sum(case.nbytes)}", ONCE
+        return (
+            f"rank {rank} sends {sum(sent)} bytes, and the gradients have {sum(case.nbytes)}",
+            _longer_than_its_gradients(sent, plan) or ONCE,
+        )
     if large := [nbytes for nbytes in sent if nbytes > case.bucket_bytes and nbytes not in case.nbytes]:
         return (
             f"a message of rank {rank} has {large[0]} bytes",
@@ -53,6 +56,17 @@ def _problem(case: Case, rank: int, messages: Sequence[Message]) -> tuple[str, s
             "a bucket may be sent in a larger message",
         )
     return None
+
+
+def _longer_than_its_gradients(sent: Sequence[int], plan: Sequence[int]) -> str | None:
+    """Which message is longer than the gradients of its bucket, if no message is shorter than its own."""
+    if len(sent) != len(plan) or any(own < right for own, right in zip(sent, plan, strict=True)):
+        return None
+    number = next(index for index, own in enumerate(sent) if own > plan[index])
+    return (
+        f"message {number} has {sent[number]} bytes, and the gradients of its bucket have {plan[number]}. Send "
+        "the part of the tensor that holds gradients, and nothing behind it"
+    )
 
 
 def _of_a_ring(case: Case, messages: Sequence[Message]) -> int:

@@ -25,7 +25,7 @@ class Case(NamedTuple):
         return f"work [{shown}{more}], {self.world_size} ranks"
 
 
-_BLOCK = (3, 1, 4, 4)  # of a GPT, in units of h³: qkv, projection, and the two of the MLP
+_BLOCK = (7, 3, 9, 9)  # of a GPT, in units of h³: qkv, projection, and the two of the MLP
 CASES = (
     Case(_BLOCK, 2),
     Case(_BLOCK * 3, 4),

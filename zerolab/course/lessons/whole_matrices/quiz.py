@@ -17,17 +17,17 @@ DISTANCE = Prediction(
         "you took them to be equal, and the cut changes the direction of every update": 0,
     },
     "percent",
-    why="The two runs learn as fast, and come to different models.",
+    why="The two losses differ by less than two batches do, and the runs come to different models.",
 )
 BUSIEST = Prediction(
     {
-        "you took the mean, and that needs a cut through a matrix": 6,
-        "you gave both matrices of the MLP to one rank": 8,
-        "you took the rank that works less": 5,
-        "you put all of them on one rank": 12,
+        "you took the mean, and that needs a cut through a matrix": 14,
+        "you gave both matrices of the MLP to one rank": 18,
+        "you took the rank that works less": 12,
+        "you put all of them on one rank": 28,
     },
     "h³",
-    why="Of 3, 1, 4 and 4 the best two groups are 4 + 3 and 4 + 1.",
+    why="Of 7, 3, 9 and 9 the best two groups are 9 + 7 and 9 + 3.",
 )
 STAGE_1 = Prediction(
     {
@@ -61,7 +61,7 @@ QUESTIONS = (
     ),
     Quiz(
         "An engine gives Muon the rows that a flat cut leaves on each rank. It runs, and the loss falls "
-        "about as fast. What is wrong?",
+        "nearly as fast. What is wrong?",
         "c",
         {
             "a": Choice(
