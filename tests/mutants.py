@@ -45,7 +45,7 @@ TESTS = {
     ),
     "collectives": ("collectives", "engine/test_diverging_ranks.py", "engine/test_trace.py"),
     "checkpoint": ("checkpoint",),
-    "tensor_parallel": ("tensor_parallel",),
+    "tensor_parallel": ("tensor_parallel", "activation_checkpointing"),
     "checkpointing.py": ("activation_checkpointing",),
     "tier.py": ("offload",),
 }

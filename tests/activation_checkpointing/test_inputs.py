@@ -184,6 +184,14 @@ class Model(nn.Module):
         return Checkpointing()(twice, Checkpointing()(self.block, x))
 
 
+def test_a_function_that_calls_itself_is_searched_once():
+    def halved(x, times: int):
+        return halved(x / 2, times - 1) if times else x
+
+    x = stream(2)
+    assert torch.equal(Checkpointing()(halved, x, 3), x / 8)
+
+
 def test_what_a_module_holds_is_its_own():
     model = Model()
     model(stream(2, 3)).sum().backward()

@@ -53,6 +53,15 @@ def test_what_was_written_is_read_and_counted(kind: str, disk: Path):
     found[0].untyped_storage().resize_(0)  # it can still be freed
 
 
+def test_a_place_that_was_given_back_is_given_out_again(disk: Path):
+    """Else the file of checkpoints would grow in every step."""
+    ours = DiskTier(disk, 8)
+    first = ours.place(8)
+    assert ours.place(8) != first
+    ours.give_back(first, 8)
+    assert ours.place(8) == first
+
+
 def test_calls_that_move_a_part_are_repeated(disk: Path, monkeypatch):
     write, read = os.pwrite, os.preadv
     monkeypatch.setattr(os, "pwrite", lambda file, content, offset: write(file, content[:7], offset))

@@ -94,10 +94,12 @@ def traffic_of_a_step(stage: int) -> tuple[int, int, int, int]:
     psi = sum(parameter.numel() for parameter in model.parameters())  # of this rank's part
     root = sum(flat.numel for run in optimizer.engine.units if run.is_root for flat in run.flats)
     parallel = optimizer.axes.parallel
-    backward(model, optimizer, 0)
-    optimizer.step()
-    optimizer.zero_grad()
+    for step in range(2):
+        backward(model, optimizer, step)
+        optimizer.step()
+        optimizer.zero_grad()
     sent = parallel.trace.traffic(0)
+    assert parallel.trace.traffic(1) == sent
     assert {event.phase for event in parallel.trace.step(0)} == {"forward", "backward", "control"}
     own = optimizer.trace.traffic(0).logical_bytes
     return sent.logical_bytes, sent.wire_bytes, own, 4 * (3 * psi - root if stage == 3 else 2 * psi)
