@@ -421,7 +421,7 @@ explore(
 #
 # ## Third exercise: the largest batch
 #
-# The question at work is seldom "how many bytes?" and often "which batch can I run?". What the model states
+# In practice you rarely ask "how many bytes?". You ask "which batch can I run?". What the model states
 # leave of a GPU, activations can take.
 #
 # > **Difficulty 2 of 5 · importance 4 of 5 · 8 minutes.** Write `largest_batch`: how many samples of 1024

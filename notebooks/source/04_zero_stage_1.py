@@ -129,7 +129,9 @@ rows.append(f"updated by no rank: {', '.join(nobody)}, {lost:,} parameters")
 predict(my_guess, len(nobody), quiz.UNTRAINED, *rows)
 
 # %% [markdown]
-# <details><summary>The three bugs</summary>
+# <details><summary>Answer</summary>
+#
+# The three bugs:
 #
 # - **The remainder.** `len(parameters) // world_size` rounds down. 29 tensors make four parts of 7, and the
 #   last tensor, the whole output head, is never trained.
@@ -169,12 +171,12 @@ explore(partial(figures.partition_map, layer=layer), height=3.4, ranks=slider(1,
 # </details>
 #
 # There is padding inside the buffer, too. zerolab starts each parameter at a multiple of 64 bytes, as PyTorch
-# does with tensors of its own. At other addresses some CPU matrix products use another kernel, and the last
+# does with tensors of its own. At other addresses some CPU matrix products add in another order, and the last
 # bits differ. In a model of real size all this padding is negligible.
 #
 # Adam allows a cut through a tensor because its update is *elementwise*: the new value of each parameter
 # depends on its own gradient, m and v alone. (Some optimizers use a whole matrix for each update, such as
-# Muon. Their matrices cannot be cut like this. zerolab gives each of them to one rank as a whole.)
+# *Muon*. Their matrices cannot be cut like this. zerolab gives each of them to one rank as a whole.)
 #
 # ## Exercise: which slices does a rank own?
 #
@@ -324,9 +326,9 @@ for stage in (0, 1):
 #
 # ## One step, line by line
 #
-# Now follow one step of the smallest model: softmax regression, with a `weight` of 10 × 784 numbers and a
-# `bias` of 10, on two ranks, with SGD and momentum. Every rank keeps a *trace*: a list of *events*. An event
-# is one message or one update.
+# Now follow one step of the smallest model: one linear layer and a softmax, with a `weight` of 10 × 784
+# numbers and a `bias` of 10, on two ranks, with SGD and momentum. Every rank keeps a *trace*: a list of
+# *events*. An event is one message or one update.
 #
 # We leave out the events of the phase `control`. In these messages of a few bytes the ranks compare what they
 # are doing. If one rank does something else, the error names that rank, and the others do not wait for it for

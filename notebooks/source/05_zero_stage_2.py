@@ -115,7 +115,7 @@ show_diff(stage1, stage2)
 #
 # | | data parallel | stage 1 | stage 2 |
 # |---|---|---|---|
-# | backward | Ψ gradients | Ψ gradients | the gradients of the units at work |
+# | backward | Ψ gradients | Ψ gradients | the gradients of the units in backward |
 # | gradients | all-reduce, 2Ψ | reduce-scatter, Ψ | reduce-scatter, Ψ; then frees all but Ψ/N |
 # | optimizer | updates Ψ | updates its own Ψ/N | updates its own Ψ/N |
 # | afterwards | nothing | all-gather of parameters, Ψ | all-gather of parameters, Ψ |
@@ -221,8 +221,9 @@ for op, unit, logical_bytes in events:
 # > - From lesson 02: `ring.reduce_scatter(flat)` sums in place and returns this rank's chunk, which is a
 # >   view of `flat`. Do not use torch's own collectives here.
 # >
-# > *Bronze:* the values are right. *Silver:* each unit is reduce-scattered once. *Gold:* a buffer is freed
-# > as soon as it is its unit's turn, so only those that wait are in memory.
+# > *Bronze:* the values are right. *Silver:* each unit is reduce-scattered once, in one order on all
+# > ranks. *Gold:* the order is that of `sizes`, and a buffer is freed as soon as it is its unit's turn, so
+# > only those that wait are in memory.
 
 
 # %%
@@ -517,7 +518,7 @@ for hook in ("register_hook", "register_post_accumulate_grad_hook"):
 predict(my_guess, equal, quiz.EQUAL_REPLICAS, *rows)
 
 # %% [markdown]
-# <details><summary>Why</summary>
+# <details><summary>Answer</summary>
 #
 # None of the combinations raises an error. `register_hook` passed a gradient to `average_grad_of`. A gradient
 # has no `.grad` of its own, so the `if` that was meant for unused parameters skipped it. The other hook

@@ -171,9 +171,9 @@ flat.copy_(torch.arange(4.0))
 print("back: ", weight.tolist())
 
 # %% [markdown]
-# The engine does the same. In the diff above, `reshard` calls `resize_(0)` on the storage of the unit's flat
-# buffer. `unshard` gives the storage its full size, copies this rank's shard to its place, and all-gathers
-# the rest. The code is in `zerolab/unit/unit.py`.
+# The engine does the same. In the diff above, `reshard` calls `unit.free()`, which calls `resize_(0)` on the
+# storage of the unit's flat buffer. `unshard` gives the storage its full size, copies this rank's shard to
+# its place, and all-gathers the rest. The code is in `zerolab/unit/unit.py`.
 
 # %% [markdown]
 # ## `Sharded`: the class of a freed parameter
@@ -607,7 +607,7 @@ patient = zerolab.rehearse(counted, world_size=1024, stage=3, prefetch=0, reduce
 predict(my_guess, max(patient.peak_by_phase.values()) / 1e9, quiz.PATIENT_PEAK)
 
 # %% [markdown]
-# A price is paid in time: the engine computes nothing while it waits.
+# This takes time: the engine computes nothing while it waits.
 #
 # Smaller units would help without waiting. `units=` takes a list of modules, and each of them is gathered as
 # one unit. So a model that has attention and MLP in modules of their own can be cut there. Whether a model

@@ -874,11 +874,11 @@ rows = [f"{name:6}{a:>12,}{b:>13,}{c:>14,}{d:>15,}" for name, (a, b, c, d) in ta
 predict(my_guess, table["1 × 4"][1] / table["4 × 1"][1], quiz.SAME_CHECKPOINTS, heading, *rows)
 
 # %% [markdown]
-# <details><summary>Why</summary>
+# <details><summary>Answer</summary>
 #
 # A rank of the shared copy computes four times as many sequences, and P_a keeps a quarter of each input. So
-# the bytes are the same. At the same global batch a shared copy is no tool for checkpoints. It is one where
-# the checkpoints of a single sequence do not fit: a rank alone cannot compute less.
+# the bytes are the same. At the same global batch a shared copy does not reduce the memory of checkpoints. It
+# helps where the checkpoints of a single sequence do not fit: a rank alone cannot compute less.
 # </details>
 
 # %% [markdown]

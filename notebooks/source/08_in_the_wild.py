@@ -114,7 +114,7 @@ my_guess = ...
 predict(my_guess, quiz.MOVED, quiz.MOVED_BY_REDUNDANCY_OPTIMIZER)
 
 # %% [markdown]
-# <details><summary>Why</summary>
+# <details><summary>Answer</summary>
 #
 # An all-reduce is 2Ψ already, and the broadcasts of all updated parameters are Ψ more. Lesson 04 said that 3Ψ
 # is wrong for stage 1: the all-reduce gives every rank *all* sums, and a rank needs only its own. This
@@ -205,7 +205,7 @@ rows = "; ".join(map(": ".join, zip(names, said, strict=True)))
 show(fig, f"Bytes per parameter that a rank holds, and Ψ that it moves in a step. {rows}.")
 
 # %% [markdown]
-# Read the first two rows: ZeroRedundancyOptimizer saves memory and pays in messages. Read rows 2 and 6:
+# Read the first two rows: ZeroRedundancyOptimizer saves memory and sends more. Read rows 2 and 6:
 # stage 1 need not cost that. Rows 4 and 8 are one algorithm written twice.
 #
 # ZeroRedundancyOptimizer assigns whole parameters to ranks, the largest first. So ranks hold different
@@ -287,7 +287,8 @@ predict(my_guess, plain, quiz.DDP_GRADIENTS, row)
 
 # %% [markdown]
 # One keyword saves 4Ψ bytes, a quarter of everything that Adam needs in fp32. It makes each gradient a view
-# of its bucket. [Its documentation](https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html)
+# of its bucket. [Its
+# documentation](https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html)
 # says that it can save as much as the gradients' size, and it is off by default.
 #
 # ## DeepSpeed
@@ -326,7 +327,7 @@ else:
 #
 # Do not rely on an engine's name for a stage. Measure what it sends.
 #
-# ## Rosetta
+# ## The same things under other names
 #
 # The same ideas under other names. Read a row to find your engine's words, read a column to translate.
 #
@@ -362,15 +363,14 @@ else:
 # (With `gradient_accumulation_steps` DeepSpeed reduces once a step at stages 0 and 1. At stages 2 and 3 it
 # reduces every micro-batch, and its own `no_sync()` raises an error.)
 #
-# [json]: https://www.deepspeed.ai/docs/config-json/
-# [fsdp2]: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
-# [fsdp1]: https://docs.pytorch.org/docs/stable/fsdp.html
-# [zro]: https://docs.pytorch.org/docs/stable/distributed.optim.html
-# [accelerate]: https://huggingface.co/docs/accelerate/concept_guides/fsdp1_vs_fsdp2
-# [fairscale]: https://fairscale.readthedocs.io/en/latest/deep_dive/oss_sdp_fsdp.html
-# [ratex]: https://github.com/awslabs/ratex/blob/main/docs/zero_1.md
-# [xla]: https://arxiv.org/abs/2004.13336
-# [npu]: https://www.hiascend.com/document/detail/en/TensorFlowCommercial/850/API/tfadapter1x/tfmigr1_tfadapi_0056.html
+# [json]: https://www.deepspeed.ai/docs/config-json/ [fsdp2]:
+# https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html [fsdp1]:
+# https://docs.pytorch.org/docs/stable/fsdp.html [zro]:
+# https://docs.pytorch.org/docs/stable/distributed.optim.html [accelerate]:
+# https://huggingface.co/docs/accelerate/concept_guides/fsdp1_vs_fsdp2 [fairscale]:
+# https://fairscale.readthedocs.io/en/latest/deep_dive/oss_sdp_fsdp.html [ratex]:
+# https://github.com/awslabs/ratex/blob/main/docs/zero_1.md [xla]: https://arxiv.org/abs/2004.13336 [npu]:
+# https://www.hiascend.com/document/detail/en/TensorFlowCommercial/850/API/tfadapter1x/tfmigr1_tfadapi_0056.html
 #
 # ## Exercise: stage 2 with `fully_shard`
 #
@@ -811,7 +811,7 @@ predict(my_guess, quiz.SILENT, quiz.MISSING_RANK)
 # logging or for a batch that was too short, adds a call to its list.
 # </details>
 #
-# ## Payoff: it writes Python
+# ## It writes Python
 #
 # The rest of this lesson trains a GPT at stage 3 on two ranks, on a file of Python's own standard library,
 # and lets it write. First the text is cut into pieces: the pair of pieces that occurs most often becomes a

@@ -38,7 +38,7 @@ from zerolab.course.look import COLOURS, INK, PALE
 from zerolab.stages.base import Stage
 
 # %% [markdown]
-# ## The engine, in its right form
+# ## The engine without a fault
 #
 # All twelve engines have one form. Here it is without a fault: stage 1, with the textbook's ring. Its
 # optimizer is SGD with *momentum*: a running sum of the gradients, one number for each parameter. The

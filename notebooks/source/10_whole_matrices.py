@@ -35,9 +35,9 @@ from zerolab.parity import compute_deterministically
 # ## What Muon does
 #
 # Muon keeps one momentum buffer for each matrix, as SGD does. Before the update it *orthogonalizes* the
-# momentum: it keeps the directions of the matrix and makes every singular value 1. (The *singular values* of a
-# matrix say how much it stretches each of its directions.) A gradient usually has a few large singular values
-# and many small ones, so a plain step follows a few directions alone. After the orthogonalization all
+# momentum: it keeps the directions of the matrix and makes every singular value 1. (The *singular values* of
+# a matrix say how much it stretches each of its directions.) A gradient usually has a few large singular
+# values and many small ones, so a plain step follows a few directions alone. After the orthogonalization all
 # directions count as much. Below, a product of random matrices stands for a gradient.
 #
 # A singular value decomposition would do that, but it is slow on GPUs. Muon takes five steps of a
@@ -203,8 +203,8 @@ for name, (losses, _) in runs.items():
 #
 # The figure on the right shows it. Rounding alone brings the run that began a millionth larger to a distance
 # of 6 %. The cuts have 15 to 20 times as much, and with another number of ranks the result is another model.
-# Engines did just this, or skipped the orthogonalization on some settings, and did not say so: see DeepSpeed's
-# issues [8437](https://github.com/deepspeedai/DeepSpeed/issues/8437) and
+# Engines did just this, or skipped the orthogonalization on some settings, and did not say so: see
+# DeepSpeed's issues [8437](https://github.com/deepspeedai/DeepSpeed/issues/8437) and
 # [8441](https://github.com/deepspeedai/DeepSpeed/issues/8441).
 #
 # ## Which optimizers may be cut?
@@ -278,14 +278,14 @@ print("bit-identical on all 4 ranks:", same)
 # ## Who works how long?
 #
 # Let a matrix have a shorter side s and a longer side l. Torch's Muon transposes a matrix that has more rows
-# than columns, so `product` is s × s. A step of Newton-Schulz takes s²·l multiplications for `product`, s³ for
-# its square, and s²·l for the last product: s²·(2l + s). That is not in proportion to the number of elements.
-# Before, equal shards were equal work. Now a rank may have more to do than another, and all wait for the one
-# that works longest.
+# than columns, so `product` is s × s. A step of Newton-Schulz takes s²·l multiplications for `product`, s³
+# for its square, and s²·l for the last product: s²·(2l + s). That is not in proportion to the number of
+# elements. Before, equal shards were equal work. Now a rank may have more to do than another, and all wait
+# for the one that works longest.
 #
-# A block of width h has four matrices: 3h × h and h × h in the attention, 4h × h and h × 4h in the MLP. A step
-# takes 7h³, 3h³, 9h³ and 9h³ for them. **Two ranks share one block as well as they can. How much does the
-# busier one do, in h³?**
+# A block of width h has four matrices: 3h × h and h × h in the attention, 4h × h and h × 4h in the MLP. A
+# step takes 7h³, 3h³, 9h³ and 9h³ for them. **Two ranks share one block as well as they can. How much does
+# the busier one do, in h³?**
 
 # %%
 my_guess = ...
@@ -321,8 +321,8 @@ explore(shares, height=2.8, blocks=slider(1, 16, 8), ranks=slider(1, 64, 15))
 # <details><summary>Answer</summary>
 #
 # 29 ranks. (At 15, and at 17 to 23, it has more than that.) Eight blocks have 32 matrices, and 224h³ in all.
-# From 25 ranks on the mean is less than 9h³, one matrix of the MLP. The busiest rank still has one such matrix,
-# so the update gets no faster. Beyond 32 ranks some own no matrix at all.
+# From 25 ranks on the mean is less than 9h³, one matrix of the MLP. The busiest rank still has one such
+# matrix, so the update gets no faster. Beyond 32 ranks some own no matrix at all.
 # </details>
 #
 # ## Exercise: who owns which matrix?
@@ -364,8 +364,9 @@ predict(my_guess, states.total_bytes / 1e9, quiz.STAGE_1)
 
 # %% [markdown]
 # And measured, in the run above: fp32, so 4 bytes of momentum for an element of Muon's matrices, and 8 bytes
-# of m and v for all others. A rank keeps the states of what it owns. `uneven_bytes` counts what it keeps beyond
-# an equal share, and is negative where it keeps less. The sum over the ranks has to be that of one process.
+# of m and v for all others. A rank keeps the states of what it owns. `uneven_bytes` counts what it keeps
+# beyond an equal share, and is negative where it keeps less. The sum over the ranks has to be that of one
+# process.
 
 # %%
 model = build()
@@ -376,11 +377,11 @@ print("on each rank:", *(f"{each:,.0f}" for each in held))
 print("all ranks together, as one process:", sum(held) == 4 * of_muon + 8 * of_adam)
 
 # %% [markdown]
-# What is sent does not change. At stages 0 to 2, Ψ gradients go to their owners and Ψ new values to all: 2Ψ in
-# the mean over the ranks. At stage 3 it is 3Ψ, and the whole parameters are there within
-# `with optimizer.full_params():`, as in lesson 06. `./zero verify --optimizer muon` compares every bit and byte of all four stages in a terminal, and
-# [the page on whole parameters](../docs/whole_parameters.md) has the rest: checkpoints, other optimizers of
-# this kind, and what is refused.
+# What is sent does not change. At stages 0 to 2, Ψ gradients go to their owners and Ψ new values to all: 2Ψ
+# in the mean over the ranks. At stage 3 it is 3Ψ, and the whole parameters are there within `with
+# optimizer.full_params():`, as in lesson 06. `./zero verify --optimizer muon` compares every bit and byte of
+# all four stages in a terminal, and [the page on whole parameters](../docs/whole_parameters.md) has the rest:
+# checkpoints, other optimizers of this kind, and what is refused.
 #
 # ## Quiz
 #
@@ -400,6 +401,6 @@ answer(my_answers, quiz.QUESTIONS)
 #   one with every number of ranks. Only a comparison with one process shows it.
 # - The remedy is an owner for each matrix. Gradients are reduced to it, and new values come from it: 2Ψ and
 #   3Ψ, as before.
-# - A step of Newton-Schulz takes s²·(2l + s) multiplications. So the work is balanced by itself, over the whole
-#   model, the longest first. More ranks than matrices do not make the update faster.
+# - A step of Newton-Schulz takes s²·(2l + s) multiplications. So the work is balanced by itself, over the
+#   whole model, the longest first. More ranks than matrices do not make the update faster.
 # - Muon keeps K = 8 bytes a parameter in mixed precision, Adam 12.

@@ -326,7 +326,7 @@ WRONG = {
     as_listed: "The matrices are taken as they stand in the list: begin with the longest",
     shortest_first: "The matrices are taken the shortest first: begin with the longest",
     by_count: "count their work and not the matrices",
-    to_the_busiest: "every matrix goes to rank 0, because you say so, or because it has the most work so far",
+    to_the_busiest: "every matrix goes to rank 0, because you say so, because it has the most work so far",
     chunks: "each rank gets equally many matrices, which follow each other",
     neighbours: "neighbours stay together",
     not_put_back: "the longest first, and the owners stand in that order and not in that of the list",

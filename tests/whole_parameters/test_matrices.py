@@ -188,3 +188,11 @@ def cut_a_matrix() -> str:
 def test_a_stage_that_cuts_a_whole_parameter_is_refused():
     (found,) = zerolab.launch(cut_a_matrix, 1, timeout=60)
     assert "a stage takes the range that Stage.share returns" in found
+
+
+@pytest.mark.parametrize("given", [nn.Linear(2, 2), "Muon", nn.Linear])
+def test_what_is_no_optimizer_class_is_refused_at_once(given):
+    with pytest.raises(
+        TypeError, match=r"takes an optimizer class, not a \w+: write params=zerolab.matrices_by"
+    ):
+        zerolab.matrices_by(given)

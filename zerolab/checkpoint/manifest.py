@@ -171,7 +171,7 @@ def _check_classes(stored: list[tuple[str, list[str]]], ours: list[tuple[str, li
 def _of_another(stored: str, ours: str) -> ValueError:
     return ValueError(
         f"the checkpoint is of {stored} and the optimizer is {ours}: "
-        "their states mean different things; pass the class that was saved"
+        "their states mean different things; pass the class that was saved, and the classes in params="
     )
 
 

@@ -21,8 +21,14 @@ def matrices_by(
     than tables of embeddings. All other parameters, such as a head outside the blocks, norms and biases, are
     left to the ZeroOptimizer's own class. In an nn.Sequential every child is a block, the last one too: write
     the groups of such a model out if its head is not for Muon.
+    Raises: TypeError for what is not an optimizer class.
     Source: K. Jordan et al., Muon (https://kellerjordan.github.io/posts/muon), which optimizes hidden layers.
     """
+    if not (isinstance(optimizer_class, type) and issubclass(optimizer_class, torch.optim.Optimizer)):
+        raise TypeError(
+            f"matrices_by takes an optimizer class, not a {type(optimizer_class).__name__}: write "
+            "params=zerolab.matrices_by(torch.optim.Muon, lr=0.02)"
+        )
     return partial(_groups, optimizer_class, options)
 
 

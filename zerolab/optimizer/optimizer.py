@@ -30,6 +30,7 @@ from zerolab.optimizer.local import LocalUpdate
 from zerolab.optimizer.loss_scale import LossScale
 from zerolab.optimizer.losses import Losses
 from zerolab.optimizer.offload import Offload
+from zerolab.optimizer.parameter_groups import parameter_groups
 from zerolab.optimizer.settings import (
     check_settings,
     choose,
@@ -37,7 +38,6 @@ from zerolab.optimizer.settings import (
     engaged,
     group_signature,
     held,
-    parameter_groups,
     signature,
 )
 from zerolab.optimizer.sharded_state import ShardedState

@@ -19,8 +19,9 @@ from zerolab.unit import FlatUnit
 def update_flops(parameter: torch.Tensor) -> int:
     """How many multiplications a step of Newton-Schulz takes for the parameter, as a matrix.
 
-    These are three products: X·Xᵀ, its square, and the result times X. Muon takes five such steps. A parameter with more than two dimensions counts as a matrix with a row for each of its first dimension,
-    and one with fewer takes one multiplication an element.
+    These are three products: X·Xᵀ, its square, and the result times X. Muon takes five such steps. A
+    parameter with more than two dimensions counts as a matrix with a row for each of its first dimension, and
+    one with fewer takes one multiplication an element.
     """
     if parameter.dim() < 2 or not parameter.numel():
         return parameter.numel()

@@ -3,7 +3,6 @@
 import inspect
 import itertools
 import weakref
-from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
@@ -151,49 +150,6 @@ def choose(name: str, value, choices: dict):
         by_name = ", and pass the optimizer's settings by name, as lr=0.1" if isinstance(value, float) else ""
         raise ValueError(f"{name} is {value!r}: choose from {', '.join(map(repr, choices))}{by_name}")
     return choices[value]
-
-
-def parameter_groups(
-    model: nn.Module, params: Iterable | Callable[[nn.Module], Iterable] | None, may_be_empty: bool = False
-) -> list[dict]:
-    """Return the parameter groups in one form: dicts with a list of the model's parameters.
-
-    Accepts what torch's optimizers accept: parameters, (name, parameter) pairs, or dicts of either with their
-    options; or a function that returns these, given the model.
-    Raises: TypeError for anything else; ValueError for a parameter that is not the model's, or none at all.
-    """
-    if params is None:
-        return [{"params": [p for p in model.parameters() if p.requires_grad]}]
-    if isinstance(params, torch.Tensor):
-        raise TypeError(
-            "params is one tensor: pass a list of parameters, as in params=[weight], or leave it out"
-        )
-    entries = list(params(model) if callable(params) else params)
-    groups = entries if entries and isinstance(entries[0], dict) else [{"params": entries}]
-    groups = [group | {"params": _parameters(group["params"])} for group in groups]
-    ours = {id(p) for p in model.parameters()}
-    for parameter in (p for group in groups for p in group["params"]):
-        if id(parameter) not in ours:
-            raise ValueError(
-                f"params holds a tensor of shape {tuple(parameter.shape)} that is not a parameter of the "
-                f"{type(model).__name__} given: take them from model.parameters() of that very model"
-            )
-    if not may_be_empty and not any(group["params"] for group in groups):
-        raise ValueError(
-            "params is empty: pass some of model.parameters(), or leave it out to train all of them"
-        )
-    return groups
-
-
-def _parameters(entries) -> list[nn.Parameter]:
-    entries = [entries] if isinstance(entries, torch.Tensor) else list(entries)
-    parameters = [entry[1] if isinstance(entry, tuple) and len(entry) == 2 else entry for entry in entries]
-    for parameter in parameters:
-        if not isinstance(parameter, nn.Parameter):
-            raise TypeError(
-                f"params holds a {type(parameter).__name__}: pass parameters, as from model.parameters()"
-            )
-    return parameters
 
 
 def signature(

@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_map
 
 from zerolab.devices import device
 from zerolab.launcher.launcher import threads_per_rank
+from zerolab.optimizer.parameter_groups import parameter_groups
 from zerolab.optimizer.probe import keywords_of_group
-from zerolab.optimizer.settings import parameter_groups
 from zerolab.precision import PRECISIONS, Precision
 
 

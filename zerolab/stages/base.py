@@ -1,4 +1,4 @@
-"""Stage: the six verbs that a stage is made of. The engine decides WHEN they run, a stage WHAT they do."""
+"""Stage: the six methods that a stage is made of. The engine decides WHEN they run, a stage WHAT they do."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable

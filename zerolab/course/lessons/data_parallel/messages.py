@@ -64,8 +64,8 @@ def _longer_than_its_gradients(sent: Sequence[int], plan: Sequence[int]) -> str 
         return None
     number = next(index for index, own in enumerate(sent) if own > plan[index])
     return (
-        f"message {number} has {sent[number]} bytes, and the gradients of its bucket have {plan[number]}. Send "
-        "the part of the tensor that holds gradients, and nothing behind it"
+        f"message {number} has {sent[number]} bytes, and the gradients of its bucket have {plan[number]}. "
+        "Send the part of the tensor that holds gradients, and nothing behind it"
     )
 
 

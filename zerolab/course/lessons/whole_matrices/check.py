@@ -83,7 +83,7 @@ def _odd(case: Case, got: Answer) -> str | None:
     if beyond:
         return (
             f"a matrix goes to rank {beyond[0]}, and the ranks are 0 to {case.world_size - 1}: return the "
-            f"owner's number{seen}"
+            f"owner's number, which is less than world_size{seen}"
         )
     return None
 

@@ -91,7 +91,8 @@ CHOICES = (
     Choice(LEAST_WORK.words, _to_the_last_of_equals),
     *(
         Choice(
-            f"every matrix goes to {which}, because you say so, or because it has the most work so far",
+            f"every matrix goes to {which}, because you say so, because it has the most work so far, "
+            "or because work is never added to it",
             choose,
         )
         for which, choose in (

@@ -1,0 +1,78 @@
+"""Parameter groups as a user may give them, in one form: dicts with a list of parameters."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+_FORM = "groups are dicts in a list, as in params=[{'params': [...], 'lr': 0.1}, {'params': [...]}]"
+
+Params = Iterable | Callable[[nn.Module], Iterable] | None
+
+
+def parameter_groups(model: nn.Module, params: Params, may_be_empty: bool = False) -> list[dict]:
+    """Return the parameter groups in one form: dicts with a list of the model's parameters.
+
+    Accepts what torch's optimizers accept: parameters, (name, parameter) pairs, or dicts of either with their
+    options; or a function that returns these, given the model.
+    Raises: TypeError for anything else; ValueError for a parameter that is not the model's, or none at all.
+    """
+    if params is None:
+        return [{"params": [p for p in model.parameters() if p.requires_grad]}]
+    entries = _entries(model, params)
+    groups = entries if entries and isinstance(entries[0], dict) else [{"params": entries}]
+    groups = [_group(place, group) for place, group in enumerate(groups)]
+    ours = {id(p) for p in model.parameters()}
+    for parameter in (p for group in groups for p in group["params"]):
+        if id(parameter) not in ours:
+            raise ValueError(
+                f"params holds a tensor of shape {tuple(parameter.shape)} that is not a parameter of the "
+                f"{type(model).__name__} given: take them from model.parameters() of that very model"
+            )
+    if not may_be_empty and not any(group["params"] for group in groups):
+        raise ValueError(
+            "params is empty: pass some of model.parameters(), or leave it out to train all of them"
+        )
+    return groups
+
+
+def _entries(model: nn.Module, params: Iterable | Callable[[nn.Module], Iterable]) -> list:
+    """What is in ``params``. Raises: TypeError for a single tensor, group, class or text."""
+    if isinstance(params, torch.Tensor):
+        raise TypeError(
+            "params is one tensor: pass a list of parameters, as in params=[weight], or leave it out"
+        )
+    if isinstance(params, type):
+        raise TypeError(
+            f"params is the class {params.__name__}: pass params=zerolab.matrices_by({params.__name__}), "
+            "which gives it the matrices in the blocks, or groups with an 'optimizer' each"
+        )
+    if isinstance(params, Mapping):
+        raise TypeError(f"params is one dict: {_FORM}")
+    given = params(model) if callable(params) else params
+    if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
+        raise TypeError(f"params is {given!r}: pass parameters, as from model.parameters(); or {_FORM}")
+    return list(given)
+
+
+def _group(place: int, group: Any) -> dict:
+    if not isinstance(group, dict):
+        raise TypeError(f"parameter group {place} is a {type(group).__name__}: {_FORM}")
+    if "params" not in group:
+        raise ValueError(
+            f"parameter group {place} has {', '.join(map(repr, group))} and no 'params': {_FORM}"
+        )
+    return group | {"params": _parameters(group["params"])}
+
+
+def _parameters(entries: Any) -> list[nn.Parameter]:
+    entries = [entries] if isinstance(entries, torch.Tensor) else list(entries)
+    parameters = [entry[1] if isinstance(entry, tuple) and len(entry) == 2 else entry for entry in entries]
+    for parameter in parameters:
+        if not isinstance(parameter, nn.Parameter):
+            raise TypeError(
+                f"params holds a {type(parameter).__name__}: pass parameters, as from model.parameters(); or "
+                f"{_FORM}"
+            )
+    return parameters
