@@ -11,6 +11,7 @@ import torch.distributed as dist
 from support import cut_models, meshes
 from support.cut_models import SIZES
 from support.meshes import backward, cut_and_optimizer, values_of
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import distribute_module
 
 import zerolab
@@ -231,6 +232,45 @@ def crossed(stage: int) -> str:
 def test_groups_that_average_different_parts_are_refused(stage: int):
     for said in zerolab.launch(crossed, 4, stage, timeout=60):
         assert re.search(r"process_group have the parts \[[01], [01]\] of the model.* take both groups", said)
+
+
+def without_some_ranks() -> str:
+    """A data-parallel group of this rank alone, where two ranks have each part of the model."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    alone = init_device_mesh("cpu", (4, 1), mesh_dim_names=("all", "alone")).get_group("alone")
+    parallel = zerolab.TensorParallel(mesh.get_group("tp"))
+    model = zerolab.parallelize(cut_models.whole_model(), parallel)
+    return refused(model, alone, parallel)
+
+
+def test_groups_that_leave_out_ranks_are_refused():
+    for said in zerolab.launch(without_some_ranks, 4, timeout=60):
+        assert (
+            "process_group has 1 ranks and the tensor-parallel group 2, and their product is not the 4"
+            in said
+        )
+
+
+def divided_and_not_cut() -> str:
+    model = cut_models.whole_model()
+    model.checkpointing = zerolab.Checkpointing(zerolab.TensorParallel(dist.group.WORLD))
+    return refused(model, dist.group.WORLD, None)
+
+
+def test_inputs_that_are_divided_in_a_model_that_is_not_cut_are_refused():
+    for said in zerolab.launch(divided_and_not_cut, 2, timeout=60):
+        assert (
+            "checkpointing of the model divides inputs over 2 tensor-parallel ranks, and tensor_parallel is"
+            in said
+        )
+
+
+def refused(model: torch.nn.Module, group: dist.ProcessGroup, parallel: zerolab.TensorParallel | None) -> str:
+    try:
+        zerolab.ZeroOptimizer(model, torch.optim.Adam, 1, process_group=group, tensor_parallel=parallel)
+    except ValueError as error:
+        return str(error)
+    return "accepted"
 
 
 def buffers_and_parameters() -> list[torch.Tensor]:

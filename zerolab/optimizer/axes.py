@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from zerolab.checkpointing import Checkpointing
 from zerolab.collectives import Comm, connect
 from zerolab.storages import MemoryMeter
 from zerolab.tensor_parallel import ParallelLinear, Split, TensorParallel
@@ -86,6 +87,7 @@ def axes_of(model: nn.Module, data_parallel: Comm, parallel: TensorParallel | No
             f"the model {cut_for} and tensor_parallel is {parallel}: cut it with parallelize(model, "
             "parallel), and pass the same TensorParallel here"
         )
+    _refuse_other_partitions(model, parallel)
     if parallel is None:
         return Axes((data_parallel,), data_parallel, None, {})
     splits = {
@@ -96,6 +98,19 @@ def axes_of(model: nn.Module, data_parallel: Comm, parallel: TensorParallel | No
     }
     everyone = connect(_group_of_all(data_parallel, parallel), data_parallel.device, Trace(), MemoryMeter())
     return Axes((data_parallel, parallel.comm), everyone, parallel, splits)
+
+
+def _refuse_other_partitions(model: nn.Module, parallel: TensorParallel | None) -> None:
+    """Refuse checkpointing whose inputs are divided over other ranks: these have inputs of their own."""
+    for name, module in model.named_modules():
+        for attribute, value in vars(module).items():
+            if isinstance(value, Checkpointing) and value.partition not in (None, parallel):
+                where = f"{name}.{attribute}" if name else attribute
+                raise ValueError(
+                    f"{where} of the model divides inputs over {value.partition.size} tensor-parallel ranks, "
+                    f"and tensor_parallel is {parallel}: cut the model with parallelize(model, parallel) and "
+                    "pass the same TensorParallel to both, or take Checkpointing(partition=None)"
+                )
 
 
 def _group_of_all(data_parallel: Comm, parallel: TensorParallel) -> dist.ProcessGroup:
@@ -123,7 +138,10 @@ def _group_of_all(data_parallel: Comm, parallel: TensorParallel) -> dist.Process
             "both groups from one mesh"
         )
     rows = parallel.comm.exchange(torch.tensor(mine), "ranks of the data-parallel groups")
-    ranks = sorted(rows.flatten().tolist())  # a rehearsal has this rank's row for all; the number is right
-    everyone = len(ranks) == dist.get_world_size()
-    group = dist.group.WORLD if everyone else dist.new_group(ranks, use_local_synchronization=True)
-    return cast(dist.ProcessGroup, group)
+    if rows.numel() != dist.get_world_size():  # a rehearsal has this rank's row for all; the number is right
+        raise ValueError(
+            f"process_group has {len(mine)} ranks and the tensor-parallel group {len(across)}, and their "
+            f"product is not the {dist.get_world_size()} ranks of the run, so some would train apart: "
+            "take both groups from one mesh of all ranks"
+        )
+    return cast(dist.ProcessGroup, dist.group.WORLD)
