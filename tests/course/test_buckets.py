@@ -106,6 +106,18 @@ def padded(gradients, bucket_bytes):
     filled(lambda bucket: send(bucket, reduce))(gradients, bucket_bytes)
 
 
+def half_empty(gradients, bucket_bytes):
+    """Every message is as long as a bucket of elements of this type, the rest of it zeros."""
+
+    def reduce(flat):
+        whole = torch.zeros(max(bucket_bytes // flat.element_size(), flat.numel()), dtype=flat.dtype)
+        whole[: flat.numel()] = flat
+        dist.all_reduce(whole)
+        flat.copy_(whole[: flat.numel()])
+
+    filled(lambda bucket: send(bucket, reduce))(gradients, bucket_bytes)
+
+
 def kept(gradients, bucket_bytes):
     """All buckets are sent first, and divided and copied back at the end."""
     sent = []
@@ -238,6 +250,7 @@ LESS = [
     (all_at_once, "For silver: with buckets of 800 bytes, a message of rank 0 has 3704 bytes"),
     (filled(late=True), "Send what waits before a gradient that does not fit is added"),
     (padded, "rank 0 sends 4000 bytes, and the gradients have 3704"),
+    (half_empty, "message 3 has 800 bytes, and the gradients of its bucket have 504. Send the part of"),
     (never_emptied, "send each gradient once and nothing else, and empty the list"),
     (
         kept,

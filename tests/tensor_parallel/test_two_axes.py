@@ -196,7 +196,7 @@ REFUSALS = {
     "two pairs": r"pairs: 1 is in two pairs, or twice in one: name each layer once",
     "DTensor": r"parameter 0.weight is a DTensor, which PyTorch's own parallelism has cut: pass a model with",
     "not given": r"the model was cut for 2 ranks and tensor_parallel is None: cut it with parallelize",
-    "not cut": r"the model is not cut and tensor_parallel is <",
+    "not cut": r"the model is not cut and tensor_parallel is a TensorParallel of [12] ranks",
     "same group": r"process_group has the ranks \[0, 1\] and the tensor-parallel group \[0, 1\]",
     "pickle": r"does not pickle, because each rank has a part of it: store it with zerolab.save",
 }

@@ -76,6 +76,9 @@ class TensorParallel:
         self.comm = connect(group, device(), self.trace, self.meter)
         self.rank, self.size = self.comm.rank, self.comm.world_size
 
+    def __repr__(self) -> str:
+        return f"a TensorParallel of {self.size} ranks"
+
     def __deepcopy__(self, memo) -> "TensorParallel":
         return self  # a copy of a model is cut over the same ranks
 
