@@ -46,11 +46,11 @@ TESTS = {
     "collectives": ("collectives", "engine/test_diverging_ranks.py", "engine/test_trace.py"),
     "checkpoint": ("checkpoint",),
     "tensor_parallel": ("tensor_parallel", "activation_checkpointing"),
-    "checkpointing.py": ("activation_checkpointing",),
+    "checkpointing": ("activation_checkpointing",),
     "tier.py": ("offload",),
 }
 """By package or module: the tests that run after `EVERYWHERE`, and alone for those that follow."""
-ALONE = ("checkpoint", "tensor_parallel", "checkpointing.py", "tier.py")
+ALONE = ("checkpoint", "tensor_parallel", "checkpointing", "tier.py")
 
 ON_GPUS = ("native.py", "producers.py")  # their work is seen on GPUs only
 

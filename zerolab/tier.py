@@ -13,7 +13,6 @@ import ctypes
 import os
 import shutil
 import tempfile
-import warnings
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -22,6 +21,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, UntypedStorage
+
+from zerolab.warn import warn_user
 
 PLACES = (None, "cpu", "disk")
 """What ``offload`` may be."""
@@ -118,10 +119,9 @@ class DiskTier(Tier):
         super().__init__()
         self._folder = folder
         if lies_in_memory(folder):
-            warnings.warn(
+            warn_user(
                 f"offload_dir is {folder}, which lies in memory (tmpfs), so what is offloaded there saves no "
-                "memory: pass a folder on a disk",
-                stacklevel=2,
+                "memory: pass a folder on a disk"
             )
         self._file = _unnamed_file(folder)
         weakref.finalize(self, self._file.close)

@@ -837,6 +837,9 @@ for gpus, in_the_paper in {64: 16, 128: 48, 256: 48, 400: 64}.items():
 # 4.75 tensors for the block it would allow 25, 67, 87 and 95.) But it has the paper's shape: much more room
 # from 64 GPUs to 128, and little more after that, because there is little left to divide.
 #
+# And P_a? Without it 2.7, 7.2, 9.5 and 10.3 sequences would fit: a fifth. The paper expects up to an order of
+# magnitude from P_a, and the checkpoints alone give 16 times. But the one block is not divided.
+#
 # ZeRO's messages do not grow with the batch, so with more sequences a GPU computes more in each second. By
 # the paper's plot twice the GPUs were 2.93 times as fast from 64 to 128, and 2.07 times from 128 to 256. That
 # is *super-linear*. From 256 to 400 it was 1.47 for 1.56 times the GPUs. (Lesson 08 computes the speed.)

@@ -2,7 +2,6 @@
 
 import os
 import sys
-import time
 from pathlib import Path
 
 import cloudpickle
@@ -10,7 +9,7 @@ import pytest
 import torch
 from support import cut_models, meshes
 from support.cut_models import SIZES
-from support.live_bytes import live_bytes
+from support.live_bytes import live_bytes, settled_bytes
 from support.meshes import backward, cut_and_optimizer, mesh_of, values_of
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
@@ -121,15 +120,6 @@ def test_a_block_sends_what_the_paper_counts():
     expected = {"none": 8, "plain": 10, "plain, all of it": 12}
     expected |= {"partitioned": 11, "partitioned, all of it": 13}
     assert zerolab.launch(volumes, 2, timeout=60) == [expected] * 2
-
-
-def settled_bytes() -> int:
-    """The bytes that are live when nothing changes any more: a thread may hold the last message a while."""
-    seen = [live_bytes()]
-    while len(seen) < 3 or len(set(seen[-3:])) > 1:
-        time.sleep(0.05)
-        seen.append(live_bytes())
-    return seen[-1]
 
 
 def held(checkpointing: Checkpointing) -> tuple:

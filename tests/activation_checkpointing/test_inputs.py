@@ -1,6 +1,7 @@
 """Inputs of every form are kept and restored; what cannot be kept as promised is refused by name."""
 
 import copy
+import dataclasses
 import errno
 import functools
 import gc
@@ -8,6 +9,7 @@ import os
 import pickle
 import resource
 import sys
+import types
 from pathlib import Path
 
 import cloudpickle
@@ -139,6 +141,27 @@ class Adding:
         return y + self.held[0]
 
 
+@dataclasses.dataclass
+class Data:
+    held: torch.Tensor
+
+
+class Slots:
+    __slots__ = ("empty", "held")
+
+    def __init__(self, held: torch.Tensor):
+        self.held = held
+
+
+class Plain:
+    def __init__(self, held: torch.Tensor):
+        self.held = {"list": [held]}
+
+
+class Attributes(dict):
+    """A dict of a class of its own, which PyTorch's pytrees do not open."""
+
+
 def captures(kind: str):
     x = stream(2, 3)
     inner = lambda y: y + x
@@ -148,6 +171,11 @@ def captures(kind: str):
         "an object's method": Adding(x).add,
         "partial of an object": functools.partial(Adding(x)),
         "an object in a closure": (lambda held: lambda y: held(y))(Adding(x)),
+        "a dataclass in a closure": (lambda data: lambda y: y + data.held)(Data(x)),
+        "a namespace in a closure": (lambda data: lambda y: y + data.x)(types.SimpleNamespace(x=x)),
+        "slots in a closure": (lambda data: lambda y: y + data.held)(Slots(x)),
+        "a set in a closure": (lambda data: lambda y: y + sum(data))({x}),
+        "a dict of a class in a closure": (lambda data: lambda y: y + data["x"])(Attributes(x=x)),
         "closure": lambda y: y + x,
         "list in a closure": (lambda held: lambda y: y + held[0])([x]),
         "default": lambda y, other=x: y + other,
@@ -159,12 +187,63 @@ def captures(kind: str):
 
 CAPTURES = ["closure", "list in a closure", "default", "partial", "partial keyword", "partial of a closure"]
 CAPTURES += ["a function in a closure", "an object", "an object's method", "partial of an object"]
+CAPTURES += [
+    "a dataclass in a closure",
+    "a namespace in a closure",
+    "slots in a closure",
+    "a set in a closure",
+]
+CAPTURES += ["a dict of a class in a closure"]
 
 
 @pytest.mark.parametrize("kind", [*CAPTURES, "an object in a closure"])
 def test_a_tensor_in_a_closure_is_refused(kind: str):
     with pytest.raises(ValueError, match=r"a tensor \[2, 3\] in its closure.*pass it as an argument"):
         Checkpointing(offload="cpu")(captures(kind), stream(2, 3))
+
+
+ARGUMENTS = {
+    "Data": Data,
+    "Slots": Slots,
+    "Plain": Plain,
+    "SimpleNamespace": lambda x: types.SimpleNamespace(x=[x]),
+    "frozenset": lambda x: frozenset([x]),
+    "Attributes": lambda x: Attributes(x=x),
+    "function": lambda x: lambda: x,
+}
+
+
+@pytest.mark.parametrize("kind", ARGUMENTS)
+def test_a_tensor_inside_an_argument_is_refused(kind: str):
+    def block(y, holder):
+        pytest.fail("the block was run")
+
+    expected = (
+        rf"an argument of .*block is a {kind} with a tensor \[2, 3\] in it, .* in a list, a tuple or a dict"
+    )
+    with pytest.raises(ValueError, match=expected):
+        Checkpointing(offload="cpu")(block, stream(2, 3), {"holder": [ARGUMENTS[kind](stream(2, 3))]})
+
+
+def test_arguments_without_activations_pass():
+    """Modules and parameters are kept anyway; a program that a closure reaches has tensors of other kinds."""
+    program = Plain(torch.ones(3))
+    settings = [
+        Data(nn.Parameter(torch.ones(3))),
+        Plain(3),
+        Slots(None),
+        {"a", 1},
+        torch.float32,
+        "text",
+        None,
+    ]
+
+    def block(y, layer, settings, norm):
+        return norm(layer(y)) * len(program.held) + settings[0].held
+
+    x = stream(2, 3)
+    Checkpointing()(block, x, nn.Linear(3, 3), settings, norm=torch.tanh).sum().backward()
+    assert settings[0].held.grad is not None
 
 
 class Model(nn.Module):

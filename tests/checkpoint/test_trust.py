@@ -44,7 +44,9 @@ def save(folder: Path, make_extra: Callable) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         zerolab.save(build(), folder, extra=make_extra())
-    return [str(warning.message) for warning in caught if "trust" in str(warning.message)]
+    caught = [warning for warning in caught if "trust" in str(warning.message)]
+    assert all(warning.filename == __file__ for warning in caught)
+    return [str(warning.message) for warning in caught]
 
 
 def load(folder: Path) -> str:

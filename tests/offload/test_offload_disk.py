@@ -109,6 +109,13 @@ def test_memory_is_not_taken_for_a_disk(disk: Path, tmp_path: Path, monkeypatch,
             DiskTier(Path("/dev/shm"), 0)
 
 
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="this system has no /dev/shm")
+def test_the_warning_names_the_line_of_the_user():
+    with pytest.warns(UserWarning, match="lies in memory") as caught:
+        zerolab.Checkpointing(offload="disk", offload_dir="/dev/shm")
+    assert [warning.filename for warning in caught] == [__file__]
+
+
 # Parcels.
 
 

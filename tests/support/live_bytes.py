@@ -1,6 +1,7 @@
 """Count the bytes of all storages in this process, by asking the garbage collector for tensors."""
 
 import gc
+import time
 
 import torch
 
@@ -15,6 +16,15 @@ def live_bytes() -> int:
                 storage = thing.untyped_storage()
                 storages[storage._cdata] = storage.nbytes()
     return sum(storages.values())
+
+
+def settled_bytes() -> int:
+    """The bytes that are live when nothing changes any more: a thread may hold the last message a while."""
+    seen = [live_bytes()]
+    while len(seen) < 5 or len(set(seen[-5:])) > 1:
+        time.sleep(0.1)
+        seen.append(live_bytes())
+    return seen[-1]
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:

@@ -251,6 +251,22 @@ def test_groups_that_leave_out_ranks_are_refused():
         )
 
 
+def not_a_member() -> str:
+    group = dist.new_group([0, 1])
+    try:
+        return repr(zerolab.TensorParallel(group))
+    except ValueError as error:
+        return str(error)
+
+
+def test_a_rank_outside_its_group_is_told_to_make_one_of_its_own():
+    members, outside = (said := zerolab.launch(not_a_member, 3, timeout=60))[:2], said[2]
+    assert members == ["a TensorParallel of 2 ranks"] * 2
+    assert outside.startswith(
+        "this rank is not a member of the group: every rank needs one, as in init_device_mesh"
+    )
+
+
 def divided_and_not_cut() -> str:
     model = cut_models.whole_model()
     model.checkpointing = zerolab.Checkpointing(zerolab.TensorParallel(dist.group.WORLD))

@@ -11,7 +11,6 @@ object, and `torch_metadata` says where it is. zerolab reads its own list of rec
 import io
 import os
 import pickle
-import warnings
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ import torch
 from torch.utils.serialization import config
 
 from zerolab.optimizer import Shard
+from zerolab.warn import warn_user
 
 MOST_NUMEL = 2**24
 """Longer slices are stored as several. A rank holds one record at a time, so this bounds its memory, and not
@@ -137,7 +137,7 @@ def pickled(what: str, value: Any) -> bytes:
     """Return what torch.save writes of an object. Warns where `unpickle` will refuse it."""
     content = serialized(value)
     if names := _needs_code(io.BytesIO(content)):
-        warnings.warn(f"{what} holds {names}: only load(..., trust=True) will read it", stacklevel=2)
+        warn_user(f"{what} holds {names}: only load(..., trust=True) will read it")
     return content
 
 

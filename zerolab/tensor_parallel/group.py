@@ -62,10 +62,16 @@ class TensorParallel:
         rank, size: this rank's number in the group, and how many there are.
         comm: their collectives.
         trace: the events of these, apart from those of a ZeroOptimizer.
-    Raises: TypeError for anything but a process group.
+    Raises: TypeError for anything but a process group; ValueError for one that this rank is not in.
     """
 
     def __init__(self, group: dist.ProcessGroup):
+        if group is dist.GroupMember.NON_GROUP_MEMBER:
+            raise ValueError(
+                "this rank is not a member of the group: every rank needs one, as in "
+                'init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp")).get_group("tp"), whose sizes '
+                "multiply to the number of ranks"
+            )
         if not isinstance(group, dist.ProcessGroup):
             raise TypeError(
                 f"group is {type(group).__name__}: pass the process group of the ranks that share one copy "
