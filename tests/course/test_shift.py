@@ -136,6 +136,17 @@ def without_modulo(own):
     return theirs
 
 
+def into_empty_memory(own):
+    """Rank 0 returns a buffer into which nothing was received."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    theirs = torch.empty_like(own)
+    if rank > 0:
+        dist.recv(theirs, rank - 1)
+    if rank + 1 < n:
+        dist.send(own, rank + 1)
+    return theirs
+
+
 def by_the_package(own):
     ring.all_gather(own)
     return own
@@ -191,6 +202,10 @@ WRONG = [
     (lambda own: everything_to_everyone(own, lambda found, _: found[0]), "return the tensor of rank - 1"),
     (its_number, "rank 1 sends a tensor whose elements are all 1, which is its own number: send the"),
     (zeros, "rank 0 sends zeros"),
+    (
+        into_empty_memory,
+        "rank 0 receives nothing: let it receive from (rank - 1) % world_size, which is rank 2",
+    ),
 ]
 diagnose = together(
     check_shift, [*RIGHT, everything_to_everyone, in_two_halves, *(wrong for wrong, _ in WRONG)]

@@ -12,6 +12,7 @@ from zerolab.course.evidence import Finding, examine, sum_of
 from zerolab.course.exercise import graded
 from zerolab.course.lessons.ranks.check import call_with, gradient
 from zerolab.course.lessons.ranks.solution import shift
+from zerolab.course.messages import Calls
 from zerolab.course.targets import bronze
 
 CASES = (3, 2, 4)  # ranks
@@ -90,6 +91,7 @@ def _look(fn: Callable, world_size: int) -> Finding:
         lambda rank: [{f"rank {peer}'s tensor": each for peer, each in enumerate(own)}],
         cost=None if outcome.failure else _too_much_sent(outcome),
         also=odd_contents(outcome.calls, own),
+        reason=_receives_nothing(outcome.calls),
         explain=partial(by_messages, outcome.calls),
         went=partial(how_far, outcome.calls, own),
     )
@@ -108,6 +110,16 @@ def _one_tensor_everywhere(outcome: Attempt, own: Sequence[torch.Tensor], place:
             "tensor of its own"
         )
     return f"{said}: return the tensor of rank - 1"
+
+
+def _receives_nothing(calls: Calls) -> str | None:
+    """A rank without a receive, where others have one."""
+    receives = [any(call.received for call in own) for own in calls]
+    if all(receives) or not any(receives):
+        return None
+    rank = receives.index(False)
+    left = (rank - 1) % len(calls)
+    return f"rank {rank} receives nothing: let it receive from (rank - 1) % world_size, which is rank {left}"
 
 
 def _too_much_sent(outcome: Attempt) -> str | None:
