@@ -54,14 +54,6 @@ def test_the_numbers_of_the_largest_cluster():
     assert said(f"Ψ more bytes at {ethernet.network_bytes_per_second / 1e9:.2f} GB/s")
 
 
-def test_what_passes_by_does_not_depend_on_the_depth():
-    """The rehearsal of four layers stands for all: a deeper model has the same peak above its states."""
-    shape = {"vocab": 50_257, "width": 1280, "heads": 20, "context": 1024}
-    deep = zerolab.rehearse(lambda: zerolab.models.GPT(depth=12, **shape), world_size=16, stage=3)
-    above = max(deep.peak_by_phase.values()) - deep.memory.total_bytes
-    assert above == pytest.approx(clusters.passing_bytes("gpt2-large", 16, 3, "mixed"), rel=0.01)
-
-
 def test_the_numbers_of_the_speed_up():
     one_gpu = drawing("in_the_wild", "one_gpu")
     (few, tau, first), (many, _, last) = one_gpu(64), one_gpu(400)
@@ -108,6 +100,17 @@ def test_the_accidents_are_told_apart():
 def test_the_networks_lines_are_within_the_axes(micro_batches: int, nodes: int):
     alt = spoken(drawing("in_the_wild", "network_matters"), 3, micro_batches=micro_batches, nodes=nodes)
     assert f"{nodes} nodes" in alt and "stage 3 " in alt
+
+
+@pytest.mark.parametrize("stage", range(4))
+@pytest.mark.parametrize("name", clusters.CLUSTERS)
+def test_what_passes_by_does_not_depend_on_the_number_of_layers(name: str, stage: int):
+    cluster = clusters.CLUSTERS[name]
+    shape = clusters.shape_of(cluster.model)
+    sizes = {"vocab": 50_257, "width": shape.hidden, "heads": shape.heads, "context": shape.seq}
+    run = zerolab.rehearse(lambda: zerolab.models.GPT(depth=6, **sizes), cluster.gpus, stage, "mixed")
+    passing = max(run.peak_by_phase.values()) - run.memory.total_bytes
+    assert clusters.passing_bytes(cluster.model, cluster.gpus, stage, "mixed") == passing
 
 
 @pytest.mark.parametrize("name", clusters.CLUSTERS)

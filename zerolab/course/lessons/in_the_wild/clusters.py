@@ -109,10 +109,11 @@ def question(cluster: Cluster, precision: str, checkpointing: bool) -> Question:
 def passing_bytes(model: str, world_size: int, stage: int, precision: str) -> float:
     """Return what a step holds for a moment beyond its states: whole units, and gradients on their way.
 
-    A rehearsal with four layers tells, because it does not depend on how many more there are.
+    A rehearsal with a few layers tells, because it does not depend on how many more there are: stage 3 has
+    three at once, in use, on its way in and on its way out, stage 2 two, and the others one.
     """
-    shape = shape_of(model)
-    build = partial(GPT, vocab=50_257, width=shape.hidden, depth=4, heads=shape.heads, context=shape.seq)
+    shape, depth = shape_of(model), max(1, stage)
+    build = partial(GPT, vocab=50_257, width=shape.hidden, depth=depth, heads=shape.heads, context=shape.seq)
     run = rehearsal.rehearse(build, world_size, stage, precision)
     return max(run.peak_by_phase.values()) - run.memory.total_bytes
 
