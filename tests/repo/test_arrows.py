@@ -22,7 +22,8 @@ HOUSE = {
     "ground": ("memory cost presets paper trace", "checks times events timeline"),
     "residual": ("residual step_time", "checks ground"),
     "plan": ("plan", "ground residual plan"),
-    "tensors": ("precision storages devices tier", ""),
+    "warnings": ("warn", ""),
+    "tensors": ("precision storages devices tier", "warnings"),
     "arena": ("arena", "arena"),
     "exit": ("before_exit", ""),
     "wire": ("ring collectives", "times ground tensors wire"),
@@ -34,7 +35,7 @@ HOUSE = {
     "material": ("models data", ""),
     "parallel": ("tensor_parallel checkpointing", "ground tensors wire material parallel"),
     "optimizer": ("optimizer", "ground tensors wire unit base stages engine parallel optimizer"),
-    "checkpoint": ("checkpoint", "wire optimizer checkpoint"),
+    "checkpoint": ("checkpoint", "warnings wire optimizer checkpoint"),
     "programs": (
         "parity rehearsal bench doctor progress flags train",
         "ground plan tensors wire unit engine launch parallel optimizer checkpoint material programs",
