@@ -292,6 +292,16 @@ predict(my_guess, plain, quiz.DDP_GRADIENTS, row)
 #
 # ## DeepSpeed
 #
+# DeepSpeed is ZeRO by the authors of the paper, and the paper's stage 2 moves 2Ψ. **How many Ψ does
+# DeepSpeed's stage 2 move in a step, if you set nothing but the stage?**
+
+# %%
+my_guess = ...
+
+# %%
+predict(my_guess, quiz.MOVED_BY_DEEPSPEED, quiz.DEEPSPEED_DEFAULT)
+
+# %% [markdown]
 # Where DeepSpeed is installed, the next cell measures it in the same way. (On its first run DeepSpeed
 # compiles code for CPUs, which takes minutes.)
 

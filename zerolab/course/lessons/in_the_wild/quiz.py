@@ -23,6 +23,16 @@ MOVED_BY_REDUNDANCY_OPTIMIZER = Prediction(
     },
     "Ψ",
 )
+MOVED_BY_DEEPSPEED = 3
+DEEPSPEED_DEFAULT = Prediction(
+    {
+        "you took the paper's stage 2, which reduce-scatters, and by default DeepSpeed all-reduces": 2,
+        "you counted the all-reduce once, and it is a reduce-scatter and an all-gather: 2Ψ": 1,
+        "you counted two gathers of the parameters, and at stage 2 one is enough": 4,
+    },
+    "Ψ",
+    why="An all-reduce of the gradients is 2Ψ, and the all-gather of the parameters Ψ.",
+)
 DDP_GRADIENTS = Prediction(
     {
         "you counted the gradients alone, and the buckets in which they are sent are a second copy": 4,
