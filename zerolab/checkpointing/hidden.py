@@ -26,7 +26,9 @@ def name_of(block: Callable) -> str:
 
 
 def refuse_hidden(block: Callable, inputs: list) -> None:
-    """Refuse a block that has tensors besides its inputs.
+    """Refuse a block that has tensors besides its inputs, and inputs that have activations inside.
+
+    An object may have tensors that need no gradient: an attention mask is made once, for all blocks.
 
     Args: inputs: the block's arguments, taken out of lists, tuples and dicts.
     Raises: ValueError.
@@ -39,10 +41,11 @@ def refuse_hidden(block: Callable, inputs: list) -> None:
             "checkpointing(block, stream, mask)"
         )
     for each in inputs:
-        found = next(_activations(_contents(each, is_argument=True), set()), None)
+        inside = _activations(_contents(each, is_argument=True), set())
+        found = next((tensor for tensor in inside if tensor.requires_grad), None)
         if found is not None:
             raise ValueError(
-                f"an argument of {name_of(block)} is a {type(each).__name__} with a tensor "
+                f"an argument of {name_of(block)} is a {type(each).__name__} with an activation "
                 f"{list(found.shape)} in it, which checkpointing cannot take out of memory: pass the tensor "
                 "as an argument of its own, or in a list, a tuple or a dict"
             )
