@@ -253,3 +253,13 @@ def test_the_command_refuses_in_one_line(capsys, words):
     assert out == ""
     assert err.startswith(f"zerolab plan: {REFUSED[words]}")
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("gpus", "tensor_parallel", "named"),
+    [(1, 1, ""), (2, 1, ", 50.0 GB/s between copies"), (2, 2, ", 150 GB/s within a copy")],
+)
+def test_the_speeds_that_are_assumed_are_those_of_links_that_are_used(plan, gpus, tensor_parallel, named):
+    words = f"--model gpt2-medium --gpus {gpus} --tensor-parallel {tensor_parallel} --gpu V100-32GB --batch 1"
+    said = " ".join(plan(f"{words} --tflops 45 --link 50GB --tensor-parallel-link 150GB").split())
+    assert f"seconds assume 45 TFLOP/s on a GPU{named}, 1e-05 s a message" in said
