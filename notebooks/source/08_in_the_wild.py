@@ -558,6 +558,13 @@ for name, c in clusters.CLUSTERS.items():
     print(f"{name:10}  {gpus}\n{'':10}  {c.model}, {c.batch} × {c.shape.seq} tokens on each GPU")
 
 # %% [markdown]
+# The next cell rehearses one step for every choice, which takes about ten seconds. After that the sliders
+# need not wait.
+
+# %%
+print(clusters.rehearse_every_choice(), "choices are rehearsed")
+
+# %% [markdown]
 # Try each cluster. Which is the smallest stage that fits, without checkpointing and with it? What do the
 # seconds say? (Precision is `fp32`, `mixed`, which is bf16, or `mixed_fp16`, which is fp16 with a *loss
 # scale*: a factor on the loss, so that small gradients do not become zero in fp16.)

@@ -102,15 +102,26 @@ def test_the_networks_lines_are_within_the_axes(micro_batches: int, nodes: int):
     assert f"{nodes} nodes" in alt and "stage 3 " in alt
 
 
+def test_the_sliders_find_every_choice_rehearsed(monkeypatch):
+    assert clusters.rehearse_every_choice() == 6 * 4 * 3
+    monkeypatch.setattr(clusters.rehearsal, "rehearse", lambda *_: pytest.fail("a slider would wait"))
+    sizes_on = drawing("in_the_wild", "sizes_on")
+    for cluster in clusters.CLUSTERS.values():
+        for stage in range(4):
+            sizes = [sizes_on(cluster, stage, each, False) for each in clusters.OFFERED_PRECISIONS]
+            assert all(each["for a moment"] > 0 for each in sizes)
+
+
 @pytest.mark.parametrize("stage", range(4))
 @pytest.mark.parametrize("name", clusters.CLUSTERS)
 def test_what_passes_by_does_not_depend_on_the_number_of_layers(name: str, stage: int):
     cluster = clusters.CLUSTERS[name]
     shape = clusters.shape_of(cluster.model)
     sizes = {"vocab": 50_257, "width": shape.hidden, "heads": shape.heads, "context": shape.seq}
-    run = zerolab.rehearse(lambda: zerolab.models.GPT(depth=6, **sizes), cluster.gpus, stage, "mixed")
+    precision = ("mixed", "mixed_fp16", "fp32")[stage % 3]
+    run = zerolab.rehearse(lambda: zerolab.models.GPT(depth=6, **sizes), cluster.gpus, stage, precision)
     passing = max(run.peak_by_phase.values()) - run.memory.total_bytes
-    assert clusters.passing_bytes(cluster.model, cluster.gpus, stage, "mixed") == passing
+    assert clusters.passing_bytes(cluster.model, cluster.gpus, stage, precision) == passing
 
 
 @pytest.mark.parametrize("name", clusters.CLUSTERS)

@@ -105,9 +105,14 @@ def question(cluster: Cluster, precision: str, checkpointing: bool) -> Question:
     )
 
 
-@cache
 def passing_bytes(model: str, world_size: int, stage: int, precision: str) -> float:
-    """Return what a step holds for a moment beyond its states: whole units, and gradients on their way.
+    """Return what a step holds for a moment beyond its states: whole units, and gradients on their way."""
+    return _rehearsed(model, world_size, stage, "mixed" if precision == "mixed_fp16" else precision)
+
+
+@cache
+def _rehearsed(model: str, world_size: int, stage: int, precision: str) -> float:
+    """The same, for bf16 or fp32: fp16 has the bytes of bf16.
 
     A rehearsal with a few layers tells, because it does not depend on how many more there are: stage 3 has
     three at once, in use, on its way in and on its way out, stage 2 two, and the others one.
@@ -116,6 +121,14 @@ def passing_bytes(model: str, world_size: int, stage: int, precision: str) -> fl
     build = partial(GPT, vocab=50_257, width=shape.hidden, depth=depth, heads=shape.heads, context=shape.seq)
     run = rehearsal.rehearse(build, world_size, stage, precision)
     return max(run.peak_by_phase.values()) - run.memory.total_bytes
+
+
+def rehearse_every_choice() -> int:
+    """Rehearse each cluster at each stage and precision, so that a slider need not wait. Returns how many."""
+    asked = list(product(CLUSTERS.values(), range(4), OFFERED_PRECISIONS))
+    for cluster, stage, precision in asked:
+        passing_bytes(cluster.model, cluster.gpus, stage, precision)
+    return len(asked)
 
 
 def needed_bytes(cluster: Cluster, stage: int, precision: str, checkpointing: bool) -> float:
