@@ -16,7 +16,7 @@ from torch import nn
 
 import zerolab
 from zerolab.bench.contestants import CONTESTANTS, FLOOR, UPDATES, Contestant
-from zerolab.bench.machine import describe, in_words
+from zerolab.bench.machine import describe, in_words, publish
 from zerolab.flags import at_least, folder
 
 UNITS, LINEARS, WIDTH = 24, 6, 8
@@ -90,10 +90,7 @@ def main() -> None:
     title = f"processor time of the main thread, fused Adam, medians of {steps} steps"
     (found,) = zerolab.launch(measure, 1, arguments.rounds, backend="gloo", timeout=600)
     text = f"{in_words(describe())}\n\n{title}\n{table(found)}\n"
-    print(text, end="")
-    if arguments.out:
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        (arguments.out / "host_time.txt").write_text(text, "utf-8")
+    publish(text, arguments.out, "host_time.txt")
 
 
 if __name__ == "__main__":

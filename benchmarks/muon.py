@@ -27,7 +27,7 @@ from torch import Tensor, nn
 import zerolab
 from zerolab import data
 from zerolab.bench.contestants import Contestant
-from zerolab.bench.machine import describe, in_words
+from zerolab.bench.machine import describe, in_words, publish
 from zerolab.bench.observe import Ledger
 from zerolab.bench.ratios import slowest
 from zerolab.flags import at_least, folder
@@ -356,10 +356,7 @@ def main() -> None:
     title = f"{model}, {ranks} ranks, {rounds} steps of each, matrices by Muon and the rest by AdamW, fp32"
     text = f"{in_words(describe())}\n\n{title}\n{table(found)}\n\nUpdates of the matrices alone\n"
     text += f"{table_of_ways(ways)}\n"
-    print(text, end="")
-    if arguments.out:
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        (arguments.out / f"muon-{ranks}-ranks.txt").write_text(text, "utf-8")
+    publish(text, arguments.out, f"muon-{ranks}-ranks.txt")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 import zerolab
 from zerolab import data
-from zerolab.bench.machine import describe, in_words
+from zerolab.bench.machine import describe, in_words, publish
 from zerolab.bench.ratios import pairwise, slowest
 from zerolab.flags import at_least, folder
 from zerolab.models import GPT
@@ -146,13 +146,16 @@ def main() -> None:
     )
     parser.add_argument("--ranks", type=at_least(2), default=2)
     parser.add_argument("--rounds", type=at_least(1), default=10, help="steps of each contestant")
-    parser.add_argument("--disk", type=Path, default="/var/tmp", help="where a folder for offloading is made")
+    parser.add_argument(
+        "--disk", type=folder, default="/var/tmp", help="a folder on a disk, for what is offloaded"
+    )
     parser.add_argument("--out", type=folder, help="a folder for residual.txt, made if it is not there")
     arguments = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     width, ranks, rounds = arguments.width, arguments.ranks, arguments.rounds
     title = f"a GPT of {DEPTH} blocks of width {width}, batches of {BATCH} x {CONTEXT}, Adam, fp32"
     text = f"{in_words(describe())}\n\n{title}, {rounds} steps of each\n"
+    arguments.disk.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=arguments.disk) as disk:
         for title, contestants, same_batch in (
             (f"{ranks} data-parallel ranks, stage 2", data_parallel, False),
@@ -160,10 +163,7 @@ def main() -> None:
         ):
             run = (measure, ranks, contestants, width, rounds, Path(disk), same_batch)
             text += f"\n{title}\n{table(zerolab.launch(*run, backend='gloo', timeout=3600))}\n"
-    print(text, end="")
-    if arguments.out:
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        (arguments.out / "residual.txt").write_text(text, "utf-8")
+    publish(text, arguments.out, "residual.txt")
 
 
 if __name__ == "__main__":

@@ -51,25 +51,8 @@ def test_a_class_that_looks_at_one_parameter_at_a_time_keeps_it_whole(of_class: 
     assert verdict.reason  # why it is not elementwise
 
 
-def stacking_changes_bits() -> bool:
-    """Whether a stack of matrices is updated otherwise than each alone. On some processors it is not."""
-    generator = torch.Generator().manual_seed(0)
-    for shape in ((8, 8), (16, 32), (48, 40), (64, 128)) * 10:
-        grads = torch.randn(3, *shape, generator=generator)
-        stacked, alone = ([nn.Parameter(torch.zeros(shape)) for _ in grads] for _ in range(2))
-        for parameter, grad in zip(stacked + alone, [*grads, *grads], strict=True):
-            parameter.grad = grad.clone()
-        for parameters in (stacked, *([each] for each in alone)):
-            whole_optimizers.StacksMatrices(parameters, lr=0.1).step()
-        if not all(map(torch.equal, stacked, alone)):
-            return True
-    return False
-
-
 @pytest.mark.parametrize("of_class", whole_optimizers.ACROSS_PARAMETERS)
 def test_a_class_that_looks_at_other_parameters_is_found(of_class: type):
-    if of_class is whole_optimizers.StacksMatrices and not stacking_changes_bits():
-        pytest.skip("this processor multiplies stacked matrices to the bits of single ones")
     verdict = verdict_of(of_class, {})
     assert verdict.kind is Kind.ACROSS_PARAMETERS, verdict
     assert verdict.refusal.startswith(f"{of_class.__name__} cannot be sharded: ")

@@ -275,7 +275,7 @@ def never_join_holes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Arena, "free", broken)
 
 
-def take_the_highest_hole(patch: pytest.MonkeyPatch) -> None:
+def never_reuse_a_hole(patch: pytest.MonkeyPatch) -> None:
     def broken(self, size_bytes):
         place = self.highest
         self.highest += size_bytes
@@ -291,16 +291,16 @@ def mix_the_regions(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(sys.modules["zerolab.arena.replay"], "_arenas", one)
 
 
-def take_the_lowest_hole_for_the_smallest(patch: pytest.MonkeyPatch) -> None:
+def take_the_lowest_hole_for_best_fit(patch: pytest.MonkeyPatch) -> None:
     init = Arena.__init__
     patch.setattr(Arena, "__init__", lambda self, fit, *size: init(self, "first", *size))
 
 
 BROKEN_ARENAS = [
     (never_join_holes, WAYS),
-    (take_the_highest_hole, WAYS),
+    (never_reuse_a_hole, WAYS),
     (mix_the_regions, [("first", 2)]),
-    (take_the_lowest_hole_for_the_smallest, [("best", 1)]),
+    (take_the_lowest_hole_for_best_fit, [("best", 1)]),
 ]
 
 

@@ -150,7 +150,10 @@ class MeetWithOneShape(TensorStep):
 
 
 class StacksMatrices(SignSGD):
-    """Iterates as Muon does, on all matrices of one shape at once: one in a thousand differs, by a bit."""
+    """Iterates as Muon does, on all matrices of one shape at once: one in a thousand differs, by a bit.
+
+    Some processors add up in the same order for one matrix as for several. So the difference is made here.
+    """
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -164,6 +167,9 @@ class StacksMatrices(SignSGD):
                     a = x @ x.mT
                     b = torch.baddbmm(a, a, a, beta=-4.775, alpha=2.0315)
                     x = torch.baddbmm(x, b, x, beta=3.4445)
+                if len(of_shape) > 1:
+                    bits = x.view(torch.int16)
+                    bits += bits % 1000 == 0  # the next number, for one in a thousand
                 for p, update in zip(of_shape, x, strict=True):
                     p -= group["lr"] * update
 

@@ -43,3 +43,11 @@ def in_words(machine: dict) -> str:
         f"torch {machine['torch']}, Python {machine['python']}, {machine['system']}; "
         f"load {machine['load_before']} before"
     )
+
+
+def publish(text: str, folder: Path | None, name: str) -> None:
+    """Print a benchmark's tables, and write them into a file of the folder, if there is one. It is made."""
+    print(text, end="")
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, "utf-8")
