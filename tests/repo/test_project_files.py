@@ -111,7 +111,10 @@ def test_every_python_meets_every_torch_that_pyproject_takes():
 def test_a_workflow_uses_every_lesson_in_a_browser():
     (step,) = [step for step in steps("notebooks.yml") if "test_browser.py" in step.get("run", "")]
     assert step["env"] == {"ZEROLAB_ALL_LESSONS": 1}
-    assert "ZEROLAB_ALL_LESSONS" in (ROOT / "tests/course/test_browser.py").read_text("utf-8")
+    tests = (ROOT / "tests/course/test_browser.py").read_text("utf-8")
+    assert "ZEROLAB_ALL_LESSONS" in tests
+    asked = read(".github/workflows/notebooks.yml")["jobs"]["browser"]["strategy"]["matrix"]["look"]
+    assert asked == re.findall(r'^    "([\w-]+)": \("JupyterLab (?:Light|Dark)"', tests, re.MULTILINE)
 
 
 def test_files_that_a_workflow_names_are_there():
