@@ -76,6 +76,13 @@ def differing(ours: Tensors, theirs: Tensors) -> list[str]:
     return [name for name in theirs if not torch.equal(ours[name], theirs[name])]
 
 
+def from_rank_0(compute: Callable[[], Tensors]) -> Tensors:
+    """What rank 0 computes, on every rank. A reference trains as many replicas as there are ranks."""
+    computed = [compute() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(computed)
+    return computed[0]
+
+
 def compare(make: Callable[[], tuple], stages: tuple[int, ...], **settings) -> dict[int, list[str] | str]:
     """On a rank: train the case plainly once and sharded at each stage; what differs or failed, by stage.
 
@@ -83,7 +90,9 @@ def compare(make: Callable[[], tuple], stages: tuple[int, ...], **settings) -> d
     """
     build, losses = make()
     groups, precision = settings.get("params"), settings.get("precision", "fp32")
-    expected = train_plain(build, losses, dist.get_world_size(), groups=groups, precision=precision)
+    expected = from_rank_0(
+        lambda: train_plain(build, losses, dist.get_world_size(), groups=groups, precision=precision)
+    )
     found: dict[int, list[str] | str] = {}
     for stage in stages:
         try:

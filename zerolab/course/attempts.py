@@ -27,7 +27,6 @@ from zerolab.course.wire import Wire
 
 SECONDS = 8.0  # until a reader's function counts as hanging
 OTHERS_SECONDS = 0.5  # until the others have noted whom they address, if a rank addresses nobody
-_ENGINE = "zerolab.optimizer"
 
 
 class Odd(NamedTuple):
@@ -181,17 +180,16 @@ def _watch_engine() -> Callable[[], bool]:
 
     A function whose code has a name such as ``optimizer`` may bring the module with it, and not use it.
     """
+    from zerolab.optimizer import ZeroOptimizer  # here: the reader's own process has no use for it
+
     built: list[bool] = []
-    module = sys.modules.get(_ENGINE)
-    if module is None:
-        return lambda: _ENGINE in sys.modules
-    plain = module.ZeroOptimizer.__init__
+    plain = ZeroOptimizer.__init__
 
     def noted(self, *args, **kwargs) -> None:
         built.append(True)
         plain(self, *args, **kwargs)
 
-    module.ZeroOptimizer.__init__ = noted  # this process ends with the attempt
+    ZeroOptimizer.__init__ = noted  # type: ignore[method-assign]  # this process ends with the attempt
     return lambda: bool(built)
 
 

@@ -56,7 +56,7 @@ def _has_a_set(code: CodeType) -> bool:
 
 def under_each_seed(script: Path, fn: Callable, *args: Any) -> list[str]:
     """What a script prints, for each seed; nothing where it fails. It reads the call from standard input."""
-    payload = pickle_payload(fn, args, {})
+    payload = pickle_payload(fn, args, {}).pickled
     started = [
         subprocess.Popen(
             [sys.executable, str(script)],

@@ -1,13 +1,13 @@
-"""Fork ranks on request from a process that has imported torch.
+"""Fork ranks on request from a process that has imported torch and zerolab.
 
-Importing torch takes seconds; forking a process that has done so takes milliseconds. Forking the caller is no
-option: it may have threads, CUDA and a notebook inside it, none of which survives a fork. So one small server
-is started per caller. It imports torch but not zerolab, so the next launch uses the edited source. It
-does not import the caller's main module, so a script needs no ``__main__`` guard.
+Importing torch takes seconds; forking a process that has done so takes milliseconds. Forking the caller is
+no option: it may have threads, CUDA and a notebook inside it, none of which survives a fork. So one small
+server is started per caller. It imports zerolab again when its source has changed, so the next launch uses
+the edited source. It does not import the caller's main module, so a script needs no ``__main__`` guard.
 
-It runs as a script, and loads protocol.py by its path. It talks with the caller's end (forkclient.py) over a
-socket pair that only they hold: when the caller dies, however it dies, the server reads the end of that
-stream, kills every rank, removes their files and exits.
+It runs as a script, and loads protocol.py and inherited.py by their paths. It talks with the caller's end
+(forkclient.py) over a socket pair that only they hold: when the caller dies, however it dies, the server
+reads the end of that stream, kills every rank, removes their files and exits.
 """
 
 import contextlib
@@ -23,20 +23,20 @@ import socket
 import sys
 import types
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
-def load_protocol() -> types.ModuleType:
-    """protocol.py, without zerolab around it and under a name that no module of the user's has."""
-    path = Path(__file__).with_name("protocol.py")
-    spec = importlib.util.spec_from_file_location("zerolab_launcher_protocol", path)
+def load(name: str) -> types.ModuleType:
+    """A file of this folder, without zerolab around it and under a name that no module of the user's has."""
+    path = Path(__file__).with_name(f"{name}.py")
+    spec = importlib.util.spec_from_file_location(f"zerolab_launcher_{name}", path)
     assert spec is not None and spec.loader is not None  # as for every .py file
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-protocol = load_protocol()
+protocol, inherited = load("protocol"), load("inherited")
 
 
 class Child(NamedTuple):
@@ -54,6 +54,7 @@ class Server:
         self.children: dict[int, Child] = {}  # by process id, until reaped
         self.events: dict[int, int] = {}  # by launch: the write end of its event pipe
         self.directories: set[str] = set()  # of launches whose files the caller has not removed yet
+        self.inherited = inherited.Inherited()
         self.wake_read, self.wake_write = os.pipe()
         for fd in (self.wake_read, self.wake_write):
             os.set_blocking(fd, False)
@@ -97,6 +98,9 @@ class Server:
         events, *others = fds
         self.events[launch] = events
         self.directories = {directory, *filter(os.path.exists, self.directories)}
+        with contextlib.suppress(OSError):  # the caller is gone, and its files with it
+            job = read_job(directory)
+            self.inherited.update(job["sys_path"], job["cwd"], job["modules"])
         try:
             for rank in range(world_size):
                 pid = os.fork()
@@ -121,12 +125,11 @@ class Server:
                 if fd != fds[0]:
                     os.close(fd)
             sys.modules["__main__"] = types.ModuleType("__main__")
-            with open(protocol.path(directory, protocol.JOB), "rb") as file:
-                job = pickle.load(file)
+            job = read_job(directory)
             os.chdir(job["cwd"])
             sys.path[:] = job["sys_path"]
             importlib.invalidate_caches()
-            from zerolab.launcher.rank import run  # zerolab's first import here: its source as it is now
+            from zerolab.launcher.rank import run
 
             run(rank, job, directory, *fds)
         except BaseException:
@@ -162,6 +165,12 @@ class Server:
             shutil.rmtree(directory, ignore_errors=True)
 
 
+def read_job(directory: str) -> Any:
+    """What the caller has written down for every rank of a launch; a protocol.Job."""
+    with open(protocol.path(directory, protocol.JOB), "rb") as file:
+        return pickle.load(file)
+
+
 def kill_group(pid: int) -> None:
     """End what a rank that is gone has left running."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -174,7 +183,7 @@ def main(control_fd: str, path: str) -> None:
     sys.path[:] = json.loads(path)
     with contextlib.suppress(Exception):  # without torch each rank fails by itself, and says why
         import torch._dynamo  # noqa: F401  else imported by a rank's first optimizer, for a second each
-    gc.freeze()  # collections in a rank then leave the shared pages shared
+    gc.freeze()
     with socket.socket(fileno=int(control_fd)) as control:
         Server(control).run()
 

@@ -51,12 +51,12 @@ def launch(
     payload = pickle_payload(fn, args, kwargs)
     server = forkclient.current()  # imports torch while this process does
     gpus = 0 if backend == "gloo" else visible_gpus()
-    job = make_job(world_size, choose_backend(backend, world_size, gpus), gpus, seed)
-    with Launch(server, job, payload, timeout) as running:
+    job = make_job(world_size, choose_backend(backend, world_size, gpus), gpus, seed, payload.modules)
+    with Launch(server, job, payload.pickled, timeout) as running:
         return running.results()
 
 
-def make_job(world_size: int, backend: str, gpus: int, seed: int | None) -> Job:
+def make_job(world_size: int, backend: str, gpus: int, seed: int | None, modules: list[str]) -> Job:
     """Return what every rank has to know besides the call: its world, and the caller's as it is now."""
     main = sys.modules["__main__"]
     file = getattr(main, "__file__", None)
@@ -66,6 +66,7 @@ def make_job(world_size: int, backend: str, gpus: int, seed: int | None) -> Job:
         "gpus": gpus,
         "threads": threads_per_rank(world_size),
         "sys_path": list(sys.path),
+        "modules": modules,
         "argv": list(sys.argv),
         "cwd": os.getcwd(),
         "environ": dict(os.environ),

@@ -8,9 +8,16 @@ import pickle
 import sys
 from collections.abc import Callable, Iterator
 from types import FunctionType, ModuleType
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import cloudpickle
+
+
+class Payload(NamedTuple):
+    """A call, pickled, and the modules of zerolab that it refers to."""
+
+    pickled: bytes
+    modules: list[str]
 
 
 class Pickler(cloudpickle.Pickler):
@@ -23,9 +30,11 @@ class Pickler(cloudpickle.Pickler):
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
         self.to_cpu = to_cpu
         self.of_main: dict[str, Any] = {}  # its classes and functions, by qualified name
+        self.modules: set[str] = set()  # of what was pickled
 
     def reducer_override(self, value: Any) -> Any:
         """Return how to pickle a value whose own way fails, or is not wanted."""
+        self.modules.add(module_of(value))
         if is_unusual_module(value):
             return importlib.import_module, (value.__name__,)
         if self.to_cpu and is_on_a_device(value):
@@ -33,6 +42,12 @@ class Pickler(cloudpickle.Pickler):
         if isinstance(value, type | FunctionType) and is_found_in_main(value):
             self.of_main[value.__qualname__] = value
         return super().reducer_override(value)
+
+
+def module_of(value: Any) -> str:
+    """The name of a module, or of the one that defines a class, a function, or an object's class."""
+    name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+    return name if isinstance(name, str) else ""
 
 
 def is_found_in_main(value: type | FunctionType) -> bool:
@@ -78,7 +93,7 @@ def load_payload(file: BinaryIO) -> tuple[Callable, tuple, dict]:
     return call
 
 
-def pickle_payload(fn: Callable, args: tuple, kwargs: dict) -> bytes:
+def pickle_payload(fn: Callable, args: tuple, kwargs: dict) -> Payload:
     """Return the pickled call. Functions and classes of the caller's main module travel by value.
 
     Raises: TypeError that names the argument, or the variable that the function uses, which cannot be
@@ -89,7 +104,9 @@ def pickle_payload(fn: Callable, args: tuple, kwargs: dict) -> bytes:
         pickler = Pickler(file)
         pickler.dump((fn, args, kwargs))
         pickler.dump(dict(pickler.of_main))
-        return file.getvalue()
+        return Payload(
+            file.getvalue(), sorted(each for each in pickler.modules if each.partition(".")[0] == "zerolab")
+        )
     except Exception as error:
         names = [name for name, value in _parts(fn, args, kwargs) if not _pickles(value)]
         raise TypeError(

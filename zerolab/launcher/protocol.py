@@ -3,8 +3,8 @@
 The caller sends requests to the fork server over a socket pair. The server and the ranks send events to the
 caller over a pipe. Larger data is in files, in a folder that each launch makes for itself.
 
-The caller and the ranks import this module like any other. The fork server must not import zerolab, because
-the ranks would then get the source as it was when the server started; it loads this file by its path. So this
+The caller and the ranks import this module like any other. The fork server loads this file by its path,
+because it imports zerolab only when it is asked for ranks, and again whenever the source has changed. So this
 module may import the standard library only.
 """
 
@@ -44,6 +44,7 @@ class Job(TypedDict):
     gpus: int  # of this host
     threads: int
     sys_path: list[str]
+    modules: list[str]  # of zerolab, that the call refers to
     argv: list[str]
     cwd: str
     environ: dict[str, str]
