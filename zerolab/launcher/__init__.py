@@ -1,9 +1,10 @@
 """Run a function on N ranks from a notebook or a script, or join the ranks a launcher has started.
 
 launcher.py is the way in; rendezvous.py joins torchrun, mpirun and srun. The other modules serve these two.
-In the order of a launch: payload pickles the function, forkclient asks the forkserver for processes, rank is
-one of them, output carries its prints, watch waits for all, failures and stacks say what went wrong. protocol
-is what these processes say to each other. What `__all__` names is public; the modules are not.
+In the order of a launch: payload pickles the function, forkclient asks the forkserver for processes,
+inherited is what of zerolab these need not import, rank is one of them, output carries its prints, watch waits
+for all, failures and stacks say what went wrong. protocol is what these processes say to each other. What
+`__all__` names is public; the modules are not.
 """
 
 from zerolab.launcher.failures import LaunchTimeout, WorkerError
