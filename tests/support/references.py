@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
+from support.seeding import seed_all
+
 Tensors = dict[str, torch.Tensor]
 Passes = Callable[[nn.Module, int, int], Iterator[None]]
 """passes(model, step, rank): a generator that runs one rank's step and stops after each backward pass."""
@@ -200,7 +202,7 @@ class Replicas:
 
 
 def seeded(build: Callable[[], nn.Module]) -> nn.Module:
-    torch.manual_seed(0)
+    seed_all(0)
     return build()
 
 

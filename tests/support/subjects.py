@@ -10,6 +10,7 @@ from torch import nn
 
 import zerolab
 from support.references import Replicas, Tensors, copies
+from support.seeding import seed_all
 from support.together import update_together
 from zerolab import models
 
@@ -150,7 +151,7 @@ def same(ours: Run, theirs: Run) -> bool:
 
 def _loss(model: nn.Module, inputs: Callable, step: int, rank: int) -> torch.Tensor:
     arguments = inputs(step, rank)
-    torch.manual_seed(10_000 + 97 * step + rank)  # dropout's numbers belong to the micro-batch
+    seed_all(10_000 + 97 * step + rank)  # dropout's numbers belong to the micro-batch
     return model(*arguments)
 
 

@@ -10,6 +10,7 @@ from torch import nn
 
 import zerolab
 from support.references import Replicas, Tensors, copies, seeded
+from support.seeding import seed_all
 from support.whole_updates import together
 
 WIDTH, BATCH, STEPS = 8, 4, 3
@@ -27,7 +28,7 @@ def passes(losses: Losses, model: nn.Module, step: int, rank: int) -> Iterator[N
     """Do one rank's forward and backward passes of one step, stopping after each backward."""
     generator = losses(model, micro_batch(step, rank), step)
     for index in itertools.count():
-        torch.manual_seed(7919 * step + 101 * index + rank)
+        seed_all(7919 * step + 101 * index + rank)
         loss = next(generator, None)
         if loss is None:
             return

@@ -9,6 +9,7 @@ from torch import nn
 
 from support.loops.models import Stack, micro_batch, picked
 from support.loops.plans import Loop
+from support.seeding import seed_all
 
 
 class Refusal(Exception):
@@ -119,13 +120,13 @@ def removing_gradients(parameter: nn.Parameter, when: str, forget: Callable[[], 
 
 def loss_of(model: nn.Module, data: int, rank: int, x: torch.Tensor | None = None) -> torch.Tensor:
     """The loss of a micro-batch, or of ``x`` with the micro-batch's random numbers."""
-    torch.manual_seed(7919 * data + rank)
+    seed_all(7919 * data + rank)
     return model(micro_batch(data, rank) if x is None else x)
 
 
 def loss_by_parts(model: nn.Module, data: int, rank: int) -> torch.Tensor:
     """The loss from calls of the submodules, without a call of the model."""
-    torch.manual_seed(7919 * data + rank)
+    seed_all(7919 * data + rank)
     x = model.before(micro_batch(data, rank).to(model.before.weight.dtype))
     for block in model.blocks:
         x = block(x)
