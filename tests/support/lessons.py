@@ -11,7 +11,9 @@ from xml.etree import ElementTree
 import cloudpickle
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from matplotlib.text import Text
+from matplotlib.transforms import Bbox
 
 from support import ROOT
 from zerolab.course.exercise import solution_text
@@ -85,19 +87,20 @@ def spoken(draw: Callable[..., str], height: float = 3.4, **values) -> str:
     root = ElementTree.fromstring(drawn)  # well-formed, whatever the words
     assert root.get("aria-label") == alt and not re.search(r'"-?(nan|inf)', drawn)
     words = {span.text for span in root.iter() if span.text}
+    patches = [(patch, patch.get_window_extent()) for axes in canvas.axes for patch in axes.patches]
     for text in canvas.findobj(Text):
         if text.get_visible() and text.get_text().split("\n")[0] in words:
-            look_at(text, canvas)
+            look_at(text, canvas, patches)
     return alt
 
 
-def look_at(text: Text, canvas: Figure) -> None:
-    """A text is within the figure, and its contrast with what lies below it is 4.5 at least."""
+def look_at(text: Text, canvas: Figure, patches: list[tuple[Patch, Bbox]]) -> None:
+    """A text is within the figure, and its contrast with the patch below it is 4.5 at least."""
     box = text.get_window_extent()
     assert canvas.bbox.padded(2).containsx(box.x0) and canvas.bbox.padded(2).containsx(box.x1), text
     assert canvas.bbox.padded(2).containsy(box.y0) and canvas.bbox.padded(2).containsy(box.y1), text
     middle = ((box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2)
-    below = [p for axes in canvas.axes for p in axes.patches if p.get_window_extent().contains(*middle)]
+    below = [patch for patch, extent in patches if extent.contains(*middle)]
     filled = [
         to_hex(patch.get_facecolor()) for patch in below if patch.get_fill() and patch.get_facecolor()[3]
     ]
