@@ -182,12 +182,14 @@ def logged_after(shard, max_norm):
     return min(clip(shard, max_norm), max_norm)
 
 
+@alone
 def added_up(shard, max_norm):
     """Adds the shards up, as if they were gradients of the same parameters."""
     dist.all_reduce(shard)
     return clip(shard, max_norm, norm=lambda shard: float(shard.norm()))
 
 
+@alone
 def added_up_afterwards(shard, max_norm):
     norm = clip(shard, max_norm)
     if shard.numel():

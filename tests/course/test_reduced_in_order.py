@@ -302,6 +302,7 @@ class ForgetsWhatWaits(Queue):
                 self.shards[name] = self.reduce(torch.zeros(numel))
 
 
+@alone
 class AllAgain(NeverTakenOut):
     def finish(self):
         for name in self.sizes:
@@ -314,6 +315,7 @@ class WithABarrier(Queue):
         super().ready(name, flat)
 
 
+@alone
 class Joined(Queue):
     def ready(self, name, flat):
         self.flats[name] = flat

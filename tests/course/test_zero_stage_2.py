@@ -244,6 +244,7 @@ def without_the_rest(flat, kept):
     return added(flat[length * rank : length * (rank + 1)].clone(), kept)
 
 
+@alone
 def torchs_chunk(flat, kept):
     ring.reduce_scatter(flat)
     return added(flat.chunk(dist.get_world_size())[dist.get_rank()].clone(), kept)
@@ -254,6 +255,7 @@ def as_rows(flat, kept):
     return added(flat.view(dist.get_world_size(), -1)[dist.get_rank()].clone(), kept)
 
 
+@alone
 def to_the_next(flat, kept):
     if kept is not None:
         own_chunk(flat, 1).add_(kept)
@@ -266,6 +268,7 @@ def to_the_start(flat, kept):
     return ring.reduce_scatter(flat).clone()
 
 
+@alone
 def to_two_chunks(flat, kept):
     if kept is not None:
         own_chunk(flat).add_(kept)
