@@ -17,6 +17,7 @@ WIDTH, DEPTH = 6, 4
 NUMEL = WIDTH * WIDTH
 _NO_GATHER = "unshard(layer) comes before layer.forward(x)"
 _NO_REGATHER = "it was freed after forward, and backward needs it again, so gather it a second time"
+_STALE_BYTE = 0x7E  # eight of them are 1.6e301, far from every weight
 _FILL = "Put layer.shard into layer.flat[layer.owned], then all-gather layer.flat"
 
 
@@ -146,7 +147,10 @@ class ShardedLayer:
 
 @contextmanager
 def resized_to_fit(layers: list[ShardedLayer]) -> Iterator[None]:
-    """Raise an error where a weight's storage gets too few or too many bytes, before a write crashes."""
+    """Raise an error where a weight's storage gets too few or too many bytes, before a write crashes.
+
+    What comes back is filled: memory that was just freed may still hold the right values.
+    """
     plain = torch.UntypedStorage.resize_
 
     def resize(storage: torch.UntypedStorage, size: int):
@@ -156,7 +160,9 @@ def resized_to_fit(layers: list[ShardedLayer]) -> Iterator[None]:
                     f"layer {layer.index}'s storage is resized to {size} bytes, and its weight has {NUMEL} "
                     f"elements of 8 bytes: resize_ takes bytes, {8 * NUMEL} of them here"
                 )
-        return plain(storage, size)
+        grown = size > storage.nbytes() == 0
+        plain(storage, size)
+        return storage.fill_(_STALE_BYTE) if grown else storage
 
     with mock.patch.object(torch.UntypedStorage, "resize_", resize):
         yield
