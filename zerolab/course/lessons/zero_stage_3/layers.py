@@ -162,7 +162,9 @@ def resized_to_fit(layers: list[ShardedLayer]) -> Iterator[None]:
                 )
         grown = size > storage.nbytes() == 0
         plain(storage, size)
-        return storage.fill_(_STALE_BYTE) if grown else storage
+        if grown:
+            storage.fill_(_STALE_BYTE)  # type: ignore[attr-defined]  # which torch's stubs leave out
+        return storage
 
     with mock.patch.object(torch.UntypedStorage, "resize_", resize):
         yield
