@@ -16,8 +16,8 @@ from collections.abc import Sequence
 class Inherited:
     """The modules of zerolab that this process has imported, and the ranks inherit.
 
-    All are imported again when the file of one has changed since. So they are where the caller has another
-    ``sys.path``, or another working directory, which ``sys.path`` may refer to.
+    All are imported again when the file of one has changed. A caller with another ``sys.path`` gets them anew
+    too, and so does one with another working directory, because ``sys.path`` may refer to it.
     """
 
     COARSE_NS = 10**9  # a file may say that it was written so much earlier than it was
