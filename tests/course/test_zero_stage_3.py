@@ -14,6 +14,7 @@ from zerolab import ring
 from zerolab.course import rehearsing
 from zerolab.course.lessons.zero_stage_3 import check_sharded_pass
 from zerolab.course.lessons.zero_stage_3.figures import ARRIVING, FREED, WHOLE, Moment, residency
+from zerolab.course.lessons.zero_stage_3.layers import resized_to_fit
 from zerolab.models import GPT
 
 solutions_travel_by_value(__name__)
@@ -510,3 +511,11 @@ def test_a_rehearsal_shows_how_far_it_is_and_counts_the_same(monkeypatch):
     shown = [int(line.split()[2]) for line in lines]
     assert lines[0] == "six blocks: 0 % of the blocks computed"
     assert shown == sorted(set(shown)) and shown[-1] == 100 and len(shown) == 25
+
+
+def test_a_storage_that_comes_back_does_not_hold_what_it_held():
+    weight = torch.arange(36.0, dtype=torch.float64)
+    with resized_to_fit([]):
+        weight.untyped_storage().resize_(0)
+        weight.untyped_storage().resize_(8 * 36)
+    assert (weight > 1e300).all()
