@@ -1,5 +1,8 @@
 """Promise: a sharded model may be compiled, and keeps the bits, bytes and messages of one that is not."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -55,3 +58,12 @@ def test_a_wrapped_model_too_and_no_graph_spans_two_units(compile_when: str):
     for found, graphs in zerolab.launch(train, 2, 3, compile_when):
         assert none == 0 and graphs > len(small_gpt().blocks)
         assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_the_compiler_is_not_imported_with_zerolab():
+    """It takes as long as torch itself. An optimizer of torch imports it when it is built."""
+    code = (
+        "import sys, zerolab; [getattr(zerolab, name) for name in zerolab.__all__]; "
+        "assert 'torch' in sys.modules and 'torch._dynamo' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], timeout=60, check=True)

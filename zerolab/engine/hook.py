@@ -28,7 +28,7 @@ class Hook:
         return (Hook, ())
 
 
-@torch.compiler.disable
+@torch._disable_dynamo  # torch.compiler.disable would import torch._dynamo here, which takes two seconds
 def _outside_graphs(call: Callable, args: tuple):
     return call(*args)
 
