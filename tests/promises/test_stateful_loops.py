@@ -1,7 +1,7 @@
 """Promise: the actions that hypothesis puts together, one rule after the other, leave the bits of replicas.
 
-The rules are the actions of the drawn loops. Those are drawn from a seed, and one launch runs many, so that ten
-minutes hold hundreds. Here every sequence has a launch of its own, and hypothesis shrinks one that fails.
+The rules are the actions of the drawn loops. Those are drawn from a seed, and one launch runs many, so that
+ten minutes hold hundreds. Here every sequence has a launch of its own, and hypothesis shrinks one that fails.
 """
 
 from dataclasses import replace
