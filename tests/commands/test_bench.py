@@ -68,7 +68,15 @@ def test_the_table_has_all_contestants_and_says_who_is_missing(ran):
 
 def test_the_json_holds_every_number_and_the_machine(ran):
     assert ran.saved["machine"].keys() >= {"processor", "cores", "torch", "memory_bytes", "load_before"}
-    asked = {"model": "gpt-tiny", "ranks": 2, "batch": 1, "rounds": 2, "threads": 1, "backend": "gloo"}
+    asked = {
+        "model": "gpt-tiny",
+        "ranks": 2,
+        "batch": 1,
+        "rounds": 2,
+        "steps": 1,
+        "threads": 1,
+        "backend": "gloo",
+    }
     asked["gpus"] = visible_gpus()
     assert ran.saved["settings"] == asked
     assert ran.table["psi"] == sum(p.numel() for p in models.make("gpt-tiny").parameters())

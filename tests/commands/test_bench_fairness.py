@@ -2,6 +2,8 @@
 
 import re
 import sys
+from itertools import chain
+from types import SimpleNamespace
 
 import cloudpickle
 import pytest
@@ -11,7 +13,7 @@ from support.contestants import HERE, settings, spoiled, tiny
 import zerolab
 from zerolab.__main__ import main
 from zerolab.bench import bench, contestants, race
-from zerolab.bench.contestants import CONTESTANTS
+from zerolab.bench.contestants import CONTESTANTS, FLOOR
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares the ranks the import of pytest
 
@@ -114,3 +116,34 @@ def test_the_table_says_who_trained_something_else(capsys, monkeypatch):
     monkeypatch.setattr(bench.models, "make", lambda name: build())
     assert main(["bench", "--contestants", "ddp", "ddp+zero", "--rounds", "1", "--update", "fused"]) == 0
     assert "\nddp+zero has not trained what the others have" in capsys.readouterr().out
+
+
+class Noting:
+    """A contestant that notes the batches of its turns. Its clock goes on by one second for each step."""
+
+    def __init__(self):
+        self.turns = []
+        self.now = 0.0
+
+    def train(self, turn) -> None:
+        self.now += len(turn)
+        self.turns.append([batch[0] for batch in turn])
+
+    def read(self) -> dict[str, torch.Tensor]:
+        return {"turns": torch.tensor(self.now)}
+
+
+def turns(steps: int, rounds: int) -> tuple[list, race.Result]:
+    noting = Noting()
+    clock = lambda: noting.now
+    race.enter, race.time = lambda *_: noting, SimpleNamespace(perf_counter=clock, process_time=clock)
+    return noting.turns, race.train_in_turn(settings(FLOOR, world_size=1, steps=steps, rounds=rounds))
+
+
+def test_a_turn_has_so_many_steps_and_its_seconds_are_those_of_one():
+    """5 turns of 2 steps have the batches of 10 turns of one. The first three turns do not count."""
+    ((singles, _),) = zerolab.launch(turns, 1, steps=1, rounds=7)
+    ((pairs, found),) = zerolab.launch(turns, 1, steps=2, rounds=2)
+    assert [len(turn) for turn in pairs] == [2] * 5
+    assert torch.equal(torch.stack([*chain(*pairs)]), torch.stack([*chain(*singles)]))
+    assert found.seconds == found.cpu_seconds == {FLOOR: [1.0, 1.0]}

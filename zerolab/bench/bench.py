@@ -25,6 +25,7 @@ from zerolab.launcher.launcher import check_arguments, threads_per_rank
 
 MODELS = [name for name in models.MODELS if name.startswith("gpt")]
 ROUNDS, SWEEP_ROUNDS = 40, 7
+LINK_STEPS = 4  # in a turn: messages that are under way when a step ends take long on a slow cable
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -33,7 +34,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--model", default="gpt-11m", choices=MODELS, help="default gpt-11m")
     add("--world-size", type=at_least(1), default=2, help="ranks (default 2)")
     add("--batch", type=at_least(1), default=1, help="sequences in the batch of each rank (default 1)")
-    add("--rounds", type=at_least(1), help="steps of each contestant that count (default 40, in a sweep 7)")
+    add("--rounds", type=at_least(1), help="turns of each contestant that count (default 40, in a sweep 7)")
+    add("--steps", type=at_least(1), help="steps in a turn (default 1, with --link 4)")
     add("--update", default="both", choices=[*UPDATES, "both"], help="which of Adam's kernels (default both)")
     add("--contestants", nargs="+", choices=CONTESTANTS, metavar="NAME", default=list(CONTESTANTS),
         help=f"default all: {', '.join(CONTESTANTS)}")  # fmt: skip
@@ -72,9 +74,10 @@ def measure(args: Namespace) -> Iterator[Report]:
         rounds=args.rounds or (SWEEP_ROUNDS if args.sweep else ROUNDS),
         batch=args.batch,
         threads=threads_per_rank(args.world_size),
+        steps=args.steps or (LINK_STEPS if args.link else 1),
         backend=choose_backend(args.backend, args.world_size, visible_gpus()),
     )
-    kept = {name: getattr(settings, name) for name in ("rounds", "threads", "backend")}
+    kept = {name: getattr(settings, name) for name in ("rounds", "steps", "threads", "backend")}
     asked = {"model": args.model, "ranks": args.world_size, "batch": args.batch, "gpus": visible_gpus()}
     report = Report(describe(), asked | kept)
     if args.link:

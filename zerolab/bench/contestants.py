@@ -8,7 +8,7 @@ import importlib.util
 import logging
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import cast
@@ -52,10 +52,15 @@ class Contestant:
 
     def step(self, batch: tuple[Tensor, ...]) -> None:
         """One training step, from a batch to updated parameters whose gradients are cleared."""
-        self.backward(self.loss(*batch))
-        self.update()
-        self.clear()
-        if self.zero is not None:  # what a step leaves under way is timed with it
+        self.train([batch])
+
+    def train(self, batches: Iterable[tuple[Tensor, ...]]) -> None:
+        """Training steps, one after the other. What the last one leaves under way is over at the end."""
+        for batch in batches:
+            self.backward(self.loss(*batch))
+            self.update()
+            self.clear()
+        if self.zero is not None:
             self.zero.engine.finish_gathers()
 
 

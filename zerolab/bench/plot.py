@@ -1,12 +1,15 @@
 """Plot time, memory and bytes of every contestant, a row of panels for each table."""
 
 from pathlib import Path
+from statistics import median
 
+from zerolab.bench.contestants import FLOOR
 from zerolab.bench.links import Link
 from zerolab.bench.report import Report, Table
 from zerolab.bench.sweep import Point
 
 _OURS, _THEIRS, _INK = "#0072B2", "#999999", "#222222"
+_POINTS = 100  # of a dashed line
 _MARKS = ("x", "o", "s", "^", "D")
 _COLOURS = {
     "floor": "#222222", "ddp": "#999999", "ddp+zero": "#C2A35A", "fully_shard": "#CC79A7",
@@ -72,21 +75,27 @@ def _sweep(axes, report: Report) -> None:
 def _links(axes, links: list[Link]) -> None:
     """A step against the rate of the cables, and over the least that it can take.
 
-    Dashed is the time that the bytes alone take.
+    Dashed is that least, at every rate between.
     """
+    from matplotlib.ticker import LogLocator
+
     held = sorted([link for link in links if link.gigabits], key=lambda link: link.gigabits)
     rates = [link.gigabits for link in held]
     for name in held[0].names if held else []:
         times = [1e3 * link.seconds(name).median for link in held]
         (line,) = axes[0].plot(rates, times, marker="o", color=_COLOURS.get(name), label=name)
-        messages = [1e3 * link.messages(name) for link in held]
-        axes[0].plot(rates, messages, "--", color=line.get_color(), linewidth=0.8)
+        if name != FLOOR and FLOOR in held[0].names:
+            axes[0].plot(*_least(held, name), "--", color=line.get_color(), linewidth=0.8)
         over = [each.median for link in held if (each := link.over_least(name))]
         axes[1].plot(rates[: len(over)], over, marker="o", color=line.get_color())
-    axes[0].set(xscale="log", yscale="log", ylabel="ms a step; dashed: its bytes over the rate")
-    axes[1].set(xscale="log", ylabel="a step over max(computation, bytes / rate)")
+    axes[0].set(xscale="log", yscale="log", ylabel="ms a step")
+    axes[0].set_title("dashed: max(computation, bytes / rate)", fontsize=10, loc="left")
+    axes[0].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes[1].set(xscale="log", ylabel="of max(computation, bytes / rate)")
     axes[1].axhline(1.0, color=_INK, linewidth=0.8)
-    axes[0].legend(frameon=False, fontsize=8)
+    axes[1].figure.legend(
+        *axes[0].get_legend_handles_labels(), loc="outside right", frameon=False, fontsize=8
+    )
     for each in axes:
         each.set(xlabel="Gbit/s of a cable, in each direction")
         each.set_xticks(rates, [f"{rate:g}" for rate in rates], minor=False)
@@ -94,6 +103,15 @@ def _links(axes, links: list[Link]) -> None:
         each.yaxis.set_minor_formatter("")
         each.yaxis.set_major_formatter("{x:g}")
         each.spines[["top", "right"]].set_visible(False)
+
+
+def _least(held: list[Link], name: str) -> tuple[list[float], list[float]]:
+    """Rates, and the milliseconds of the floor's step or of the bytes over the rate, whichever are more."""
+    slowest, fastest = held[0].gigabits, held[-1].gigabits
+    rates = [slowest * (fastest / slowest) ** (each / _POINTS) for each in range(_POINTS + 1)]
+    floor = median(link.seconds(FLOOR).median for link in held)
+    megabits = median(8 * link.sent_bytes(name) for link in held) / 1e6
+    return rates, [max(1e3 * floor, megabits / rate) for rate in rates]
 
 
 def _lines(axes, points: list[Point], places: list[float], label: str) -> None:

@@ -1,9 +1,12 @@
-"""Time the contestants: all of them in one process group, each taking one step a round.
+"""Time the contestants: all of them in one process group, each taking a turn in every round.
 
 The speed of a machine changes: it warms up, and other programs start and end. If contestants ran one after
 another, the one that ran while the machine was idle would win. Here each round has all of them within
 seconds. Their order is shuffled in each round, equally on all ranks, so no contestant always follows the same
 one.
+
+A turn is a step, or several in a row. In a training run the next step begins while the last one's messages
+are under way, and a turn of one step hides that: it ends when they are over.
 """
 
 import gc
@@ -35,6 +38,7 @@ WARM_UP_ROUNDS = 3  # buffers and connections come into being, and DDP orders it
 class Settings:
     """One race: the model, Adam's flags by the name of their table, and who takes part.
 
+    ``steps``: how many a contestant takes in a turn.
     ``backend``: "gloo" or "nccl", the same at every world size, so that ratios compare one kind of device.
     ``on_hosts``: each rank is on a host of its own (hosts.py), whose cable counts what it carries.
     """
@@ -47,6 +51,7 @@ class Settings:
     batch: int
     threads: int
     title: str = "race"
+    steps: int = 1
     backend: str = "gloo"
     on_hosts: bool = False
 
@@ -56,7 +61,7 @@ class Result:
     """What a race gave.
 
     Attributes:
-        seconds: of each contestant, a number a round: the slowest rank's.
+        seconds: of each contestant, a step's in each round: the slowest rank's.
         cpu_seconds: the same of the processor time, all threads of a rank together.
         sent_bytes: what a rank's cable carried out of its host in a step, a number a round, of the rank with
             most; nothing where ranks share a host.
@@ -115,28 +120,29 @@ def train_in_turn(settings: Settings) -> Result:
     cpu_seconds: dict[str, list[float]] = {name: [] for name in settings.names}
     sent: dict[str, list[int]] = {name: [] for name in settings.names} if settings.on_hosts else {}
     for number in range(-WARM_UP_ROUNDS, settings.rounds):
-        batch = batches.of(number + WARM_UP_ROUNDS)
+        first = (number + WARM_UP_ROUNDS) * settings.steps
+        turn = [batches.of(first + step) for step in range(settings.steps)]
         for name in random.Random(number).sample(settings.names, len(settings.names)):
             before_bytes = sent_bytes() if settings.on_hosts else 0
-            wall, cpu = timed(contestants[name], batch)
+            wall, cpu = timed(contestants[name], turn)
             if number >= 0:
                 seconds[name].append(wall)
                 cpu_seconds[name].append(cpu)
                 if settings.on_hosts:
                     dist.barrier()  # the other ranks' last messages are in the cable too
-                    sent[name].append(sent_bytes() - before_bytes)
+                    sent[name].append((sent_bytes() - before_bytes) // settings.steps)
         _say(settings, number + 1)
     return Result(seconds, cpu_seconds, sent, _differences(contestants, start))
 
 
-def timed(contestant: Contestant, batch: tuple[Tensor, ...]) -> tuple[float, float]:
-    """Wall seconds of one step from a common start to its end on the device, and processor seconds."""
+def timed(contestant: Contestant, turn: list[tuple[Tensor, ...]]) -> tuple[float, float]:
+    """A step's wall and processor seconds, of a turn from a common start to its end on the device."""
     dist.barrier()
     synchronize()
     wall, cpu = time.perf_counter(), time.process_time()
-    contestant.step(batch)
+    contestant.train(turn)
     synchronize()
-    return time.perf_counter() - wall, time.process_time() - cpu
+    return (time.perf_counter() - wall) / len(turn), (time.process_time() - cpu) / len(turn)
 
 
 def synchronize() -> None:

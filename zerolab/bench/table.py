@@ -31,7 +31,7 @@ def _link(link: Link, settings: dict) -> str:
         limit = f"{rate_in_words(link.bits_per_second)}/s in each direction of a cable"
     lines = [
         f"{limit}: {settings['model']}, {settings['ranks']} hosts with a rank each, fp32, batch "
-        f"{settings['batch']}, medians of {settings['rounds']} rounds with their quartiles",
+        f"{settings['batch']}, {_medians(settings)}",
         f"{'':{_NAME}} {'ms a step':>24} {f'of {link.baseline}':>20} {'sent MB':>9} {'ms of bytes':>12} "
         f"{'of the least':>20}",
     ]
@@ -50,6 +50,12 @@ def _link(link: Link, settings: dict) -> str:
     return "\n".join(lines)
 
 
+def _medians(settings: dict) -> str:
+    steps = settings["steps"]
+    each = "" if steps == 1 else f" of {steps} steps in a row"
+    return f"medians of {settings['rounds']} rounds{each} with their quartiles"
+
+
 def _odd(name: str) -> str:
     return f"{name} has not trained what the others have, so its seconds do not compare"
 
@@ -59,7 +65,7 @@ def one_table(table: Table, settings: dict) -> str:
     heading = (
         f"{table.update}: Adam in {_UPDATES[table.update]} on every side. GPT of {table.psi / 1e6:.1f}M "
         f"parameters, {table.world_size} ranks, {settings['threads']} thread(s) each, batch "
-        f"{settings['batch']}, fp32, medians of {settings['rounds']} rounds with their quartiles"
+        f"{settings['batch']}, fp32, {_medians(settings)}"
     )
     parts = ["\n".join([heading, *_contestants(table), *_captions(table, settings)])]
     if table.one_rank:
