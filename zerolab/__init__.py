@@ -21,6 +21,8 @@ if TYPE_CHECKING:  # for type checkers and the documentation, which do not run _
     from zerolab.optimizer import matrices_by as matrices_by
     from zerolab.parity import verify as verify
     from zerolab.rehearsal import rehearse as rehearse
+    from zerolab.simulation import Cluster as Cluster
+    from zerolab.simulation import simulate as simulate
     from zerolab.tensor_parallel import TensorParallel as TensorParallel
     from zerolab.tensor_parallel import parallelize as parallelize
     from zerolab.trace import Event as Event
@@ -44,6 +46,8 @@ _MODULE_OF = {
     "export": "checkpoint",
     "verify": "parity",
     "rehearse": "rehearsal",
+    "simulate": "simulation",
+    "Cluster": "simulation",
     "Trace": "trace",
     "Event": "trace",
 }

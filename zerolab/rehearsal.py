@@ -82,6 +82,73 @@ def rehearse(
         ZeroOptimizer and parallelize, for a world size below 1, for one that ``tensor_parallel`` does not
         divide, and for checkpoints that are partitioned without tensor parallelism.
     """
+    with rehearsing(
+        model_fn, world_size, stage, precision, optimizer_class, inputs, tensor_parallel, pairs,
+        checkpointing, **defaults,
+    ) as job:  # fmt: skip
+        for _ in range(2):  # the first allocates the optimizer's state and learns the order to prefetch in
+            checkpoints_bytes, offloaded_bytes = job.pass_forward_and_backward()
+            job.update()
+        sharing, optimizer = job.sharing, job.optimizer
+        return Rehearsal(
+            psi=job.psi,
+            rank_psi=_numel(optimizer.model),
+            memory=optimizer.memory(),
+            traffic=optimizer.trace.traffic(1),
+            tensor_parallel_traffic=Traffic() if tensor_parallel == 1 else sharing.trace.traffic(1),
+            peak_by_phase=dict(optimizer.meter.peak_by_phase),
+            checkpoints_bytes=checkpoints_bytes,
+            offloaded_checkpoints_bytes=offloaded_bytes,
+            balance=optimizer.balance,
+        )
+
+
+@dataclass(frozen=True)
+class Job:
+    """A model and its optimizer on the meta device, ready to run steps.
+
+    Attributes:
+        psi: parameters of the whole model.
+        sharing: the ranks that share this copy of it.
+    """
+
+    psi: int
+    optimizer: ZeroOptimizer
+    sharing: TensorParallel
+    arguments: object
+    kept: Checkpointing
+
+    def pass_forward_and_backward(self) -> tuple[int, int]:
+        """Compute the gradients of a step.
+
+        Returns the bytes of checkpoints on the device, and elsewhere, between forward and backward.
+        """
+        self.optimizer.zero_grad()
+        loss = self.optimizer.scale(_loss(self.optimizer.model, self.arguments))
+        held = self.kept.held_bytes, self.kept.offloaded_bytes
+        loss.backward()
+        return held
+
+    def update(self) -> None:
+        """Update the parameters, which ends the step."""
+        with NumbersOfMeta():  # some updates read a norm
+            self.optimizer.step()
+
+
+@contextmanager
+def rehearsing(
+    model_fn: Callable[[], nn.Module],
+    world_size: int,
+    stage: int,
+    precision: str,
+    optimizer_class: type[torch.optim.Optimizer],
+    inputs: Callable[[], object] | None,
+    tensor_parallel: int,
+    pairs: Callable[[nn.Module], Iterable[Pair]] | None,
+    checkpointing: Callable[[TensorParallel], Checkpointing] | None,
+    **defaults: Any,
+) -> Iterator[Job]:
+    """Build the job of `rehearse`, which has the same arguments, and end it."""
     _check(world_size, tensor_parallel)
     with _fake_world(world_size):
         with torch.device("meta"):
@@ -95,33 +162,7 @@ def rehearse(
             defaults.update(tensor_parallel=sharing, process_group=others)
         kept = Checkpointing() if checkpointing is None else _checkpoint(model, checkpointing(sharing))
         optimizer = ZeroOptimizer(model, optimizer_class, stage=stage, precision=precision, **defaults)
-        checkpoints_bytes, offloaded_bytes = _train(optimizer, arguments, kept)
-        return Rehearsal(
-            psi=psi,
-            rank_psi=_numel(model),
-            memory=optimizer.memory(),
-            traffic=optimizer.trace.traffic(1),
-            tensor_parallel_traffic=Traffic() if tensor_parallel == 1 else sharing.trace.traffic(1),
-            peak_by_phase=dict(optimizer.meter.peak_by_phase),
-            checkpoints_bytes=checkpoints_bytes,
-            offloaded_checkpoints_bytes=offloaded_bytes,
-            balance=optimizer.balance,
-        )
-
-
-def _train(optimizer: ZeroOptimizer, arguments: object, kept: Checkpointing) -> tuple[int, int]:
-    """Run two steps; returns what ``kept`` has on the device, and elsewhere, between forward and backward.
-
-    The first step allocates the optimizer's state and learns the order to prefetch in.
-    """
-    for _ in range(2):
-        optimizer.zero_grad()
-        loss = optimizer.scale(_loss(optimizer.model, arguments))
-        held = kept.held_bytes, kept.offloaded_bytes
-        loss.backward()
-        with NumbersOfMeta():  # some updates read a norm
-            optimizer.step()
-    return held
+        yield Job(psi, optimizer, sharing, arguments, kept)
 
 
 def _checkpoint(model: nn.Module, checkpointing: Checkpointing) -> Checkpointing:

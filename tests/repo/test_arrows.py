@@ -37,8 +37,9 @@ HOUSE = {
     "optimizer": ("optimizer", "ground tensors wire unit base stages engine parallel optimizer"),
     "checkpoint": ("checkpoint", "warnings wire optimizer checkpoint"),
     "programs": (
-        "parity rehearsal bench doctor progress flags train",
-        "ground plan tensors wire unit engine launch parallel optimizer checkpoint material programs",
+        "parity rehearsal simulation bench doctor progress flags train",
+        "checks events timeline ground plan tensors wire unit engine launch parallel optimizer checkpoint "
+        "material programs",
     ),
     # on first use
     "face": (

@@ -150,3 +150,9 @@ def sent_bytes() -> int:
     lines = Path("/proc/net/dev").read_text("utf-8").splitlines()
     fields = next(line.split(":")[1].split() for line in lines if line.strip().startswith(f"{INTERFACE}:"))
     return int(fields[8])
+
+
+def machine_seconds() -> float:
+    """Processor time of this machine so far: of all programs, and of the kernel for their messages."""
+    user, nice, system, _, _, irq, softirq = map(int, Path("/proc/stat").read_text("utf-8").split()[1:8])
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")

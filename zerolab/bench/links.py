@@ -92,6 +92,7 @@ class Link:
         return {
             "bits_per_second": self.bits_per_second,
             "rounds_seconds": self.race.seconds,
+            "rounds_cpu_seconds": self.race.cpu_seconds,
             "rounds_sent_bytes": self.race.sent_bytes,
             "parameters_off_by": self.race.differences,
         }

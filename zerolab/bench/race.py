@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from zerolab import data
 from zerolab.bench.contestants import FLOOR, Contestant, enter
-from zerolab.bench.hosts import sent_bytes
+from zerolab.bench.hosts import machine_seconds, sent_bytes
 from zerolab.bench.ratios import slowest
 from zerolab.devices import device
 from zerolab.launcher import launch
@@ -62,7 +62,8 @@ class Result:
 
     Attributes:
         seconds: of each contestant, a step's in each round: the slowest rank's.
-        cpu_seconds: the same of the processor time, all threads of a rank together.
+        cpu_seconds: the same of the processor time, all threads of a rank together; where ranks are on hosts
+            of their own, a rank's part of the machine's, because there the kernel works for the cables too.
         sent_bytes: what a rank's cable carried out of its host in a step, a number a round, of the rank with
             most; nothing where ranks share a host.
         differences: how far each one's parameters ended from those of the first that communicates, as a share
@@ -124,7 +125,7 @@ def train_in_turn(settings: Settings) -> Result:
         turn = [batches.of(first + step) for step in range(settings.steps)]
         for name in random.Random(number).sample(settings.names, len(settings.names)):
             before_bytes = sent_bytes() if settings.on_hosts else 0
-            wall, cpu = timed(contestants[name], turn)
+            wall, cpu = timed(contestants[name], turn, processor_clock(settings))
             if number >= 0:
                 seconds[name].append(wall)
                 cpu_seconds[name].append(cpu)
@@ -135,14 +136,23 @@ def train_in_turn(settings: Settings) -> Result:
     return Result(seconds, cpu_seconds, sent, _differences(contestants, start))
 
 
-def timed(contestant: Contestant, turn: list[tuple[Tensor, ...]]) -> tuple[float, float]:
+def timed(
+    contestant: Contestant, turn: list[tuple[Tensor, ...]], processor: Callable[[], float]
+) -> tuple[float, float]:
     """A step's wall and processor seconds, of a turn from a common start to its end on the device."""
     dist.barrier()
     synchronize()
-    wall, cpu = time.perf_counter(), time.process_time()
+    wall, cpu = time.perf_counter(), processor()
     contestant.train(turn)
     synchronize()
-    return (time.perf_counter() - wall) / len(turn), (time.process_time() - cpu) / len(turn)
+    return (time.perf_counter() - wall) / len(turn), (processor() - cpu) / len(turn)
+
+
+def processor_clock(settings: Settings) -> Callable[[], float]:
+    """What tells the processor time of a rank so far."""
+    if settings.on_hosts:
+        return lambda: machine_seconds() / settings.world_size
+    return time.process_time
 
 
 def synchronize() -> None:

@@ -1,0 +1,136 @@
+"""Simulated throughput beside what others published: python benchmarks/published.py --out benchmarks/results
+
+The rows are of MosaicML's llm-foundry, scripts/train/benchmarking/README.md at commit 061f2c7: MPT models
+under FSDP's FULL_SHARD, sequences of 2,048 tokens, one micro-batch a step, no activation checkpointing. The
+FLOPs a second that a GPU attains on a model are fitted to its row with the fewest GPUs. The other rows are
+foretold.
+"""
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import groupby
+from typing import NamedTuple
+
+import torch
+
+from zerolab import models
+from zerolab.bench.machine import publish
+from zerolab.flags import folder
+from zerolab.simulation import Cluster, play, record
+from zerolab.simulation.recording import Recording
+
+VOCABULARY, TOKENS = 50_368, 2048
+ROUNDS_OF_BISECTION = 50
+
+A100 = Cluster("A100 40GB, 1600 Gbit/s between nodes", 1.0, 1.2e12, 8, 300e9, 200e9)
+H100 = Cluster("H100 80GB, 1600 Gbit/s between nodes (not stated)", 1.0, 2.5e12, 8, 450e9, 200e9)
+
+
+class Row(NamedTuple):
+    """A published run.
+
+    Attributes:
+        width, depth, heads: of the model.
+        sequences: of a GPU's batch.
+        throughput: tokens a second and GPU.
+    """
+
+    cluster: Cluster
+    model: str
+    width: int
+    depth: int
+    heads: int
+    gpus: int
+    sequences: int
+    throughput: float
+
+
+ROWS = [
+    *(
+        Row(A100, "350m", 1024, 24, 16, *each)
+        for each in ((16, 18, 55_413), (32, 18, 53_811), (64, 18, 52_689))
+    ),
+    Row(A100, "350m", 1024, 24, 16, 128, 18, 51_934),
+    *(Row(A100, "3b", 2560, 32, 20, *each) for each in ((16, 5, 9750), (32, 6, 9914), (64, 6, 9736))),
+    Row(A100, "3b", 2560, 32, 20, 128, 6, 9538),
+    *(Row(H100, "13b", 5120, 40, 40, *each) for each in ((8, 2, 4792), (16, 2, 4767), (32, 2, 4811))),
+    Row(H100, "13b", 5120, 40, 40, 64, 2, 4800),
+]
+
+
+class Foretold(NamedTuple):
+    """A row, and the throughput that is simulated for it. ``fitted``: whether the rate was fitted to it."""
+
+    row: Row
+    flops_per_second: float
+    throughput: float
+    fitted: bool
+
+    @property
+    def error(self) -> float:
+        """The simulated throughput over the published one, less 1."""
+        return self.throughput / self.row.throughput - 1
+
+
+def foretell(rows: list[Row]) -> Iterator[Foretold]:
+    """Fit the rate of each model's GPUs to its first row, and simulate the others."""
+    for _, group in groupby(rows, key=lambda row: (row.cluster.name, row.model)):
+        first, *others = group
+        recording = recorded(first)
+        attained = fitted_rate(first, recording)
+        yield Foretold(first, attained, throughput(first, recording, attained), fitted=True)
+        for row in others:
+            yield Foretold(row, attained, throughput(row, recorded(row), attained), fitted=False)
+
+
+def recorded(row: Row) -> Recording:
+    """The steps of one rank of a run."""
+    build = partial(
+        models.GPT, vocab=VOCABULARY, width=row.width, depth=row.depth, heads=row.heads, context=TOKENS
+    )
+    tokens = torch.zeros(row.sequences, TOKENS, dtype=torch.long, device="meta")
+    return record(build, row.gpus, 3, inputs=lambda: (tokens, tokens))
+
+
+def throughput(row: Row, recording: Recording, flops_per_second: float) -> float:
+    """Tokens a second and GPU, as they are simulated."""
+    cluster = replace(row.cluster, flops_per_second=flops_per_second)
+    return row.sequences * TOKENS / play(recording, cluster, row.gpus).seconds
+
+
+def fitted_rate(row: Row, recording: Recording) -> float:
+    """The FLOPs a second with which a row is simulated as it was published, by bisection."""
+    least, most = 1e6, 1e16
+    for _ in range(ROUNDS_OF_BISECTION):
+        middle = (least * most) ** 0.5
+        if throughput(row, recording, middle) < row.throughput:
+            least = middle
+        else:
+            most = middle
+    return most
+
+
+def table(rows: list[Row]) -> str:
+    lines = [f"{'':>6} {'GPUs':>5} {'batch':>6} {'published':>10} {'simulated':>10} {'error':>7}"]
+    name = ""
+    for each in foretell(rows):
+        row = each.row
+        if row.cluster.name != name:
+            name = row.cluster.name
+            lines += ["", f"{name}: tokens a second and GPU"]
+        error = f"fitted: {each.flops_per_second / 1e12:.0f} TFLOPS" if each.fitted else f"{each.error:+7.1%}"
+        numbers = f"{row.throughput:>10,.0f} {each.throughput:>10,.0f} {error:>7}"
+        lines.append(f"{row.model:>6} {row.gpus:>5} {row.sequences:>6} {numbers}")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--out", type=folder, help="a folder for published.txt")
+    publish(table(ROWS), parser.parse_args().out, "published.txt")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""Promise: benchmarks/published.py fits one rate for each model, and foretells the other rows with it."""
+
+import importlib.util
+import sys
+
+import pytest
+from support import ROOT
+
+SPEC = importlib.util.spec_from_file_location("published", ROOT / "benchmarks/published.py")
+published = importlib.util.module_from_spec(SPEC)
+sys.modules["published"] = published
+SPEC.loader.exec_module(published)
+
+SLOW = published.Cluster("a slow link between nodes", 1.0, 1e12, 8, 300e9, 1e9)
+
+
+def row(gpus: int, throughput: float, cluster=SLOW) -> "published.Row":
+    return published.Row(cluster, "small", 64, 2, 2, gpus, 1, throughput)
+
+
+def test_the_first_row_is_fitted_and_the_others_are_foretold():
+    """Inside a node messages are hidden. Between nodes they are not, and the throughput is lower."""
+    first, second = published.foretell([row(8, 100_000.0), row(16, 100_000.0)])
+    assert first.fitted and first.throughput == pytest.approx(100_000, rel=1e-3)
+    assert not second.fitted and second.flops_per_second == first.flops_per_second
+    assert second.throughput < 0.9 * first.throughput
+    assert second.error == pytest.approx(second.throughput / 100_000 - 1)
+
+
+def test_every_model_has_a_rate_of_its_own():
+    other = row(8, 10_000.0)._replace(model="another")
+    found = list(published.foretell([row(8, 100_000.0), other]))
+    assert all(each.fitted for each in found)
+    assert found[1].flops_per_second < 0.2 * found[0].flops_per_second
+
+
+def test_the_table_has_a_line_for_each_row():
+    lines = published.table([row(8, 100_000.0), row(16, 90_000.0)]).splitlines()
+    assert lines[2] == "a slow link between nodes: tokens a second and GPU"
+    assert "fitted" in lines[3] and lines[4].split()[:4] == ["small", "16", "1", "90,000"]
+
+
+def test_the_published_models_have_the_parameters_that_they_are_said_to_have():
+    said = {"350m": 355_985_408, "3b": 2_651_837_440, "13b": 12_853_954_560}  # one embedding, of both ends
+    for each in published.ROWS:
+        embedding = (published.VOCABULARY + published.TOKENS) * each.width
+        assert 12 * each.depth * each.width**2 + embedding == pytest.approx(said[each.model], rel=1e-3)

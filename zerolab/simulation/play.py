@@ -1,0 +1,265 @@
+"""Simulate a training step on a cluster: the engine's own events, played against rates and links.
+
+The order of the work is not modelled. It is that of a rehearsal: the engine runs its hooks, stages and the
+stock optimizer for one rank, on tensors without contents, and each start of a collective and each wait for
+one is recorded. What is modelled is how long each takes. A GPU runs its operators one after the other, and
+its collectives one after the other beside them. All ranks are taken to be equally fast. Where CPUs compute,
+a message under way slows the computation down, because sending takes a share of the same processor.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from zerolab.checkpointing import Checkpointing
+from zerolab.rehearsal import rehearsing
+from zerolab.simulation.cluster import Cluster
+from zerolab.simulation.recording import Message, Place, Recorder, Recording, messages_of, seconds_of_parts
+from zerolab.tensor_parallel import TensorParallel
+from zerolab.tensor_parallel.split import Pair
+from zerolab.timeline import Interval, lanes, save_timelines
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A step of one rank, on a cluster.
+
+    Attributes:
+        seconds: of the step.
+        computation_seconds: how much of that the GPU computes.
+        message_seconds: how long collectives are under way, hidden or not.
+        flops: of the step's matrix products on this GPU.
+        world_size: all ranks.
+        cluster: where they run.
+        intervals: of the timeline.
+    """
+
+    seconds: float
+    computation_seconds: float
+    message_seconds: float
+    flops: float
+    world_size: int
+    cluster: Cluster
+    intervals: list[Interval]
+
+    @property
+    def exposed_seconds(self) -> float:
+        """How long the step takes besides what it computes: waiting for messages, or slowed down by them."""
+        return self.seconds - self.computation_seconds
+
+    @property
+    def tflops(self) -> float:
+        """10¹² floating-point operations per second and GPU."""
+        return self.flops / self.seconds / 1e12
+
+    def tokens_per_day(self, tokens: int) -> float:
+        """Tokens that all ranks train on in a day. Args: tokens: of one rank's batch."""
+        return 86_400 * tokens * self.world_size / self.seconds
+
+    def dollars(self, steps: float) -> float:
+        """The cost of so many steps."""
+        return steps * self.seconds / 3600 * self.world_size * self.cluster.dollars_per_gpu_hour
+
+    def timeline(self) -> list[dict]:
+        """Return the step as events of Chrome's trace format."""
+        return lanes(0, 0, "", self.intervals)
+
+    def save(self, path: str | Path) -> None:
+        """Write `timeline` into a file that Perfetto (ui.perfetto.dev) opens."""
+        save_timelines(path, [self.timeline()])
+
+
+def record(
+    model_fn: Callable[[], nn.Module],
+    world_size: int,
+    stage: int = 3,
+    precision: str = "mixed",
+    optimizer_class: type[torch.optim.Optimizer] = torch.optim.Adam,
+    inputs: Callable[[], object] | None = None,
+    tensor_parallel: int = 1,
+    pairs: Callable[[nn.Module], Iterable[Pair]] | None = None,
+    checkpointing: Callable[[TensorParallel], Checkpointing] | None = None,
+    steps: int = 2,
+    **defaults: Any,
+) -> Recording:
+    """Rehearse training steps, and record their operators and collectives.
+
+    The first step allocates state and learns the order to prefetch in. The second waits for its gathers.
+
+    Args: as `rehearse`, and the number of ``steps``.
+    """
+    with rehearsing(
+        model_fn, world_size, stage, precision, optimizer_class, inputs, tensor_parallel, pairs,
+        checkpointing, **defaults,
+    ) as job:  # fmt: skip
+        recorder, begins, updates = Recorder(), [], []
+        traces = [job.optimizer.trace, job.sharing.trace]
+        for trace in traces:
+            trace.mark = recorder.mark
+        with recorder:
+            for _ in range(steps):
+                begins.append(recorder.mark())
+                job.pass_forward_and_backward()
+                updates.append(recorder.mark())
+                job.update()
+            begins.append(recorder.mark())
+        ranks = (world_size // tensor_parallel, tensor_parallel)
+        found = [m for trace, n in zip(traces, ranks, strict=True) for m in messages_of(trace, n)]
+        return Recording(recorder.operators, found, begins, updates)
+
+
+@dataclass(frozen=True)
+class Alone:
+    """Measured seconds of a step on one rank, which sends nothing. They replace the model of computation.
+
+    Attributes:
+        recording: of the same step: the same model and batch, for one rank.
+        passes_seconds: of its forward and backward passes.
+        update_seconds: of the optimizer's.
+    """
+
+    recording: Recording
+    passes_seconds: float
+    update_seconds: float
+
+
+def play(recording: Recording, cluster: Cluster, world_size: int, alone: Alone | None = None) -> Simulation:
+    """Compute when each operator and each collective of a recording runs on a cluster.
+
+    Args: alone: all operators are scaled, so that those of ``alone.recording`` take the seconds measured.
+    """
+    return _Play(recording, cluster, alone).simulation(world_size)
+
+
+def play_turn(recording: Recording, cluster: Cluster, alone: Alone | None = None) -> float:
+    """Seconds of a step, where all steps but the first are a turn: it begins and ends without any messages.
+
+    Args: as for `play`.
+    """
+    begin = recording.begins[1]
+    messages = [message for message in recording.messages if message.start.order > begin.order]
+    played = _Play(recording._replace(messages=messages), cluster, alone)
+    return (max(played.now, played.link_free) - played.steps[1]) / (len(recording.updates) - 1)
+
+
+class _Play:
+    """The clock of one rank, and what ran when.
+
+    Attributes:
+        now: when the GPU has run the operators so far.
+        link_free: when the last collective so far is over.
+        done: when each collective is over, by the id of its event.
+        steps: when each step begins, and the last one ends.
+    """
+
+    def __init__(self, recording: Recording, cluster: Cluster, alone: Alone | None):
+        self.recording, self.cluster = recording, cluster
+        self.spent = [0.0, *accumulate(self._operator_seconds(alone))]
+        self.now = self.link_free = 0.0
+        self.done: dict[int, float] = {}
+        self.steps: list[float] = []
+        self.intervals: list[Interval] = []
+        self._slowed: deque[_Slowed] = deque()
+        self._operators = 0
+        for place, happens in sorted(self._moments(), key=lambda moment: moment[0].order):
+            self._compute_until(place)
+            happens()
+
+    def _operator_seconds(self, alone: Alone | None) -> Iterator[float]:
+        """Seconds of each operator, where nothing slows it down."""
+        factors = (1.0, 1.0)
+        if alone is not None:
+            passes, update = seconds_of_parts(alone.recording, self.cluster)
+            factors = (alone.passes_seconds / passes, alone.update_seconds / update)
+        for number, each in enumerate(self.recording.operators):
+            yield factors[self.recording.updates_at(number)] * self.cluster.operator_seconds(*each)
+
+    @property
+    def computation(self) -> float:
+        """Seconds of the last step's operators."""
+        first, last = (place.operators for place in self.recording.begins[-2:])
+        return self.spent[last] - self.spent[first]
+
+    def _moments(self) -> Iterator[tuple[Place, Callable[[], None]]]:
+        """What happens at the marked places."""
+        for begin in self.recording.begins:
+            yield begin, lambda: self.steps.append(self.now)
+        for message in self.recording.messages:
+            yield message.start, partial(self._start, message)
+            for place in message.waits:
+                yield place, partial(self._wait, message)
+
+    def _compute_until(self, place: Place) -> None:
+        seconds = self.spent[place.operators] - self.spent[self._operators]
+        if seconds:
+            begin, self.now = self.now, self._computed(seconds)
+            self.intervals.append(Interval("compute", begin, self.now, True))
+        self._operators = place.operators
+
+    def _computed(self, seconds: float) -> float:
+        """When so many seconds of computation are over that begin now."""
+        now = self.now
+        while self._slowed:
+            begin, end, speed = self._slowed[0]
+            if now + seconds <= begin:
+                break
+            if begin > now:
+                seconds, now = seconds - (begin - now), begin
+            if now + seconds / speed <= end:
+                return now + seconds / speed
+            if end > now:
+                seconds, now = seconds - speed * (end - now), end
+            self._slowed.popleft()
+        return now + seconds
+
+    def _start(self, message: Message) -> None:
+        event, begin = message.event, max(self.now, self.link_free)
+        seconds, share = self.cluster.sending(event.op, event.wire_bytes, message.ranks)
+        self.done[id(event)] = self.link_free = begin + seconds
+        if share:
+            self._slowed.append(_Slowed(begin, self.link_free, 1 - share))
+        details = {"phase": event.phase, "wire_bytes": event.wire_bytes, "shape": list(event.shape)}
+        self.intervals.append(Interval(f"{event.op} {event.unit}", begin, self.link_free, False, details))
+
+    def _wait(self, message: Message) -> None:
+        self.now = max(self.now, self.done[id(message.event)])
+
+    def simulation(self, world_size: int) -> Simulation:
+        """The last step."""
+        begin, end = self.steps[-2:]
+        first, last = (place.operators for place in self.recording.begins[-2:])
+        inside = [each for each in self.intervals if begin <= each.start < end]
+        return Simulation(
+            seconds=end - begin,
+            computation_seconds=self.computation,
+            message_seconds=sum(each.stop - each.start for each in inside if not each.computes),
+            flops=sum(each.flops for each in self.recording.operators[first:last]),
+            world_size=world_size,
+            cluster=self.cluster,
+            intervals=inside,
+        )
+
+
+class _Slowed(NamedTuple):
+    """From when to when a message leaves the computation only a part of its speed."""
+
+    begin: float
+    end: float
+    speed: float
+
+
+def simulate(
+    model_fn: Callable[[], nn.Module], world_size: int, stage: int, cluster: Cluster, **options: Any
+) -> Simulation:
+    """Simulate a training step of ``model_fn()`` as one of ``world_size`` ranks of a cluster.
+
+    Args: options: as of `rehearse`.
+    """
+    return play(record(model_fn, world_size, stage, **options), cluster, world_size)
