@@ -1,9 +1,8 @@
 """Simulated throughput beside what others published: python benchmarks/published.py --out benchmarks/results
 
 The rows are of MosaicML's llm-foundry, scripts/train/benchmarking/README.md at commit 061f2c7: MPT models
-under FSDP's FULL_SHARD, sequences of 2,048 tokens, one micro-batch a step, no activation checkpointing. The
-FLOPs a second that a GPU attains on a model are fitted to its row with the fewest GPUs. The other rows are
-foretold.
+under FSDP's FULL_SHARD, sequences of 2,048 tokens, one micro-batch a step, no activation checkpointing. What
+a GPU attains of its data sheet on a model is fitted to the row with the fewest GPUs. The others are foretold.
 """
 
 import argparse
@@ -24,8 +23,8 @@ from zerolab.simulation.recording import Recording
 VOCABULARY, TOKENS = 50_368, 2048
 ROUNDS_OF_BISECTION = 50
 
-A100 = Cluster("A100 40GB, 1600 Gbit/s between nodes", 1.0, 1.2e12, 8, 300e9, 200e9)
-H100 = Cluster("H100 80GB, 1600 Gbit/s between nodes (not stated)", 1.0, 2.5e12, 8, 450e9, 200e9)
+A100 = Cluster("A100 40GB, 1600 Gbit/s between nodes", 312e12, 1.555e12, 8, 300e9, 200e9)
+H100 = Cluster("H100 80GB, 1600 Gbit/s between nodes (not stated)", 989e12, 3.35e12, 8, 450e9, 200e9)
 
 
 class Row(NamedTuple):
@@ -61,10 +60,10 @@ ROWS = [
 
 
 class Foretold(NamedTuple):
-    """A row, and the throughput that is simulated for it. ``fitted``: whether the rate was fitted to it."""
+    """A row, and the throughput that is simulated for it. ``fitted``: whether the share was fitted to it."""
 
     row: Row
-    flops_per_second: float
+    share: float
     throughput: float
     fitted: bool
 
@@ -75,11 +74,11 @@ class Foretold(NamedTuple):
 
 
 def foretell(rows: list[Row]) -> Iterator[Foretold]:
-    """Fit the rate of each model's GPUs to its first row, and simulate the others."""
+    """Fit what a GPU attains on each model to its first row, and simulate the others."""
     for _, group in groupby(rows, key=lambda row: (row.cluster.name, row.model)):
         first, *others = group
         recording = recorded(first)
-        attained = fitted_rate(first, recording)
+        attained = fitted_share(first, recording)
         yield Foretold(first, attained, throughput(first, recording, attained), fitted=True)
         for row in others:
             yield Foretold(row, attained, throughput(row, recorded(row), attained), fitted=False)
@@ -94,15 +93,16 @@ def recorded(row: Row) -> Recording:
     return record(build, row.gpus, 3, inputs=lambda: (tokens, tokens))
 
 
-def throughput(row: Row, recording: Recording, flops_per_second: float) -> float:
-    """Tokens a second and GPU, as they are simulated."""
-    cluster = replace(row.cluster, flops_per_second=flops_per_second)
+def throughput(row: Row, recording: Recording, share: float) -> float:
+    """Tokens a second and GPU, as they are simulated with this share of what the data sheet says of a GPU."""
+    rates = ("flops_per_second", "memory_bytes_per_second")
+    cluster = replace(row.cluster, **{name: share * getattr(row.cluster, name) for name in rates})
     return row.sequences * TOKENS / play(recording, cluster, row.gpus).seconds
 
 
-def fitted_rate(row: Row, recording: Recording) -> float:
-    """The FLOPs a second with which a row is simulated as it was published, by bisection."""
-    least, most = 1e6, 1e16
+def fitted_share(row: Row, recording: Recording) -> float:
+    """The share of a GPU's rates with which a row is simulated as it was published, by bisection."""
+    least, most = 1e-6, 1e3
     for _ in range(ROUNDS_OF_BISECTION):
         middle = (least * most) ** 0.5
         if throughput(row, recording, middle) < row.throughput:
@@ -120,7 +120,7 @@ def table(rows: list[Row]) -> str:
         if row.cluster.name != name:
             name = row.cluster.name
             lines += ["", f"{name}: tokens a second and GPU"]
-        error = f"fitted: {each.flops_per_second / 1e12:.0f} TFLOPS" if each.fitted else f"{each.error:+7.1%}"
+        error = f"fitted: {each.share:.2f} of the data sheet" if each.fitted else f"{each.error:+7.1%}"
         numbers = f"{row.throughput:>10,.0f} {each.throughput:>10,.0f} {error:>7}"
         lines.append(f"{row.model:>6} {row.gpus:>5} {row.sequences:>6} {numbers}")
     return "\n".join(lines) + "\n"

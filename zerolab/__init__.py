@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # for type checkers and the documentation, which do not run _
     from zerolab.parity import verify as verify
     from zerolab.rehearsal import rehearse as rehearse
     from zerolab.simulation import Cluster as Cluster
+    from zerolab.simulation import Simulation as Simulation
     from zerolab.simulation import simulate as simulate
     from zerolab.tensor_parallel import TensorParallel as TensorParallel
     from zerolab.tensor_parallel import parallelize as parallelize
@@ -48,6 +49,7 @@ _MODULE_OF = {
     "rehearse": "rehearsal",
     "simulate": "simulation",
     "Cluster": "simulation",
+    "Simulation": "simulation",
     "Trace": "trace",
     "Event": "trace",
 }

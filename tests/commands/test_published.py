@@ -1,4 +1,4 @@
-"""Promise: benchmarks/published.py fits one rate for each model, and foretells the other rows with it."""
+"""Promise: benchmarks/published.py fits one number for each model, and foretells the other rows with it."""
 
 import importlib.util
 import sys
@@ -11,7 +11,7 @@ published = importlib.util.module_from_spec(SPEC)
 sys.modules["published"] = published
 SPEC.loader.exec_module(published)
 
-SLOW = published.Cluster("a slow link between nodes", 1.0, 1e12, 8, 300e9, 1e9)
+SLOW = published.Cluster("a slow link between nodes", 1e12, 1e12, 8, 300e9, 1e9)
 
 
 def row(gpus: int, throughput: float, cluster=SLOW) -> "published.Row":
@@ -22,16 +22,16 @@ def test_the_first_row_is_fitted_and_the_others_are_foretold():
     """Inside a node messages are hidden. Between nodes they are not, and the throughput is lower."""
     first, second = published.foretell([row(8, 100_000.0), row(16, 100_000.0)])
     assert first.fitted and first.throughput == pytest.approx(100_000, rel=1e-3)
-    assert not second.fitted and second.flops_per_second == first.flops_per_second
+    assert not second.fitted and second.share == first.share
     assert second.throughput < 0.9 * first.throughput
     assert second.error == pytest.approx(second.throughput / 100_000 - 1)
 
 
-def test_every_model_has_a_rate_of_its_own():
+def test_every_model_has_a_share_of_its_own():
     other = row(8, 10_000.0)._replace(model="another")
     found = list(published.foretell([row(8, 100_000.0), other]))
     assert all(each.fitted for each in found)
-    assert found[1].flops_per_second < 0.2 * found[0].flops_per_second
+    assert found[1].share < 0.2 * found[0].share
 
 
 def test_the_table_has_a_line_for_each_row():
