@@ -140,12 +140,12 @@ def rehearsing(
     model_fn: Callable[[], nn.Module],
     world_size: int,
     stage: int,
-    precision: str,
-    optimizer_class: type[torch.optim.Optimizer],
-    inputs: Callable[[], object] | None,
-    tensor_parallel: int,
-    pairs: Callable[[nn.Module], Iterable[Pair]] | None,
-    checkpointing: Callable[[TensorParallel], Checkpointing] | None,
+    precision: str = "mixed",
+    optimizer_class: type[torch.optim.Optimizer] = torch.optim.Adam,
+    inputs: Callable[[], object] | None = None,
+    tensor_parallel: int = 1,
+    pairs: Callable[[nn.Module], Iterable[Pair]] | None = None,
+    checkpointing: Callable[[TensorParallel], Checkpointing] | None = None,
     **defaults: Any,
 ) -> Iterator[Job]:
     """Build the job of `rehearse`, which has the same arguments, and end it."""

@@ -261,3 +261,16 @@ def test_the_interface_of_a_host_is_what_is_counted(tmp_path: Path):
         sent = [after - first for after, first in zip(counters(), before, strict=True)]
     assert number < sent[0] < 1.2 * number, INTERFACE
     assert sent[1] < 0.2 * number, "acknowledgements"
+
+
+BUSY = "import time\nwhile time.process_time() < 0.5: pass"
+
+
+def test_on_hosts_the_processor_time_is_the_machines_divided_by_the_ranks():
+    """Another process takes half a second of it, and this one nothing."""
+    alone, on_hosts = (
+        race.processor_clock(settings(FLOOR, world_size=2, on_hosts=each)) for each in (False, True)
+    )
+    before = alone(), on_hosts()
+    subprocess.run([sys.executable, "-c", BUSY], check=True)
+    assert alone() - before[0] < 0.2 <= on_hosts() - before[1]

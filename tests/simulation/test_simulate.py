@@ -179,7 +179,7 @@ def test_a_measured_computation_replaces_the_model_of_it():
 
 def test_the_update_is_told_from_the_passes():
     recording = by_hand(seconds=[3, 2, 1])
-    assert [recording.updates_at(number) for number in range(6)] == [False, False, True] * 2
+    assert [[each.flops for each in part] for part in recording.parts()] == [[3, 2], [1]] * 2
     assert seconds_of_parts(recording, ONE) == (5, 1)
 
 

@@ -8,22 +8,18 @@ a message under way slows the computation down, because sending takes a share of
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import nn
 
-from zerolab.checkpointing import Checkpointing
 from zerolab.rehearsal import rehearsing
 from zerolab.simulation.cluster import Cluster
 from zerolab.simulation.recording import Message, Place, Recorder, Recording, messages_of, seconds_of_parts
-from zerolab.tensor_parallel import TensorParallel
-from zerolab.tensor_parallel.split import Pair
 from zerolab.timeline import Interval, lanes, save_timelines
 
 
@@ -77,28 +73,16 @@ class Simulation:
 
 
 def record(
-    model_fn: Callable[[], nn.Module],
-    world_size: int,
-    stage: int = 3,
-    precision: str = "mixed",
-    optimizer_class: type[torch.optim.Optimizer] = torch.optim.Adam,
-    inputs: Callable[[], object] | None = None,
-    tensor_parallel: int = 1,
-    pairs: Callable[[nn.Module], Iterable[Pair]] | None = None,
-    checkpointing: Callable[[TensorParallel], Checkpointing] | None = None,
-    steps: int = 2,
-    **defaults: Any,
+    model_fn: Callable[[], nn.Module], world_size: int, stage: int = 3, steps: int = 2, **options: Any
 ) -> Recording:
     """Rehearse training steps, and record their operators and collectives.
 
     The first step allocates state and learns the order to prefetch in. The second waits for its gathers.
 
-    Args: as `rehearse`, and the number of ``steps``.
+    Args: options: as of `rehearse`.
     """
-    with rehearsing(
-        model_fn, world_size, stage, precision, optimizer_class, inputs, tensor_parallel, pairs,
-        checkpointing, **defaults,
-    ) as job:  # fmt: skip
+    tensor_parallel = options.get("tensor_parallel", 1)
+    with rehearsing(model_fn, world_size, stage, **options) as job:
         recorder, begins, updates = Recorder(), [], []
         traces = [job.optimizer.trace, job.sharing.trace]
         for trace in traces:
@@ -178,8 +162,9 @@ class _Play:
         if alone is not None:
             passes, update = seconds_of_parts(alone.recording, self.cluster)
             factors = (alone.passes_seconds / passes, alone.update_seconds / update)
-        for number, each in enumerate(self.recording.operators):
-            yield factors[self.recording.updates_at(number)] * self.cluster.operator_seconds(*each)
+        for part, factor in zip(self.recording.parts(), cycle(factors), strict=False):
+            for each in part:
+                yield factor * self.cluster.operator_seconds(*each)
 
     @property
     def computation(self) -> float:

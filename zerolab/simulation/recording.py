@@ -1,6 +1,5 @@
 """Record rehearsed steps: what each operator computes and reads, where messages start and are waited for."""
 
-from bisect import bisect_right
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -96,19 +95,17 @@ class Recording(NamedTuple):
     begins: list[Place]
     updates: list[Place]
 
-    def updates_at(self, operator: int) -> bool:
-        """Whether an operator, by its number, is a part of an update, and not of the passes."""
-        step = bisect_right([place.operators for place in self.begins[:-1]], operator) - 1
-        return operator >= self.updates[step].operators
+    def parts(self) -> Iterator[list[Operator]]:
+        """The operators by step: those of its passes, then those of its update."""
+        for begin, update, end in zip(self.begins[:-1], self.updates, self.begins[1:], strict=True):
+            yield self.operators[begin.operators : update.operators]
+            yield self.operators[update.operators : end.operators]
 
 
 def seconds_of_parts(recording: Recording, cluster: Cluster) -> tuple[float, float]:
     """What the passes and the update of the last step take on a cluster, by its rates."""
-    first, update, last = (
-        place.operators for place in (recording.begins[-2], recording.updates[-1], recording.begins[-1])
-    )
-    seconds = [cluster.operator_seconds(*each) for each in recording.operators[first:last]]
-    return sum(seconds[: update - first]), sum(seconds[update - first :])
+    *_, passes, update = (sum(cluster.operator_seconds(*each) for each in part) for part in recording.parts())
+    return passes, update
 
 
 def messages_of(trace: Trace, ranks: int) -> Iterator[Message]:
