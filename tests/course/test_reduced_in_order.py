@@ -120,12 +120,14 @@ class Views(Queue):
         return ring.reduce_scatter(flat)
 
 
+@alone
 class AllReduced(Queue):
     def reduce(self, flat):
         ring.all_reduce(flat)
         return flat.chunk(dist.get_world_size())[dist.get_rank()].clone()
 
 
+@alone
 class NativeAllReduce(Queue):
     def reduce(self, flat):
         dist.all_reduce(flat)
@@ -327,6 +329,7 @@ class Joined(Queue):
         self.shards = dict(zip(self.sizes, [each.clone() for each in mine.split(cuts)], strict=True))
 
 
+@alone
 class InArrival(Queue):
     """A buffer is reduced as soon as it is there, and its sum gets the name whose turn it is."""
 
@@ -335,6 +338,7 @@ class InArrival(Queue):
         self.shards[turn] = self.reduce(flat)
 
 
+@alone
 class FromClones(InArrival):
     def reduce(self, flat):
         return super().reduce(flat.clone())
