@@ -22,6 +22,8 @@ from zerolab.flags import at_least, folder, log_file, saved, tensorboard_folder,
 from zerolab.launcher import WorkerError, init_process_group, launch
 from zerolab.launcher.rendezvous import find_place
 from zerolab.optimizer import STAGES, ZeroOptimizer
+from zerolab.optimizer.copies import check_shard_size
+from zerolab.optimizer.settings import choose
 from zerolab.precision import PRECISIONS
 from zerolab.progress import Progress, mean_over_ranks, write_trace
 
@@ -42,6 +44,7 @@ class Config:
     stage: int = 1
     seed: int = 0
     prefetch: int = 1
+    shard_size: int | None = None
     precision: str = "fp32"
     trace: Path | None = None
     log: Path | None = None
@@ -99,7 +102,7 @@ def shard(model: nn.Module, config: Config) -> ZeroOptimizer:
     """Return the optimizer of the settings, sharded by their stage."""
     kind = OPTIMIZERS[config.optimizer]
     settings: dict[str, Any] = {
-        name: getattr(config, name) for name in ("stage", "prefetch", "precision", "lr")
+        name: getattr(config, name) for name in ("stage", "prefetch", "shard_size", "precision", "lr")
     }
     settings |= {"momentum": 0.9} if kind is SGD else {}
     return ZeroOptimizer(model, kind, **settings)
@@ -168,6 +171,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--clip", at_least(0, float), "largest norm of the gradient; 0 does not clip")
     add("--seed", at_least(0), "of the weights, the batches and the sample")
     add("--prefetch", at_least(0), "units gathered ahead where parameters are sharded")
+    add("--shard-size", at_least(1), "at stage 3, ranks that share one copy of the parameters; default all")
     add("--trace", writable, "write what the first steps did into this file; .json is for ui.perfetto.dev")
     add("--log", log_file, "write loss, speed, memory and bytes sent of each step into this file, as JSON")
     add("--tensorboard", tensorboard_folder, "write the same into this folder, for TensorBoard")
@@ -191,9 +195,11 @@ def run(args: Namespace) -> int:
     if "save_every" in given and "save" not in given:
         raise ValueError(f"--save-every={given['save_every']} without --save: say where, as in --save runs/a")
     config = replace(RECIPES[given.get("model", "gpt-tiny")], **given)
+    ranks = launched or world_size or 2
+    check_shard_size(config.shard_size, choose("stage", config.stage, STAGES), ranks)
     if launched is None:
         try:
-            launch(train, world_size or 2, config)
+            launch(train, ranks, config)
         except WorkerError as error:
             if isinstance(error.__cause__, OtherRun):
                 raise ValueError(str(error.__cause__)) from None

@@ -176,6 +176,19 @@ def test_a_run_that_would_not_be_the_same_is_not_resumed(flags, complaint, tmp_p
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
+        ("--stage 3 --world-size 4 --shard-size 3", "shard_size is 3: .* a divisor of the 4 ranks"),
+        ("--stage 1 --world-size 4 --shard-size 2", "shard_size is 2 at Stage1: .* pass stage=3"),
+    ],
+)
+def test_groups_that_cannot_be_are_refused_before_anything_starts(flags, complaint, capsys, monkeypatch):
+    monkeypatch.setattr(train, "launch", lambda *args: pytest.fail("ranks were started"))
+    assert main(["train", *flags.split()]) == 2
+    assert re.match(f"zerolab train: {complaint}", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
         ("--stage 4", r"--stage: invalid choice: 4 \(choose from 0, 1, 2, 3\)"),
         ("--model gpt-9000", r"--model: invalid choice: 'gpt-9000' \(choose from .*gpt-tiny"),
         ("--optimizer lbfgs", r"--optimizer: invalid choice: 'lbfgs' \(choose from .*adamw"),

@@ -76,6 +76,16 @@ def test_the_lesson_is_in_the_diff(before: int, lesson: str):
         assert any(line.startswith(sign) and word in line for line in changed), (sign, word, changed)
 
 
+def test_hybrid_sharding_is_stage_3_and_a_second_group():
+    """The verbs that move and free parameters are stage 3's; a reduction goes on among the copies."""
+    hybrid = FILES[0].with_name("hybrid.py").read_text()
+    changed = changed_lines(FILES[3].read_text(), hybrid)
+    assert 1 <= len(changed) <= 2 * MOST_CHANGED, "\n".join(changed)
+    assert len(hybrid.splitlines()) <= MOST_LINES
+    assert any(line.startswith("+") and "copies.all_reduce" in line for line in changed)
+    assert not any("unshard" in line or "reshard" in line or "def update" in line for line in changed)
+
+
 def test_a_larger_diff_is_seen():
     before, after = FILES[0].read_text(), FILES[3].read_text()
     assert len(changed_lines(before, after)) > MOST_CHANGED

@@ -29,7 +29,7 @@ HOUSE = {
     "wire": ("ring collectives", "times ground tensors wire"),
     "unit": ("unit measure", "ground tensors wire unit"),
     "base": ("stages stages.base", "wire unit"),
-    "stages": ("stages.stage0 stages.stage1 stages.stage2 stages.stage3", "wire unit base"),
+    "stages": ("stages.stage0 stages.stage1 stages.stage2 stages.stage3 stages.hybrid", "wire unit base"),
     "engine": ("engine", "exit ground tensors wire unit base engine"),
     "launch": ("launcher", "exit launch"),
     "material": ("models data", ""),

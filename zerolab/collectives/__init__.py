@@ -11,6 +11,8 @@ control.py has the small messages beside them, comm_thread.py the thread that ru
 collective_check.py finds ranks that issue different ones.
 """
 
+from typing import cast
+
 import torch
 import torch.distributed as dist
 
@@ -22,7 +24,7 @@ from zerolab.devices import backend_for, describe_backends, device, timing_mark
 from zerolab.storages import MemoryMeter
 from zerolab.trace import Trace
 
-__all__ = ["GRADIENTS_FROM", "Comm", "DirectComm", "NativeComm", "Subject", "Work", "connect"]
+__all__ = ["GRADIENTS_FROM", "Comm", "DirectComm", "NativeComm", "Subject", "Work", "connect", "subgroup"]
 
 
 def connect(
@@ -73,6 +75,21 @@ def gloo_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
     """
     if backend_for("cpu", group) == "gloo":
         return group
-    ranks = list(dist.get_process_group_ranks(group))
+    return _new_group(group, list(dist.get_process_group_ranks(group)), "gloo")
+
+
+def subgroup(group: dist.ProcessGroup, places: range) -> dist.ProcessGroup:
+    """Return a new group of the ranks at these places of a group, with its backends and its timeout.
+
+    Every rank that is to be in it calls this; no other rank has to.
+    """
+    ranks = dist.get_process_group_ranks(group)
+    return _new_group(group, [ranks[place] for place in places], dist.get_backend_config(group))
+
+
+def _new_group(group: dist.ProcessGroup, ranks: list[int], backend: str) -> dist.ProcessGroup:
+    if dist.get_backend(group) == "fake":  # this process is the only one, and it may stand for any rank
+        return cast(dist.ProcessGroup, dist.new_group(ranks))
     timeout = group._get_backend(group._device_types[0]).options._timeout
-    return dist.new_group(ranks, timeout, backend="gloo", use_local_synchronization=True)
+    made = dist.new_group(ranks, timeout, backend=backend, use_local_synchronization=True)
+    return cast(dist.ProcessGroup, made)

@@ -51,21 +51,33 @@ class Work:
     actions: list[Callable[[], "Work | None"]] = field(default_factory=list)
 
     def wait(self) -> None:
-        """Wait for the collective, then run what was chained to it.
+        """Wait for the collective, and for all that is chained to it.
 
         A second wait returns at once, or raises again what the first one raised.
+        """
+        while self.advance():
+            pass
+
+    def advance(self) -> bool:
+        """Wait for the collective, then run what is chained to it, until that starts another collective.
+
+        Returns whether it did: then that one is under way, and this work is a handle to it.
         """
         while self.waits:
             self.waits[0]()
             del self.waits[0]
-        actions, self.actions = self.actions, []
-        for action in actions:
-            following = action()
+        while self.actions:
+            following = self.actions.pop(0)()
             if following is not None:
-                following.wait()
+                self.waits, self.actions = following.waits, following.actions + self.actions
+                if self.waits:
+                    return True
+        return False
 
     def then(self, action: Callable[[], "Work | None"]) -> Self:
-        """Chain ``action`` to this work. It may start another collective, whose Work is waited for too."""
+        """Chain ``action`` to this work. It may start another collective, whose Work is waited for before the
+        next action.
+        """
         self.actions.append(action)
         return self
 
@@ -180,6 +192,7 @@ class Comm(ABC):
 
         The slices noted are this rank's: the part of the result it gets, or the part it sends.
         """
-        mine = self.shard_range(flat.numel(), cuts=unit.cuts) if passes == 1 else slice(0, flat.numel())
+        cut = op in ("reduce_scatter", "all_gather")
+        mine = self.shard_range(flat.numel(), cuts=unit.cuts) if cut else slice(0, flat.numel())
         logical_bytes = passes * unit.numel * flat.element_size()
         return self.trace.begin(op, unit.name, flat, unit.describe(mine), logical_bytes=logical_bytes)

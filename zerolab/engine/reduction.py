@@ -19,6 +19,9 @@ class Reducer:
     A unit is reduced when it and all before it are complete. What is missing at the end of backward counts as
     zero.
 
+    A reduction may be two collectives, one after the other. Then as many second ones are under way as first
+    ones, beside the same computation.
+
     Memory: gradients take at most 2 (1 + ``in_flight``) units beyond what the stage keeps.
     """
 
@@ -34,6 +37,7 @@ class Reducer:
         self._reductions = 0
         self._waiting: deque[FlatUnit] = deque()
         self._under_way: deque[tuple[FlatUnit, Work]] = deque()
+        self._in_second: deque[tuple[FlatUnit, Work]] = deque()
 
     def set_order(self, first: list[FlatUnit]) -> None:
         """Reduce in this order from now on, the same on every rank; units that it leaves out follow."""
@@ -125,6 +129,8 @@ class Reducer:
         """Wait for the reductions under way."""
         while self._under_way:
             self._wait_for_oldest()
+        while self._in_second:
+            self._finish_oldest()
 
     def clear(self, set_to_none: bool) -> None:
         """Forget every gradient, or set it to zero. None is being reduced: a pass ends when all are there."""
@@ -182,7 +188,17 @@ class Reducer:
             self._wait_for_oldest()
 
     def _wait_for_oldest(self) -> None:
+        """Wait for the oldest first collective. Where a second one follows, it goes on beside backward."""
         flat, work = self._under_way.popleft()
+        if not work.advance():
+            self.stage.after_reduce(flat)
+            return
+        self._in_second.append((flat, work))
+        while len(self._in_second) > self.in_flight:
+            self._finish_oldest()
+
+    def _finish_oldest(self) -> None:
+        flat, work = self._in_second.popleft()
         work.wait()
         self.stage.after_reduce(flat)
 

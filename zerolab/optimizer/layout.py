@@ -40,14 +40,14 @@ def lay_out(
 
     Raises: ValueError where a module on the meta device has no way to initialize itself.
     """
-    buffers = Buffers(model, units, updates, comm.world_size, precision)
+    buffers = Buffers(model, units, updates, stage.comm.world_size, precision)
     runs, index = [], itertools.count()
     materialise_buffers(model, comm.device)
     for unit in units:
         materialise_unit(unit, comm.device)
         run = UnitRun(unit)
         for buffer in buffers.of(unit):
-            flat = buffer.flat_unit(next(index), comm.world_size, meter)
+            flat = buffer.flat_unit(next(index), stage.comm.world_size, comm.world_size, meter)
             comm.broadcast(flat.flat, flat)
             if axes.parallel is not None:
                 for span in (each for each in flat.spans if each.parameter not in axes.splits):
@@ -71,10 +71,10 @@ def bytes_to_offload(
 
     The stage shards each unit on the meta device, where that takes no memory, and changes nothing.
     """
-    buffers, found = Buffers(model, units, updates, comm.world_size, precision), 0.0
+    buffers, found = Buffers(model, units, updates, stage.comm.world_size, precision), 0.0
     for unit in units:
         for buffer in buffers.of(unit):
-            flat = buffer.on_meta().flat_unit(0, comm.world_size)
+            flat = buffer.on_meta().flat_unit(0, stage.comm.world_size, comm.world_size)
             stage.setup(flat)
             if not flat.trainable:
                 continue
@@ -104,9 +104,11 @@ class Buffer:
     precision: Precision
     owners: list[int] | None
 
-    def flat_unit(self, index: int, ranks: int, meter: MemoryMeter | None = None) -> FlatUnit:
-        """Move them into a flat buffer."""
-        return FlatUnit(self.name, index, self.parameters, ranks, self.precision, meter, ranks, self.owners)
+    def flat_unit(self, index: int, shards: int, replicas: int, meter: MemoryMeter | None = None) -> FlatUnit:
+        """Move them into a flat buffer. Args: as of `FlatUnit`."""
+        return FlatUnit(
+            self.name, index, self.parameters, shards, self.precision, meter, replicas, self.owners
+        )
 
     def on_meta(self) -> "Buffer":
         """The same without memory; the parameters stay where they are."""

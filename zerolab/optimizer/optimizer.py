@@ -24,6 +24,7 @@ from zerolab.engine.hook import Hook
 from zerolab.engine.states import TrainingRun, TrainingState
 from zerolab.engine.units import find_units
 from zerolab.optimizer.axes import axes_of
+from zerolab.optimizer.copies import check_shard_size, hybrid
 from zerolab.optimizer.gradients import clip_grads
 from zerolab.optimizer.layout import bytes_to_offload, in_forward_order, lay_out
 from zerolab.optimizer.local import LocalUpdate
@@ -87,6 +88,8 @@ class ZeroOptimizer(WholeTensors, ShardedState, Losses):
             a shard. Scratch is then at most (1 + reduces_in_flight)(N-1) buckets, however wide a unit is.
         offload: "cpu" or "disk" to keep fp32 masters and the optimizer's state there between updates.
         offload_dir: for "disk", a folder on a disk of this machine. The file in it has no name.
+        shard_size: at stage 3, how many consecutive ranks share one copy of the model, as those of a node do.
+            Then each such group has a copy, and less is sent between nodes. By default all ranks share one.
 
     What is written to parameters, through ``p.data`` too, is kept, or refused at the next step at the latest;
     at stage 3 write inside `full_params`. Code that writes to their memory without PyTorch is found where it
@@ -116,6 +119,7 @@ class ZeroOptimizer(WholeTensors, ShardedState, Losses):
         bucket_bytes: int | None = None,
         offload: str | None = None,
         offload_dir: str | Path | None = None,
+        shard_size: int | None = None,
         **defaults: Any,
     ):
         check_settings(model, prefetch, reduces_in_flight, bucket_bytes)
@@ -128,15 +132,18 @@ class ZeroOptimizer(WholeTensors, ShardedState, Losses):
         self.comm = connect(process_group, device_of(model), self.trace, self.meter, bucket_bytes)
         self.trace.rank = self.comm.rank
         self.axes = axes_of(model, self.comm, tensor_parallel)
-        self.stage = stage_class(self.comm)
+        check_shard_size(shard_size, stage_class, self.comm.world_size)
         self.updates.begin_layout(model, self.axes)
         found = find_units(model, units)
-        nbytes = lambda: bytes_to_offload(model, found, self.comm, self.stage, self.precision, self.updates)
-        self.offload = Offload(tier_of(offload, offload_dir, self.comm.device, nbytes), self.meter)
-        agreed = found, stage_class, precision, prefetch, bucket_bytes, optimizer_class, defaults
+        agreed = found, stage_class, shard_size, precision, prefetch, bucket_bytes, optimizer_class, defaults
         agree_on(self.axes.everyone, "the model and its optimizer", signature(*agreed))
         of_groups = [*self.updates.describe(), *group_signature(model, groups)]
         agree_on(self.axes.everyone, "the parameter groups", of_groups)
+        self.stage = stage_class(self.comm)
+        if shard_size is not None:
+            self.stage = hybrid(stage_class, shard_size, self.comm)
+        nbytes = lambda: bytes_to_offload(model, found, self.comm, self.stage, self.precision, self.updates)
+        self.offload = Offload(tier_of(offload, offload_dir, self.comm.device, nbytes), self.meter)
         settings = (self.comm, self.stage, self.precision, self.meter, self.axes, self.offload, self.updates)
         runs = lay_out(model, found, *settings)
         self.units = [flat for run in runs for flat in run.flats]

@@ -155,6 +155,7 @@ def choose(name: str, value, choices: dict):
 def signature(
     units: list[Unit],
     stage: type,
+    shard_size: int | None,
     precision: str,
     prefetch: int,
     bucket_bytes: int | None,
@@ -163,8 +164,10 @@ def signature(
 ) -> list[str]:
     """All settings that must be equal on every rank, a line for each, so that a difference can be named."""
     parameters = [f"{name} {_form(p)} in unit {unit.name}" for unit in units for name, p in unit.parameters]
+    shared = "" if shard_size is None else f" over groups of {shard_size} ranks"
+    keywords = f"{full_name(optimizer_class)}({keywords_in_text(defaults)})"
     return [
-        f"{stage.__name__} in {precision} with {full_name(optimizer_class)}({keywords_in_text(defaults)})",
+        f"{stage.__name__}{shared} in {precision} with {keywords}",
         f"prefetch {prefetch}",
         f"bucket_bytes {bucket_bytes}",
         *parameters,

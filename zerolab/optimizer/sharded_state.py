@@ -57,7 +57,7 @@ class ShardedState(OptimizerBase):
     @property
     def balance(self) -> Balance | None:
         """How evenly the parameters are shared that one rank updates whole; None where there are none."""
-        return balance_of(self.units, self.world_size)
+        return balance_of(self.units, self.stage.comm.world_size)
 
     def require_idle(self, action: str) -> None:
         """Check that no forward or backward pass and no full_params() is open.

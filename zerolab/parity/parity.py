@@ -16,6 +16,7 @@ from zerolab.measure import MeasuredStates
 from zerolab.memory import ModelStates
 from zerolab.models import GPT
 from zerolab.optimizer import STAGES, ZeroOptimizer
+from zerolab.optimizer.copies import check_shard_size
 from zerolab.optimizer.matrices import matrices_by
 from zerolab.optimizer.owners import Balance
 from zerolab.optimizer.probe import verdict_of
@@ -26,7 +27,7 @@ from zerolab.parity.table import print_reports
 from zerolab.precision import PRECISIONS
 from zerolab.trace import Traffic
 
-_ENGINE_KEYWORDS = ("prefetch", "reduces_in_flight", "bucket_bytes", "offload", "offload_dir")
+_ENGINE_KEYWORDS = ("prefetch", "reduces_in_flight", "bucket_bytes", "offload", "offload_dir", "shard_size")
 _VOCABULARY, _CONTEXT = 64, 16
 
 
@@ -97,7 +98,9 @@ def verify(
         defaults: the optimizer's keywords, and ZeroOptimizer's own; ``params`` as a function of the model.
     Raises: ValueError and TypeError for values out of bounds; WorkerError for what goes wrong on a rank.
     """
-    choose("stage", stage, STAGES)
+    stage_class = choose("stage", stage, STAGES)
+    check_arguments(verify, world_size, None)
+    check_shard_size(shard_size := defaults.get("shard_size"), stage_class, world_size)
     choose("precision", defaults.get("precision", "fp32"), PRECISIONS)
     verdict = verdict_of(optimizer_class, _without((*_ENGINE_KEYWORDS, "precision", "params"), defaults))
     if verdict.refusal:
@@ -114,7 +117,7 @@ def verify(
     )
     (expected,) = launch(
         reference, 1, model_fn, inputs, world_size, optimizer_class, steps, threads=runs[0].threads,
-        backend=runs[0].backend, **_without(_ENGINE_KEYWORDS, defaults),
+        backend=runs[0].backend, shard_size=shard_size, **_without(_ENGINE_KEYWORDS, defaults),
     )  # fmt: skip
     return _compare(stage, runs, *expected)
 
@@ -139,7 +142,7 @@ def _train_sharded(
     with optimizer.full_params():
         parameters = {name: p.detach().clone() for name, p in model.named_parameters()}
     mine = parameters if rank == 0 else {}
-    predicted, balance = predict(optimizer, stage), optimizer.balance
+    predicted, balance = predict(optimizer, stage, defaults.get("shard_size")), optimizer.balance
     threads, backend = torch.get_num_threads(), backend_for(device().type)
     assert backend is not None  # launch chose the device for its backend
     return _Run(losses, mine, _digest(parameters), memory, traffic, predicted, balance, threads, backend)
@@ -206,6 +209,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=3, help="training steps to compare after (default 3)")
     parser.add_argument("--precision", default="fp32", help="default: fp32", metavar="|".join(PRECISIONS))
     parser.add_argument("--backend", default="auto", choices=BACKENDS, help="nccl lets ranks share GPUs")
+    parser.add_argument("--shard-size", type=int, help="at stage 3, ranks that share a copy; default all")
     parser.add_argument(
         "--optimizer", default="Adam", help="a class of torch.optim; hidden matrices alone are given to Muon"
     )
@@ -222,7 +226,9 @@ def run(args: Namespace) -> int:
     for world_size in args.world_size:
         check_arguments(verify, world_size, None)
     cases = [(stage, world_size) for world_size in args.world_size for stage in args.stage]
-    settings: dict[str, Any] = {name: getattr(args, name) for name in ("steps", "precision", "backend")}
+    settings: dict[str, Any] = {
+        name: getattr(args, name) for name in ("steps", "precision", "backend", "shard_size")
+    }
     if optimizer_class is torch.optim.Muon:  # it takes matrices alone, so AdamW takes the rest
         settings |= {"optimizer_class": torch.optim.AdamW, "params": matrices_by(optimizer_class)}
     else:

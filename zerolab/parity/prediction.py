@@ -35,27 +35,32 @@ class Prediction:
         )
 
 
-def predict(optimizer: ZeroOptimizer, stage: int) -> Prediction:
+def predict(optimizer: ZeroOptimizer, stage: int, shard_size: int | None = None) -> Prediction:
     """Predict one step of training in which every trainable parameter is used and every unit entered once.
+
+    Args: shard_size: as of ZeroOptimizer; what is said of N ranks then holds for so many.
 
     Traffic is summed unit by unit: frozen ones are gathered only, the root is gathered once. On the wire a
     payload travels with its padding, and (N-1)/N of it. Where ranks own whole parameters, each has its own
     share, and sends what is not its own to be reduced, and its own to all others.
     """
-    memory = [_states(unit, optimizer, stage) for unit in optimizer.units]
-    traffic = Traffic()
+    comm, traffic = optimizer.stage.comm, Traffic()
+    memory = [_states(unit, optimizer, stage, comm.world_size) for unit in optimizer.units]
     for run in optimizer.engine.units:
         for flat in run.flats:
             kind = (flat.dtype.itemsize, flat.grads.dtype.itemsize, flat.trainable, run.is_root)
             traffic.logical_bytes += int(cost.unit_bytes(flat.numel, stage, *kind))
-            traffic.wire_bytes += int(_wire_bytes(flat, optimizer.comm, stage, kind))
+            traffic.wire_bytes += int(_wire_bytes(flat, comm, stage, kind))
+            if shard_size is not None and flat.trainable:
+                traffic.logical_bytes += 2 * flat.owned_numel * flat.grads.dtype.itemsize
+                traffic.wire_bytes += int(_bytes_between_copies(flat, optimizer))
     sums = (sum(getattr(part, each.name) for part in memory) for each in fields(ModelStates))
     return Prediction(ModelStates(*sums), traffic)
 
 
-def _states(unit: FlatUnit, optimizer: ZeroOptimizer, stage: int) -> ModelStates:
-    """Return the bytes of one unit on this rank."""
-    convention, ranks = unit.precision.convention, optimizer.world_size
+def _states(unit: FlatUnit, optimizer: ZeroOptimizer, stage: int, ranks: int) -> ModelStates:
+    """Return the bytes of one unit on this rank, of as many that share a copy."""
+    convention = unit.precision.convention
     if not unit.trainable:
         return model_states(0, ranks, stage, convention, frozen_psi=unit.numel)
     k = 0.0
@@ -83,3 +88,12 @@ def _wire_bytes(unit: FlatUnit, comm: Comm, stage: int, kind: tuple) -> float:
     parameter_bytes, gradient_bytes, _, kept = kind
     sizes = (unit.padded_numel, own.stop - own.start, comm.world_size)
     return cost.owner_bytes(*sizes, stage, parameter_bytes, gradient_bytes, kept)
+
+
+def _bytes_between_copies(unit: FlatUnit, optimizer: ZeroOptimizer) -> float:
+    """Return the bytes that this rank sends to those that own the same part: an all-reduce of gradients."""
+    copies, itemsize = optimizer.world_size // optimizer.stage.comm.world_size, unit.grads.dtype.itemsize
+    owned, share = (each.stop - each.start for each in (unit.owned, optimizer.stage.share(unit)))
+    if isinstance(optimizer.comm, DirectComm):
+        return cost.owner_bytes(owned, share, copies, 0, itemsize, itemsize)
+    return cost.wire_bytes(owned * itemsize, copies, "all_reduce")

@@ -28,12 +28,16 @@ def reference(
     threads: int | None = None,
     precision: str = "fp32",
     params: Callable[[nn.Module], Iterable] | None = None,
+    shard_size: int | None = None,
     **defaults,
 ) -> tuple[dict[str, torch.Tensor], list[float]]:
     """Train in one process; return parameters by name after ``steps`` steps, and rank 0's losses.
 
-    ``threads``: as many as a rank of the sharded run has, because a matrix product split over more threads
-    adds up in another order.
+    Args:
+        threads: as many as a rank of the sharded run has, because a matrix product split over more threads
+            adds up in another order.
+        shard_size: as of ZeroOptimizer: the gradients of as many ranks are added up first, and then these
+            sums.
     """
     torch.set_num_threads(threads or threads_per_rank(world_size))
     compute_deterministically()
@@ -46,7 +50,7 @@ def reference(
         for rank in range(world_size):
             loss = loss_of(model, inputs, step, rank, twins.precision)
             (loss * twins.scale).backward()
-            twins.collect()
+            twins.collect(first_of_group=rank % (shard_size or world_size) == 0)
             losses += [loss.item()] if rank == 0 else []
         if twins.average(world_size):
             for optimizer in optimizers:
@@ -95,32 +99,41 @@ class _Twins:
             for parameter in model.parameters():
                 if precision.lowers(parameter.dtype) and not any(parameter is each for each in exact):
                     parameter.data = parameter.data.to(precision.parameters)
-        self.sums: list[torch.Tensor | None] = [None] * len(self.parameters)
+        self.sums: list[list[torch.Tensor | None]] = []
 
-    def collect(self) -> None:
-        """Add one rank's gradients to the sum."""
+    def collect(self, first_of_group: bool) -> None:
+        """Add one rank's gradients to the sums of its group."""
+        if first_of_group:
+            self.sums.append([None] * len(self.parameters))
+        sums = self.sums[-1]
         for index, parameter in enumerate(self.parameters):
             gradient, parameter.grad = parameter.grad, None
             if gradient is not None:
-                total = self.sums[index]
-                self.sums[index] = gradient.float() if total is None else total.add_(gradient)
+                total = sums[index]
+                sums[index] = gradient.float() if total is None else total.add_(gradient)
+
+    def _mean(self, parameter: nn.Parameter, sums: list[torch.Tensor], world_size: int) -> torch.Tensor:
+        """The mean over all ranks, of the sums of the groups that used the parameter.
+
+        Gradients of 16 bits are rounded to them in each group, and once more for all groups.
+        """
+        groups, dtype = len(self.sums), self.precision.gradients
+        if parameter.dtype.itemsize == 4 or dtype.itemsize == 4:
+            return sum(sums[1:], start=sums[0]) / world_size
+        means = [(each / (world_size // groups)).to(dtype).float() for each in sums]
+        return (sum(means[1:], start=means[0]) / groups).to(dtype).float()
 
     def average(self, world_size: int) -> bool:
         """Hand the masters the mean; a parameter that no rank used gets none. Whether all of it is finite."""
         finite = True
-        for parameter, master, total in zip(self.parameters, self.masters, self.sums, strict=True):
-            gradient = None if total is None else total / world_size
-            if (
-                gradient is not None
-                and parameter.dtype.itemsize < 4
-                and self.precision.gradients.itemsize < 4
-            ):
-                gradient = gradient.to(self.precision.gradients).float()
+        for parameter, master, *found in zip(self.parameters, self.masters, *self.sums, strict=True):
+            sums = [each for each in found if each is not None]
+            gradient = self._mean(parameter, sums, world_size) if sums else None
             if gradient is not None and self.precision.gradients == torch.float16:
                 finite = finite and bool(gradient.isfinite().all())
                 gradient /= self.scale
             master.grad = gradient
-        self.sums = [None] * len(self.parameters)
+        self.sums = []
         if not finite:
             self.scale /= 2
         return finite

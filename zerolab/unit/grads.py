@@ -224,6 +224,15 @@ class FlatGrads:
         self.local = None
         self._report()
 
+    def narrow_local(self) -> torch.Tensor:
+        """Keep the owned range of ``local`` alone, and free the rest. Returns it: [S]."""
+        own = self.local[self.owned].clone()
+        self._report(own)
+        self.free_local()
+        self.local = own
+        self._report()
+        return own
+
     # The user clears.
 
     def clear(self) -> None:
