@@ -536,8 +536,8 @@ explore(network_matters, height=3, micro_batches=slider(1, 16, 1), nodes=choice(
 # </details>
 #
 # DeepSpeed's `zero_hpz_partition_size` goes a part of this way: it keeps a second shard of the parameters in
-# each node, so that the gather for backward stays inside. In zerolab hybrid sharding is `stage=3, shard_size=8`
-# for nodes of eight GPUs.
+# each node, so that the gather for backward stays inside. In zerolab hybrid sharding is
+# `stage=3, shard_size=8` for nodes of eight GPUs.
 #
 # ## Six clusters
 #
