@@ -17,7 +17,7 @@ class Event:
     ``control_bytes`` what it sent to announce them.
     ``slices`` names what was touched, as ``"blocks.0.weight[0:3936]"``.
     ``start`` and ``end`` are the CPU's times. On a GPU they tell when the work was queued; the GPU's own
-    times are in ``device``.
+    times are in ``device``. ``ranks`` are those that take part, by their numbers among all ranks.
     """
 
     op: str
@@ -34,6 +34,7 @@ class Event:
     end: float | None = None
     control_bytes: int = 0
     device: DeviceTimes | Measured | None = None
+    ranks: tuple[int, ...] = field(default=(), repr=False)
 
     @property
     def seconds(self) -> float | None:

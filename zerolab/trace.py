@@ -96,11 +96,13 @@ class Trace:
         logical_bytes: int = 0,
         wire_bytes: int = 0,
         phase: str | None = None,
+        ranks: tuple[int, ...] = (),
     ) -> Event:
         """Write down that something starts on ``tensor``, and which line asked for it; `finish` it later."""
         event = Event(
             op, unit, phase or self.phase, self.step_number, logical_bytes, wire_bytes,
             _name_of(tensor.dtype), tuple(tensor.shape), tuple(slices), _caller(), self._clock(),
+            ranks=ranks,
         )  # fmt: skip
         if self.mark is not None and event.phase != CONTROL:
             event.device = DeviceTimes(self.mark)

@@ -21,6 +21,7 @@ TOKENS = 64
 build = partial(models.GPT, vocab=256, width=64, depth=4, heads=2, context=TOKENS)
 ONE = Cluster("one of everything", 1, 1, 8, 1, 1, latency_seconds=0)
 FREE = Cluster("links that take no time", 1e12, 1e11, 8, 1e24, 1e24, latency_seconds=0)
+TWO_SPEEDS = Cluster("two speeds", 1, 1, 8, 20, 10, latency_seconds=0.5, inside_latency_seconds=0.25)
 SLOW = Cluster("links that take all the time", 1e12, 1e11, 8, 1e3, 1e3, latency_seconds=0)
 
 
@@ -28,7 +29,7 @@ def tokens() -> tuple[torch.Tensor, torch.Tensor]:
     return (torch.zeros(1, TOKENS, dtype=torch.long),) * 2
 
 
-def by_hand(*places: tuple[int, str, int], seconds: list[int]) -> Recording:
+def by_hand(*places: tuple[int, str, int], seconds: list[int], ranks: tuple = (0, 1)) -> Recording:
     """Two equal steps. Places: how many operators stand before, a message, and its bytes or 0 to wait.
 
     The last operator is the update.
@@ -43,7 +44,8 @@ def by_hand(*places: tuple[int, str, int], seconds: list[int]) -> Recording:
             place = Place(order := order + 1, step * len(seconds) + before)
             if nbytes:
                 event = Event("all_gather", name, "forward", step, nbytes, nbytes, "", (), (), "", 0.0)
-                started[name] = Message(event, 2, place, [])
+                event.ranks = ranks
+                started[name] = Message(event, place, [])
             else:
                 started[name].waits.append(place)
         messages += started.values()
@@ -99,9 +101,9 @@ def test_a_message_that_ends_within_an_operator_slows_only_a_part_of_it():
 
 
 def test_a_processor_slower_than_the_link_decides_how_long_a_message_takes():
-    assert replace(ONE, processor_seconds_per_byte=2).sending("all_gather", 3, 2) == (12, 0.5)
-    assert SHARED.sending("all_gather", 3, 2) == (3, 0.5)
-    assert ONE.sending("all_gather", 3, 2) == (3, 0)
+    assert replace(ONE, processor_seconds_per_byte=2).sending("all_gather", 3, (0, 1)) == (12, 0.5)
+    assert SHARED.sending("all_gather", 3, (0, 1)) == (3, 0.5)
+    assert ONE.sending("all_gather", 3, (0, 1)) == (3, 0)
 
 
 def test_an_operator_takes_its_arithmetic_or_its_memory_whichever_is_longer():
@@ -122,14 +124,43 @@ def test_what_an_operator_computes_and_moves_is_noted_and_nothing_else():
 @pytest.mark.parametrize(
     ("op", "ranks", "seconds"),
     [
-        ("all_gather", 8, 7 * 0.5 + 100 / 20),
-        ("all_reduce", 8, 14 * 0.5 + 100 / 20),
-        ("reduce_scatter", 16, 15 * 0.5 + 100 / 10),
+        ("all_gather", range(8), 7 * 0.25 + 100 / 20),
+        ("all_reduce", range(8), 2 * 7 * 0.25 + 100 / 20),
+        ("all_gather", range(8, 16), 7 * 0.25 + 100 / 20),
+        ("reduce_scatter", range(16), 0.5 + 14 * 0.25 + 100 / 10),
+        ("reduce_scatter", range(4, 12), 0.5 + 6 * 0.25 + 100 / (10 * 4 / 8)),
+        ("all_reduce", range(3, 67, 8), 2 * 7 * 0.5 + 100 / (10 / 8)),
+        ("all_gather", range(0, 16, 2), 0.5 + 6 * 0.25 + 100 / (10 * 4 / 8)),
     ],
 )
-def test_a_collective_takes_its_rounds_and_the_slowest_link(op: str, ranks: int, seconds: float):
-    cluster = Cluster("two speeds", 1, 1, 8, 20, 10, latency_seconds=0.5)
-    assert cluster.message_seconds(op, 100, ranks) == seconds
+def test_a_ring_takes_the_latency_of_its_links_and_the_slowest_one(op: str, ranks: range, seconds: float):
+    """Groups of 4 ranks a node share its network with one other group, those of 1 rank with seven."""
+    assert TWO_SPEEDS.message_seconds(op, 100, ranks) == seconds
+
+
+@pytest.mark.parametrize(
+    ("op", "ranks", "seconds"),
+    [
+        ("all_gather", range(8), 0.5 + 100 / 20),
+        ("all_reduce", range(8), 2 * 0.5 + 100 / 20),
+        ("all_gather", range(16), 0.5 + 100 * 8 / 15 / (10 / 8)),
+        ("all_reduce", range(3, 67, 8), 2 * 0.5 + 100 / (10 / 8)),
+    ],
+)
+def test_what_is_sent_directly_waits_for_the_latency_once_and_leaves_its_node_rank_by_rank(
+    op: str, ranks: range, seconds: float
+):
+    direct = replace(TWO_SPEEDS, direct=True)
+    assert direct.message_seconds(op, 100, ranks) == pytest.approx(seconds)
+
+
+def test_messages_inside_a_node_and_between_nodes_run_beside_each_other():
+    """A message of 2 s between two nodes, and one of 2 s inside a node, both started at once."""
+    step = by_hand((0, "a", 2), (0, "b", 2), (1, "a", 0), (1, "b", 0), seconds=[1, 1])
+    assert play(step, ONE, 16).seconds == 5
+    for message in step.messages[::2]:
+        message.event.ranks = (0, 8)
+    assert play(step, replace(ONE, between_bytes_per_second=8), 16).seconds == 3
 
 
 @pytest.mark.parametrize("stage", range(4))
@@ -137,12 +168,36 @@ def test_a_collective_takes_its_rounds_and_the_slowest_link(op: str, ranks: int,
 def test_the_bytes_are_those_of_a_rehearsal(stage: int, tensor_parallel: int):
     recording = record(build, 8, stage, inputs=tokens, tensor_parallel=tensor_parallel)
     rehearsed = rehearsal.rehearse(build, 8, stage, inputs=tokens, tensor_parallel=tensor_parallel)
-    sent = {2: 0, 8 // tensor_parallel: 0}
+    copy, copies = tuple(range(tensor_parallel)), tuple(range(0, 8, tensor_parallel))
+    sent = {copy: 0, copies: 0}
     for message in recording.messages:
-        sent[message.ranks] += message.event.wire_bytes * (message.event.step == 1)
-    assert sent[8 // tensor_parallel] == rehearsed.traffic.wire_bytes
+        sent[message.event.ranks] += message.event.wire_bytes * (message.event.step == 1)
+    assert sent[copies] == rehearsed.traffic.wire_bytes
     if tensor_parallel > 1:
-        assert sent[2] == rehearsed.tensor_parallel_traffic.wire_bytes
+        assert sent[copy] == rehearsed.tensor_parallel_traffic.wire_bytes
+
+
+def test_hybrid_sharding_sends_a_share_of_the_gradients_between_nodes_and_the_rest_inside():
+    step = record(build, 16, 3, inputs=tokens, shard_size=8)
+    sent: dict[tuple[int, ...], int] = {}
+    for message in step.messages:
+        event = message.event
+        sent[event.ranks] = sent.get(event.ranks, 0) + event.wire_bytes * (event.step == 1)
+    assert sent.keys() == {tuple(range(8)), (0, 8)}
+    rehearsed = rehearsal.rehearse(build, 16, 3, inputs=tokens, shard_size=8).traffic
+    assert sent[0, 8] == rehearsed.by_op["all_reduce"].wire_bytes
+    assert sum(sent.values()) == rehearsed.wire_bytes
+
+
+def test_the_reduction_between_nodes_runs_beside_backward():
+    """Without it the computation waits for every one; with it, for those of the last units."""
+    cluster = Cluster("nodes", 1e11, 1e11, 8, 1e24, 8e8, latency_seconds=0)
+    waited, beside = (
+        simulate(build, 16, 3, cluster, inputs=tokens, shard_size=8, reduces_in_flight=number)
+        for number in (0, 1)
+    )
+    assert waited.exposed_seconds == pytest.approx(waited.message_seconds, rel=0.01)
+    assert beside.exposed_seconds < 0.6 * beside.message_seconds
 
 
 @pytest.mark.parametrize("stage", [0, 3])

@@ -90,6 +90,7 @@ class Comm(ABC):
 
     Attributes:
         rank, world_size: this rank's number within the group, and the group's size.
+        ranks: the group's ranks, by their numbers among all ranks.
         device: where the flat buffers are, and where a model on the meta device is given memory.
         control: small messages between CPUs.
         trace: every call is written into it.
@@ -112,6 +113,7 @@ class Comm(ABC):
         self.trace, self.meter = trace, meter
         self.rank = dist.get_rank(group)
         self.world_size = dist.get_world_size(group)
+        self.ranks = tuple(dist.get_process_group_ranks(group))
 
     @abstractmethod
     def reduce_scatter(self, flat: torch.Tensor, unit: Subject, op: Op = ReduceOp.SUM) -> Work:
@@ -195,4 +197,6 @@ class Comm(ABC):
         cut = op in ("reduce_scatter", "all_gather")
         mine = self.shard_range(flat.numel(), cuts=unit.cuts) if cut else slice(0, flat.numel())
         logical_bytes = passes * unit.numel * flat.element_size()
-        return self.trace.begin(op, unit.name, flat, unit.describe(mine), logical_bytes=logical_bytes)
+        return self.trace.begin(
+            op, unit.name, flat, unit.describe(mine), logical_bytes=logical_bytes, ranks=self.ranks
+        )

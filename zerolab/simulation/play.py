@@ -2,9 +2,10 @@
 
 The order of the work is not modelled. It is that of a rehearsal: the engine runs its hooks, stages and the
 stock optimizer for one rank, on tensors without contents, and each start of a collective and each wait for
-one is recorded. What is modelled is how long each takes. A GPU runs its operators one after the other, and
-its collectives one after the other beside them. All ranks are taken to be equally fast. Where CPUs compute,
-a message under way slows the computation down, because sending takes a share of the same processor.
+one is recorded. What is modelled is how long each takes. A GPU runs its operators one after the other. Its
+collectives run beside them: those inside its node one after the other, and those between nodes. All ranks are
+taken to be equally fast. Where CPUs compute, a message under way slows the computation down, because sending
+takes a share of the same processor.
 """
 
 from collections import deque
@@ -81,7 +82,6 @@ def record(
 
     Args: options: as of `rehearse`.
     """
-    tensor_parallel = options.get("tensor_parallel", 1)
     with rehearsing(model_fn, world_size, stage, **options) as job:
         recorder, begins, updates = Recorder(), [], []
         traces = [job.optimizer.trace, job.sharing.trace]
@@ -94,8 +94,7 @@ def record(
                 updates.append(recorder.mark())
                 job.update()
             begins.append(recorder.mark())
-        ranks = (world_size // tensor_parallel, tensor_parallel)
-        found = [m for trace, n in zip(traces, ranks, strict=True) for m in messages_of(trace, n)]
+        found = [message for trace in traces for message in messages_of(trace)]
         return Recording(recorder.operators, found, begins, updates)
 
 
@@ -130,7 +129,7 @@ def play_turn(recording: Recording, cluster: Cluster, alone: Alone | None = None
     begin = recording.begins[1]
     messages = [message for message in recording.messages if message.start.order > begin.order]
     played = _Play(recording._replace(messages=messages), cluster, alone)
-    return (max(played.now, played.link_free) - played.steps[1]) / (len(recording.updates) - 1)
+    return (max(played.now, *played.links_free.values()) - played.steps[1]) / (len(recording.updates) - 1)
 
 
 class _Play:
@@ -138,7 +137,7 @@ class _Play:
 
     Attributes:
         now: when the GPU has run the operators so far.
-        link_free: when the last collective so far is over.
+        links_free: when the last collective so far is over, inside the node and between nodes.
         done: when each collective is over, by the id of its event.
         steps: when each step begins, and the last one ends.
     """
@@ -146,7 +145,8 @@ class _Play:
     def __init__(self, recording: Recording, cluster: Cluster, alone: Alone | None):
         self.recording, self.cluster = recording, cluster
         self.spent = [0.0, *accumulate(self._operator_seconds(alone))]
-        self.now = self.link_free = 0.0
+        self.now = 0.0
+        self.links_free = {False: 0.0, True: 0.0}
         self.done: dict[int, float] = {}
         self.steps: list[float] = []
         self.intervals: list[Interval] = []
@@ -205,13 +205,15 @@ class _Play:
         return now + seconds
 
     def _start(self, message: Message) -> None:
-        event, begin = message.event, max(self.now, self.link_free)
-        seconds, share = self.cluster.sending(event.op, event.wire_bytes, message.ranks)
-        self.done[id(event)] = self.link_free = begin + seconds
+        event = message.event
+        between = self.cluster.inside_of(event.ranks) < len(event.ranks)
+        begin = max(self.now, self.links_free[between])
+        seconds, share = self.cluster.sending(event.op, event.wire_bytes, event.ranks)
+        end = self.done[id(event)] = self.links_free[between] = begin + seconds
         if share:
-            self._slowed.append(_Slowed(begin, self.link_free, 1 - share))
+            self._slowed.append(_Slowed(begin, end, 1 - share))
         details = {"phase": event.phase, "wire_bytes": event.wire_bytes, "shape": list(event.shape)}
-        self.intervals.append(Interval(f"{event.op} {event.unit}", begin, self.link_free, False, details))
+        self.intervals.append(Interval(f"{event.op} {event.unit}", begin, end, False, details))
 
     def _wait(self, message: Message) -> None:
         self.now = max(self.now, self.done[id(message.event)])

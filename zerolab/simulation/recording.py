@@ -71,13 +71,12 @@ def _measure(func: Any, args: tuple, kwargs: dict, result: Any) -> Operator:
 
 
 class Message(NamedTuple):
-    """One collective: what it sends, among how many ranks, and from where to where it is under way.
+    """One collective: what it sends, among which ranks, and from where to where it is under way.
 
     Attributes: waits: where its result is needed; nothing else on this rank waits for it.
     """
 
     event: Event
-    ranks: int
     start: Place
     waits: list[Place]
 
@@ -108,10 +107,10 @@ def seconds_of_parts(recording: Recording, cluster: Cluster) -> tuple[float, flo
     return passes, update
 
 
-def messages_of(trace: Trace, ranks: int) -> Iterator[Message]:
+def messages_of(trace: Trace) -> Iterator[Message]:
     """The collectives of a trace that send anything, in order."""
     for event in trace.events:
         times: Any = event.device
         if times is not None and event.phase != CONTROL and event.wire_bytes:
             waits = [before for before, _ in times.waits] or [times.ended]
-            yield Message(event, ranks, times.started, waits)
+            yield Message(event, times.started, waits)
