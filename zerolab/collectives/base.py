@@ -177,7 +177,8 @@ class Comm(ABC):
     def exchange(self, message: torch.Tensor, about: str) -> torch.Tensor:
         """Every rank's small control message, as rows in rank order: shape [world_size, *message.shape].
 
-        ``about``, what the message is about, has to be the same on every rank.
+        Args: about: what the message is about, the same on every rank.
+        Comm: N-1 rows, in ceil(log2 N) messages.
         """
         rows = message.new_empty((self.world_size, *message.shape))
         rows[self.rank] = message
@@ -188,6 +189,19 @@ class Comm(ABC):
             self.control.exchange(as_bytes(rows.view(self.world_size, -1)), about)
         self.trace.finish(event)
         return rows
+
+    def maximum(self, message: torch.Tensor, about: str) -> torch.Tensor:
+        """The elementwise maximum of every rank's small control message. Args: about: as of `exchange`.
+
+        Shapes: message [bytes]. Comm: the message, ceil(log2 N) times.
+        """
+        found, rounds = message.clone(), self.control.rounds
+        event = self.trace.begin("exchange", about, message, wire_bytes=rounds * found.nbytes, phase=CONTROL)
+        if self.world_size > 1:
+            event.wire_bytes += self.control.check_bytes
+            self.control.maximum(found, about)
+        self.trace.finish(event)
+        return found
 
     def _begin(self, op: str, flat: torch.Tensor, unit: Subject, passes: int) -> Event:
         """Open the event. ``passes`` is how often the paper counts the payload: 2 for an all-reduce.

@@ -34,10 +34,11 @@ _WAYS_OUT = {
 def agree_on(comm: Comm, what: str, lines: list[str]) -> None:
     """Check that every rank describes ``what`` in the same lines.
 
-    Comm: 16 bytes a rank; where they differ, the lines themselves.
+    Comm: 32 bytes, ceil(log2 N) times; where they differ, the lines themselves.
     Raises: RuntimeError on every rank, naming the first difference to rank 0 and who differs.
     """
-    _refuse_difference(comm, what, lines, comm.exchange(_digest(lines), "digests"))
+    if not _are_equal(comm.maximum(_both_ways(_digest(lines)), "digests")):
+        _refuse_difference(comm, what, lines)
 
 
 def agree_on_used(comm: Comm, units: list[FlatUnit], by_hand: dict[str, list[str]]) -> set[Span]:
@@ -48,21 +49,22 @@ def agree_on_used(comm: Comm, units: list[FlatUnit], by_hand: dict[str, list[str
     between steps, so that ranks that differ raise an error before any parameter changes.
 
     Args: by_hand: what users do, such as "the hyperparameters", with the lines that describe it.
-    Comm: a byte for each parameter, and 32. Raises: RuntimeError where ranks differ.
+    Comm: a byte for each parameter, and 64, ceil(log2 N) times. Raises: RuntimeError where ranks differ.
     """
     issued = [f"{event.op} of {event.unit}" for event in comm.trace.step(comm.trace.step_number)]
     spans = [span for unit in units for span in unit.spans]
     mine = bytearray(span in unit.grads.used for unit in units for span in unit.spans)
     mask = torch.frombuffer(mine, dtype=torch.uint8)
     all_lines = [f"{what}: {line}" for what, lines in by_hand.items() for line in lines]
-    rows = comm.exchange(torch.cat([_digest(issued), _digest(all_lines), mask]), "used parameters")
-    of_issued, of_lines, masks = rows.split([DIGEST_BYTES, DIGEST_BYTES, len(mask)], dim=1)
-    _refuse_difference(comm, "the step's collectives", issued, of_issued)
-    if bool((of_lines != of_lines[0]).any()):
+    digests = _both_ways(_digest(issued)), _both_ways(_digest(all_lines))
+    found = comm.maximum(torch.cat([*digests, mask]), "used parameters")
+    of_issued, of_lines, used = found.split([2 * DIGEST_BYTES, 2 * DIGEST_BYTES, len(mask)])
+    if not _are_equal(of_issued):
+        _refuse_difference(comm, "the step's collectives", issued)
+    if not _are_equal(of_lines):
         for what, lines in by_hand.items():
             agree_on(comm, what, lines)
-    used = masks.any(dim=0).tolist()
-    return set(itertools.compress(spans, used))
+    return set(itertools.compress(spans, used.tolist()))
 
 
 def agree_on_order(comm: Comm, units: list[FlatUnit], completed: list[FlatUnit]) -> list[FlatUnit]:
@@ -99,10 +101,22 @@ def _digest(lines: list[str]) -> torch.Tensor:
     return torch.frombuffer(bytearray(digest), dtype=torch.uint8)
 
 
-def _refuse_difference(comm: Comm, what: str, lines: list[str], digests: torch.Tensor) -> None:
-    """Raise on every rank where the digests differ. All have the same rows, so all compare the lines."""
-    if bool((digests == digests[0]).all()):
-        return
+def _both_ways(digest: torch.Tensor) -> torch.Tensor:
+    """Return the bytes and their complements, whose maximum over the ranks tells whether all are equal.
+
+    The maximum of complements is the complement of the minimum.
+    """
+    return torch.cat([digest, 255 - digest])
+
+
+def _are_equal(maxima: torch.Tensor) -> bool:
+    """Whether every rank had the same bytes, from the maximum of `_both_ways`."""
+    largest, complements_of_smallest = maxima.chunk(2)
+    return bool((largest == 255 - complements_of_smallest).all())
+
+
+def _refuse_difference(comm: Comm, what: str, lines: list[str]) -> None:
+    """Raise on every rank, because their lines differ."""
     every: list[list[str]] = [[] for _ in range(comm.world_size)]
     dist.all_gather_object(every, lines, group=comm.control.group)
     other = next(rank for rank, theirs in enumerate(every) if theirs != every[0])
