@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+from dataclasses import replace
 
 import pytest
 from support import ROOT
@@ -42,6 +43,20 @@ def test_the_table_has_a_line_for_each_row():
 
 def test_the_published_models_have_the_parameters_that_they_are_said_to_have():
     said = {"350m": 355_985_408, "3b": 2_651_837_440, "13b": 12_853_954_560}  # one embedding, of both ends
-    for each in published.ROWS:
+    for each in (row for row in published.ROWS if not row.of_zero):
         embedding = (published.VOCABULARY + published.TOKENS) * each.width
         assert 12 * each.depth * each.width**2 + embedding == pytest.approx(said[each.model], rel=1e-3)
+
+
+def test_runs_of_the_zero_paper_are_at_stage_2_with_tensor_parallelism_and_in_its_unit():
+    """The paper's four runs; and a small one, where a link that is half as fast leaves fewer operations."""
+    runs = [row for row in published.ROWS if row.of_zero]
+    assert [(row.gpus, row.sequences) for row in runs] == [(64, 16), (128, 48), (256, 48), (400, 64)]
+    assert all(12 * row.depth * row.width**2 == pytest.approx(60e9, rel=0.01) for row in runs)
+    small = published.Row(published.V100, "small", 256, 2, 16, 32, 1, 20.0, of_zero=True)
+    recording = published.recorded(small)
+    ranks = {len(message.event.ranks) for message in recording.messages}
+    assert ranks == {16, 2} and small.unit == "10^12 operations"
+    slow = small._replace(cluster=replace(small.cluster, inside_bytes_per_second=1e9))
+    fast_one, slow_one = (published.throughput(row, recording, 1.0) for row in (small, slow))
+    assert 0 < slow_one < 0.5 * fast_one < 125
