@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 from support.hosts import ADDRESSES, INTERFACE, Host, two_hosts
 from support.launchers import check, guide_command, run_all, shell
-from support.network import Count, agrees
+from support.network import Count, agrees, count
+
+import zerolab
+from zerolab.bench.hosts import hold
 
 
 @pytest.fixture
@@ -53,6 +56,38 @@ def test_the_cable_carries_the_bytes_of_the_ledger(hosts: list[Host], tmp_path: 
             sent = sender.wire_bytes, sender.again_bytes
             assert agrees(sender.sent_bytes, *sent), (stage, sender)
             assert agrees(receiver.received_bytes, *sent), (stage, sender, receiver)
+
+
+GROUPS_PROGRAM = """
+    import json, torch.distributed as dist, zerolab
+    from support import network
+    zerolab.init_process_group()
+    print("counts", json.dumps([network.count(3, "eth0", 2, shard_size) for shard_size in (None, 2)]))
+"""
+
+
+def test_hybrid_sharding_leaves_the_cable_a_share_of_the_gradients(hosts: list[Host], tmp_path: Path):
+    """Two ranks on each of two hosts, and a cable of 200 Mbit/s. A host sends Ψ, and at stage 3 it sends 3Ψ.
+
+    The bits are those of four ranks on one host.
+    """
+    hold(hosts, 200e6)
+    (tmp_path / "program.py").write_text(textwrap.dedent(GROUPS_PROGRAM))
+    torchrun = guide_command("torchrun, on each of two hosts").partition(" -m zerolab")[0]
+    command = f"{torchrun.replace('--nproc-per-node 1', '--nproc-per-node 2')} program.py"
+    runs = run_all(on_each(hosts, command), tmp_path)
+    assert all(done.returncode == 0 for done in runs), [done.output for done in runs]
+    lines = [line for done in runs for line in done.output.splitlines() if "counts" in line]
+    by_rank = [[Count(*each) for each in json.loads(line.partition("counts")[2])] for line in lines]
+    assert len(by_rank) == 4
+    psi_bytes = 4 * 4 * (512 * 512 + 512)
+    for place, (shard_size, passes) in enumerate(((None, 3), (2, 1))):
+        found = [of_rank[place] for of_rank in by_rank]
+        assert {each.between_bytes for each in found} == {2 * passes * psi_bytes // 2}, "over two steps"
+        for each in found:
+            assert agrees(each.sent_bytes, 2 * each.between_bytes, each.again_bytes), each
+        on_one_host = zerolab.launch(count, 4, 3, "lo", 2, shard_size)
+        assert {each.checksum for each in found} == {each.checksum for each in on_one_host}
 
 
 FAILING_PROGRAM = """

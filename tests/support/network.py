@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 import zerolab
+from zerolab.events import Event
 
 LISTENING = "0A"
 LOOPBACK = {"0100007F"}
@@ -31,12 +32,20 @@ def listens() -> set[str]:
 
 
 class Count(NamedTuple):
-    """Bytes over the counted steps. ``again_bytes``: at most so many were sent a second time, by TCP."""
+    """Bytes over the counted steps, and the parameters after them.
+
+    Attributes:
+        between_bytes: the part of ``wire_bytes`` that this rank sent to ranks of other hosts.
+        again_bytes: at most so many were sent a second time, by TCP.
+        checksum: of the parameters' bits.
+    """
 
     received_bytes: int
     sent_bytes: int
     wire_bytes: int
+    between_bytes: int
     again_bytes: int
+    checksum: int
 
 
 def read_interface(name: str) -> tuple[int, int]:
@@ -57,12 +66,13 @@ def sent_again_bytes(interface: str) -> int:
     return segments * struct.unpack("16xi12x", answer)[0]
 
 
-def count(stage: int, interface: str) -> Count:
+def count(stage: int, interface: str, ranks_of_a_host: int = 1, shard_size: int | None = None) -> Count:
     """Train on this rank with barriers around the steps that count, so that they alone are in the numbers."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(4)))
-    optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=stage, lr=0.1)
-    inputs, wire_bytes = torch.randn(2, 512), 0
+    optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=stage, shard_size=shard_size, lr=0.1)
+    inputs = torch.randn(2, 512, generator=torch.Generator().manual_seed(dist.get_rank()))
+    wire_bytes, between_bytes = 0, 0
     for step in range(STEPS):
         dist.barrier()
         if step == 1:
@@ -72,12 +82,26 @@ def count(stage: int, interface: str) -> Count:
         model(inputs).square().mean().backward()
         optimizer.step()
         wire_bytes += optimizer.trace.traffic(step).wire_bytes * (step > 0)
+        between_bytes += _between_hosts(optimizer.trace.step(step), ranks_of_a_host) * (step > 0)
     dist.barrier()
     received_bytes, sent_bytes = (
         now - then for now, then in zip(read_interface(interface), before, strict=True)
     )
     again_bytes = sent_again_bytes(interface) - again_before
-    return Count(received_bytes, sent_bytes, wire_bytes, again_bytes)
+    with optimizer.full_params():
+        checksum = sum(int(p.detach().view(torch.int32).sum(dtype=torch.int64)) for p in model.parameters())
+    return Count(received_bytes, sent_bytes, wire_bytes, between_bytes, again_bytes, checksum)
+
+
+def _between_hosts(events: list[Event], ranks_of_a_host: int) -> int:
+    """What this rank sends to other hosts, as it sends as much to each other rank of a collective."""
+    mine = dist.get_rank() // ranks_of_a_host
+    found = 0
+    for event in events:
+        if len(event.ranks) > 1:
+            others = sum(rank // ranks_of_a_host != mine for rank in event.ranks)
+            found += event.wire_bytes * others // (len(event.ranks) - 1)
+    return found
 
 
 def agrees(interface_bytes: int, wire_bytes: int, again_bytes: int) -> bool:
