@@ -29,11 +29,11 @@ from zerolab.flags import folder
 from zerolab.launcher.launcher import core_count
 from zerolab.rehearsal import rehearsing
 from zerolab.simulation import Cluster, play, record
+from zerolab.simulation.blocks import REHEARSED, of_all_blocks
 
 VOCABULARY, TOKENS, NODE = 50_257, 2048, 8
 GPU_BYTES = 80e9
 SEQUENCES = {1024: 1024, 16_384: 8192}  # of all ranks together, in a step of so many GPUs
-DEPTHS = (2, 3)  # the numbers of blocks that are rehearsed
 ATTAINED = 0.6  # of the data sheet's rates
 
 
@@ -166,16 +166,13 @@ def _checkpointing(tensor_parallel: int, ranks: zerolab.TensorParallel) -> zerol
 
 def seconds(way: Way, clusters: tuple[Cluster, ...] = CLUSTERS) -> list[float]:
     """Of a step, on each cluster."""
-    few, more = (record(**options(way, depth)) for depth in DEPTHS)
+    few, more = (record(**options(way, depth)) for depth in REHEARSED)
     found = []
     for each in clusters:
-        found.append(_of_all_blocks(way.shape, *(play(one, each, way.gpus).seconds for one in (few, more))))
+        found.append(
+            of_all_blocks(way.shape.depth, *(play(one, each, way.gpus).seconds for one in (few, more)))
+        )
     return found
-
-
-def _of_all_blocks(shape: Shape, few: float, more: float) -> float:
-    """What is so much with the numbers of blocks of `DEPTHS`, with all blocks."""
-    return few + (shape.depth - DEPTHS[0]) * (more - few) / (DEPTHS[1] - DEPTHS[0])
 
 
 class Control(NamedTuple):
@@ -187,8 +184,8 @@ class Control(NamedTuple):
 
 def control(way: Way) -> Control:
     """The control messages of a step."""
-    few, more = (_control(way, depth) for depth in DEPTHS)
-    return Control(*(_of_all_blocks(way.shape, *pair) for pair in zip(few, more, strict=True)))
+    few, more = (_control(way, depth) for depth in REHEARSED)
+    return Control(*(of_all_blocks(way.shape.depth, *pair) for pair in zip(few, more, strict=True)))
 
 
 def _control(way: Way, depth: int) -> Control:

@@ -21,7 +21,6 @@ HOUSE = {
     "checks": ("checks", ""),
     "ground": ("memory cost presets paper trace", "checks times events timeline"),
     "residual": ("residual step_time", "checks ground"),
-    "plan": ("plan", "ground residual plan"),
     "warnings": ("warn", ""),
     "tensors": ("precision storages devices tier", "warnings"),
     "arena": ("arena", "arena"),
@@ -38,9 +37,10 @@ HOUSE = {
     "checkpoint": ("checkpoint", "warnings wire optimizer checkpoint"),
     "programs": (
         "parity rehearsal simulation bench doctor progress flags train",
-        "checks events timeline ground plan tensors wire unit engine launch parallel optimizer checkpoint "
+        "checks events timeline ground tensors wire unit engine launch parallel optimizer checkpoint "
         "material programs",
     ),
+    "plan": ("plan", "ground residual material parallel programs plan"),
     # on first use
     "face": (
         "zerolab __main__",

@@ -65,6 +65,7 @@ def _add_time_arguments(group: argparse._ArgumentGroup) -> None:
         metavar="SECONDS",
         help=f"of one message; by default {Links.latency_seconds:g}",
     )
+    add("--seconds", action="store_true", help="simulate a step of each stage too, with what overlaps")
 
 
 def read_question(args: argparse.Namespace) -> Question:
@@ -79,6 +80,8 @@ def read_question(args: argparse.Namespace) -> Question:
         raise ValueError(f"--gpu-memory is {size}; write its unit, such as 32GB")
     model = _read_model(args)
     _check_residual(args, model)
+    if args.seconds:
+        _check_simulated(args, model)
     matrices = _read_matrices(args, model)
     cut_by = args.optimizer if matrices is None else "adamw"
     k = memory.optimizer_bytes_per_parameter(cut_by, args.precision) if args.k is None else args.k
@@ -146,6 +149,28 @@ def _check_residual(args: argparse.Namespace, model: presets.Model) -> None:
     for name, size in (("attention heads", model.heads), ("width", model.hidden)):
         if size is not None and size % args.tensor_parallel:
             raise ValueError(_indivisible(args.tensor_parallel, f"the {name} of {model.name}", size))
+
+
+def _check_simulated(args: argparse.Namespace, model: presets.Model) -> None:
+    """Refuse what no step is simulated of."""
+    if args.tflops is None:
+        raise ValueError("--seconds simulates a step; add --tflops, such as --tflops 45")
+    if model.layers is None:
+        raise ValueError(f"the layers of {model.name} are not known, and --seconds rehearses them; {_TAKE}")
+    if args.micro_batches > 1:
+        raise ValueError(
+            f"--micro-batches is {args.micro_batches}, and --seconds simulates a step of one; leave one out"
+        )
+    for option in ("offload_optimizer", "cpu_checkpointing"):
+        if getattr(args, option):
+            flag = f"--{option.replace('_', '-')}"
+            raise ValueError(
+                f"--seconds simulates nothing that leaves the GPU; leave out {flag} or --seconds"
+            )
+    if args.optimizer == "muon" and args.k is None:
+        raise ValueError(
+            "--seconds simulates optimizers whose parameters are cut; leave out --optimizer muon"
+        )
 
 
 def _indivisible(ranks: int, what: str, size: int) -> str:

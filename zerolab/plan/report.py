@@ -17,6 +17,10 @@ COUNTED_WHOLE = (
     "Activations inside a block are counted whole on each GPU, though tensor parallelism cuts some of them."
 )
 IN_TRANSIT = "Not counted either: what is on its way in or out of the GPU at a time, one or two units."
+SIMULATED = (
+    "Simulated: the engine's own step for one rank, played at these rates, with what it overlaps, and with "
+    "the operations of attention and of the head. The GPUs of a copy are taken for a node."
+)
 PLACES = {"cpu": "on the CPU", "disk": "on disk"}
 
 
@@ -171,15 +175,33 @@ def _seconds(question: Question) -> list[Row]:
     return [*rows, _row("TFLOP/s of each GPU", lambda stage: _digits(of(stage).flops_per_second / 1e12))]
 
 
+def _simulated(question: Question) -> Row:
+    """The seconds of a step as the engine issues it. Raises: ValueError without torch."""
+    try:
+        from zerolab.plan.simulated import seconds_of_steps  # the rest of a plan needs no torch
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"--seconds rehearses the engine, and {error.name} is not installed here: run ./zero plan, which "
+            "sets it up, or leave out --seconds"
+        ) from error
+    seconds = seconds_of_steps(question)
+    return _row("a step, simulated", lambda stage: _digits(seconds[stage]))
+
+
 def run(args: argparse.Namespace) -> int:
     """Print the question, the table, and what follows from it."""
     question = read_question(args)
-    lines = [f"{label:27}" + "".join(f"{cell:>14}" for cell in cells) for label, cells in table(question)]
+    rows = table(question)
+    if args.seconds:
+        rows.append(_simulated(question))
+    lines = [f"{label:27}" + "".join(f"{cell:>14}" for cell in cells) for label, cells in rows]
     sentences = [*why_not(question), *advice(question), NOT_COUNTED]
     if question.tensor_parallel > 1 and question.has_shape:
         sentences.append(COUNTED_WHOLE)
     if question.cpu_checkpointing or question.offload_optimizer is not None:
         sentences.append(IN_TRANSIT)
+    if args.seconds:
+        sentences.append(SIMULATED)
     wrapped = [textwrap.fill(sentence, 96, subsequent_indent="  ") for sentence in sentences]
     print(*heading(question), "", *lines, "", *wrapped, sep="\n")
     return 0
