@@ -2,7 +2,8 @@
 
 A GPT of 7B, 70B and 1T parameters on three clusters of nodes with eight GPUs. For each stage and each degree
 of tensor parallelism whose states and activations fit into a GPU, two training steps of the engine are
-rehearsed and simulated, and the fastest of each stage is printed. Hybrid sharding takes the smallest group of
+rehearsed and simulated, and the fastest of each stage is printed. Stages 1 and 2 send the same in a step of
+one micro-batch, so the smaller one that fits stands for both. Hybrid sharding takes the smallest group of
 nodes that fits.
 
 All blocks of a model are alike, so models of a few blocks are rehearsed, and the seconds of a block more are
@@ -32,6 +33,7 @@ from zerolab.simulation import Cluster, play, record
 from zerolab.simulation.blocks import REHEARSED, of_all_blocks
 
 VOCABULARY, TOKENS, NODE = 50_257, 2048, 8
+STAGES_1_2 = "stages 1 and 2"
 GPU_BYTES = 80e9
 SEQUENCES = {1024: 1024, 16_384: 8192}  # of all ranks together, in a step of so many GPUs
 ATTAINED = 0.6  # of the data sheet's rates
@@ -109,7 +111,8 @@ class Way(NamedTuple):
 
     def __str__(self) -> str:
         group = "" if self.shard_size is None else f" in {self.shard_size * self.tensor_parallel}"
-        return f"TP {self.tensor_parallel}{group}"
+        stage = f"stage {self.stage}, " if self.kind == STAGES_1_2 else ""
+        return f"{stage}TP {self.tensor_parallel}{group}"
 
     @property
     def needed_bytes(self) -> float:
@@ -131,8 +134,9 @@ class Way(NamedTuple):
 def ways(shape: Shape, gpus: int) -> Iterator[Way]:
     """Those that fit into the memory of a GPU."""
     for degree in (1, 2, 4, 8):
-        for stage in (1, 2, 3):
-            yield from _if_it_fits(Way(shape, gpus, f"stage {stage}", stage, degree))
+        smaller = [Way(shape, gpus, STAGES_1_2, stage, degree) for stage in (1, 2)]
+        yield from [way for each in smaller for way in _if_it_fits(each)][:1]
+        yield from _if_it_fits(Way(shape, gpus, "stage 3", 3, degree))
         sizes = (NODE // degree * 2**power for power in range(20))
         groups = [Way(shape, gpus, "hybrid", 3, degree, size) for size in sizes if size < gpus // degree]
         yield from [way for group in groups for way in _if_it_fits(group)][:1]
@@ -209,7 +213,7 @@ class Found(NamedTuple):
     seconds: list[float]
 
 
-KINDS = ("stage 1", "stage 2", "stage 3", "hybrid")
+KINDS = (STAGES_1_2, "stage 3", "hybrid")
 
 
 def table(shapes: tuple[Shape, ...], sizes: tuple[int, ...], run: Callable = map) -> str:
@@ -221,7 +225,8 @@ def table(shapes: tuple[Shape, ...], sizes: tuple[int, ...], run: Callable = map
     found = [Found(*each) for each in zip(every, run(seconds, every), strict=True)]
     lines = []
     for index, each in enumerate(CLUSTERS):
-        lines += [each.name, f"{'':>4} {'GPUs':>6} " + "".join(f"{kind:^29}" for kind in KINDS)]
+        heads = "".join(f"{kind:^33}" for kind in KINDS).rstrip()
+        lines += [each.name, f"{'':>4} {'GPUs':>6} {heads}"]
         for shape, gpus in product(shapes, sizes):
             ours = [one for one in found if one.way[:2] == (shape, gpus)]
             lines.append(f"{shape.name:>4} {gpus:>6,} " + _cells(ours, index))
@@ -235,13 +240,13 @@ def _cells(found: list[Found], cluster: int) -> str:
     for kind in KINDS:
         of_kind = [each for each in found if each.way.kind == kind]
         if not of_kind:
-            cells.append(f"{'does not fit':^29}")
+            cells.append(f"{'does not fit':^33}")
             continue
         way, every = min(of_kind, key=lambda each: each.seconds[cluster])
         star = "*" if every[cluster] == least else " "
         tokens = SEQUENCES[way.gpus] * TOKENS
         tflops = 6 * way.shape.psi * tokens / every[cluster] / way.gpus / 1e12
-        cells.append(f"{every[cluster]:>8.2f} s {tflops:>3.0f}T {way!s:<10}{star} ")
+        cells.append(f"{every[cluster]:>8.2f} s {tflops:>3.0f}T {way!s:<14}{star} ")
     return "".join(cells).rstrip()
 
 
