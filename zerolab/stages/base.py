@@ -11,6 +11,8 @@ class Stage(ABC):
     """What one rank keeps of each unit, and how it gets the rest.
 
     The verbs come in the order in which a unit meets them in a training step.
+
+    Attributes: comm: the ranks that share one copy of the model; with hybrid sharding a part of all ranks.
     """
 
     def __init__(self, comm: Comm):
