@@ -42,6 +42,7 @@ def export(optimizer: ZeroOptimizer, path: str | Path) -> None:
     """
     require_zero_optimizer(optimizer)
     optimizer.require_idle("export")
+    optimizer.require_equal_copies()
     archive = Archive(Path(path).resolve())
 
     def write(parameters: dict[str, torch.Tensor]) -> None:

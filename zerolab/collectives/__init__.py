@@ -11,6 +11,7 @@ control.py has the small messages beside them, comm_thread.py the thread that ru
 collective_check.py finds ranks that issue different ones.
 """
 
+import weakref
 from typing import cast
 
 import torch
@@ -33,10 +34,14 @@ def connect(
     trace: Trace,
     meter: MemoryMeter,
     bucket_bytes: int | None = None,
+    whole: Comm | None = None,
 ) -> Comm:
     """Return the Comm for the ranks of a process group, by default of all, and for parameters on that device.
 
-    Args: parameters: the meta device stands for `zerolab.device()`. bucket_bytes: as in `Comm`.
+    Args:
+        parameters: the meta device stands for `zerolab.device()`.
+        bucket_bytes: as in `Comm`.
+        whole: the Comm of all ranks of a training, where the group is a part of them.
     Comm: where the group has no gloo for CPUs, a second group is made for control messages.
     Raises: RuntimeError where torch.distributed was not initialized; ValueError where this rank is no member,
         and where the group cannot send tensors of that device.
@@ -64,7 +69,8 @@ def connect(
         )
     trace.mark = timing_mark if where.type == "cuda" else None
     comm = DirectComm if backend == "gloo" else NativeComm
-    return comm(group, where, trace, meter, Control(gloo_group(group)), bucket_bytes)
+    control = Control(gloo_group(group), None if whole is None else whole.control)
+    return comm(group, where, trace, meter, control, bucket_bytes)
 
 
 def gloo_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
@@ -87,9 +93,17 @@ def subgroup(group: dist.ProcessGroup, places: range) -> dist.ProcessGroup:
     return _new_group(group, [ranks[place] for place in places], dist.get_backend_config(group))
 
 
+_made: "weakref.WeakKeyDictionary[dist.ProcessGroup, dict]" = weakref.WeakKeyDictionary()
+"""By group: those that were made of its ranks. They have sockets and threads, and live as long as the process
+group does, so that each optimizer takes those of the one before.
+"""
+
+
 def _new_group(group: dist.ProcessGroup, ranks: list[int], backend: str) -> dist.ProcessGroup:
     if dist.get_backend(group) == "fake":  # this process is the only one, and it may stand for any rank
         return cast(dist.ProcessGroup, dist.new_group(ranks))
-    timeout = group._get_backend(group._device_types[0]).options._timeout
-    made = dist.new_group(ranks, timeout, backend=backend, use_local_synchronization=True)
-    return cast(dist.ProcessGroup, made)
+    known, key = _made.setdefault(group, {}), (tuple(ranks), backend)
+    if key not in known:
+        timeout = group._get_backend(group._device_types[0]).options._timeout
+        known[key] = dist.new_group(ranks, timeout, backend=backend, use_local_synchronization=True)
+    return cast(dist.ProcessGroup, known[key])

@@ -70,6 +70,7 @@ class Work:
             following = self.actions.pop(0)()
             if following is not None:
                 self.waits, self.actions = following.waits, following.actions + self.actions
+                following.waits, following.actions = [], []  # its actions may refer to it: no cycle
                 if self.waits:
                     return True
         return False
@@ -91,6 +92,7 @@ class Comm(ABC):
     Attributes:
         rank, world_size: this rank's number within the group, and the group's size.
         ranks: the group's ranks, by their numbers among all ranks.
+        numbers: how errors call them: by their places among the ranks of the training.
         device: where the flat buffers are, and where a model on the meta device is given memory.
         control: small messages between CPUs.
         trace: every call is written into it.
@@ -114,6 +116,7 @@ class Comm(ABC):
         self.rank = dist.get_rank(group)
         self.world_size = dist.get_world_size(group)
         self.ranks = tuple(dist.get_process_group_ranks(group))
+        self.numbers: Sequence[int] = range(self.world_size)
 
     @abstractmethod
     def reduce_scatter(self, flat: torch.Tensor, unit: Subject, op: Op = ReduceOp.SUM) -> Work:

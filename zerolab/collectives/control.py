@@ -31,7 +31,11 @@ _comms_made: "weakref.WeakKeyDictionary[dist.ProcessGroup, itertools.count]" = w
 class Control:
     """One rank's end of the control messages of a Comm. A thread runs them, and gloo's collectives.
 
-    Args: group: has to have gloo for CPUs.
+    Args:
+        group: has to have gloo for CPUs.
+        whole: the control of all ranks of a training, where this group is a part of them. Then collectives of
+            both are announced in one ring and run by one thread, so that a rank in one and a rank in the
+            other find each other.
     Attributes:
         check_bytes: what the check of one collective sends.
         peers: the ranks to send to and to receive from, in turn, so that no rank is sent to by all at once.
@@ -39,7 +43,7 @@ class Control:
 
     check_bytes = MESSAGE_BYTES
 
-    def __init__(self, group: dist.ProcessGroup):
+    def __init__(self, group: dist.ProcessGroup, whole: "Control | None" = None):
         self.group = group
         self.rank, self.world_size = rank, world_size = dist.get_rank(group), dist.get_world_size(group)
         self.peers = [
@@ -47,8 +51,11 @@ class Control:
         ]
         number = next(_comms_made.setdefault(group, itertools.count()))
         self.first_tag = (1 + number % _COMMS) * TAGS
-        self._check = CollectiveCheck(group, self.first_tag + TAGS - 1)
-        self._thread = CommThread()
+        if whole is None:
+            self._check = CollectiveCheck(group, self.first_tag + TAGS - 1)
+            self._thread = CommThread()
+        else:
+            self._check, self._thread = whole._check, whole._thread
 
     def submit(self, what: str, collective: Collective | None = None) -> Callable[[], None]:
         """Run a collective, and check that all ranks issue it as ``what``; returns the wait for both."""
@@ -74,8 +81,8 @@ class Control:
         """For an error where the timeout of the group has passed, which is that of gloo's messages, too."""
         seconds = self.group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
         return (
-            f"rank {self.rank} waited {seconds:g} s for {others} at {what}; that is the timeout of the "
-            "process group. Find out what they do meanwhile, or give the group more time: "
+            f"rank {self._check.rank} waited {seconds:g} s for {others} at {what}; that is the timeout of "
+            "the process group. Find out what they do meanwhile, or give the group more time: "
             "torch.distributed.init_process_group(timeout=...), or new_group(timeout=...)"
         )
 

@@ -18,6 +18,7 @@ from zerolab.unit.span import Span
 DIGEST_BYTES = 16
 
 TENSOR_PARALLEL = "a step of tensor-parallel ranks"
+COPIES = "the values of a copy of the model"
 WRITTEN, CLEARED = "the values written to parameters", "the gradients that were cleared"
 _WAY_OUT = (
     "Every rank must build the same model and optimizer, keep the same settings, and take the same path"
@@ -27,6 +28,8 @@ _WAYS_OUT = {
     "writes to its weights in forward, as nn.Embedding(max_norm=...), writes other values on each rank",
     TENSOR_PARALLEL: "Give the ranks of one copy the same batch and the same hyperparameters, and the same "
     "seed if the model has dropout",
+    COPIES: "With hybrid sharding each group of ranks has a copy, with the same optimizer state. Load the "
+    "same files in all groups, by zerolab.load(), and change optimizer.state on all ranks alike",
     CLEARED: "Clear gradients on every rank or on none: what is there is a part of all ranks' gradients",
 }
 
@@ -117,12 +120,13 @@ def _are_equal(maxima: torch.Tensor) -> bool:
 
 def _refuse_difference(comm: Comm, what: str, lines: list[str]) -> None:
     """Raise on every rank, because their lines differ."""
+    numbers = comm.numbers
     every: list[list[str]] = [[] for _ in range(comm.world_size)]
     dist.all_gather_object(every, lines, group=comm.control.group)
     other = next(rank for rank, theirs in enumerate(every) if theirs != every[0])
     pairs = itertools.zip_longest(every[0], every[other], fillvalue="nothing")
     place, (ours, theirs) = next((index, pair) for index, pair in enumerate(pairs) if pair[0] != pair[1])
     raise RuntimeError(
-        f"ranks disagree about {what}, first at number {place}: rank 0 has {ours}, rank {other} has "
-        f"{theirs}. {_WAYS_OUT.get(what, _WAY_OUT)}"
+        f"ranks disagree about {what}, first at number {place}: rank {numbers[0]} has {ours}, rank "
+        f"{numbers[other]} has {theirs}. {_WAYS_OUT.get(what, _WAY_OUT)}"
     )

@@ -10,6 +10,7 @@ from zerolab.collectives import Comm
 from zerolab.engine import Engine
 from zerolab.engine.agreement import (
     CLEARED,
+    COPIES,
     TENSOR_PARALLEL,
     WRITTEN,
     agree_on,
@@ -26,7 +27,7 @@ from zerolab.optimizer.slices import Slice
 from zerolab.optimizer.slots import Slots
 from zerolab.optimizer.updates import Updates
 from zerolab.stages.base import Stage
-from zerolab.storages import MemoryMeter
+from zerolab.storages import MemoryMeter, checksum
 from zerolab.trace import Trace
 from zerolab.unit import FlatUnit
 from zerolab.unit.span import Span
@@ -101,7 +102,14 @@ class OptimizerBase(torch.optim.Optimizer):
                 self._uncut_in_turn(),
             ]
             agree_on(self.axes.parallel.comm, TENSOR_PARALLEL, lines)
+        if self.stage.same_part is not None and self.comm.device.type == "cpu":
+            agree_on(self.stage.same_part, COPIES, [self._owned_in_turn()])
         return used
+
+    def _owned_in_turn(self) -> str:
+        """The checksum of what this rank owns of one unit, of another in each step. A GPU's is not read."""
+        unit = self.units[self.trace.step_number % len(self.units)]
+        return f"unit {unit.name} with the checksum {checksum(unit.shard).hex()}"
 
     @cached_property
     def _uncut(self) -> list[tuple[FlatUnit, Span]]:

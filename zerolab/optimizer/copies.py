@@ -38,6 +38,9 @@ def hybrid(stage_class: type[Stage], shard_size: int, comm: Comm) -> Stage:
     first = comm.rank - comm.rank % shard_size
     group = range(first, first + shard_size)
     same_part = range(comm.rank % shard_size, comm.world_size, shard_size)
-    settings = (comm.device, comm.trace, comm.meter, comm.bucket_bytes)
-    comms = (connect(subgroup(comm.group, places), *settings) for places in (group, same_part))
+    settings = (comm.device, comm.trace, comm.meter, comm.bucket_bytes, comm)
+    comms = []
+    for places in (group, same_part):
+        comms.append(connect(subgroup(comm.group, places), *settings))
+        comms[-1].numbers = places
     return HYBRID[stage_class](*comms)

@@ -135,7 +135,8 @@ class ZeroOptimizer(WholeTensors, ShardedState, Losses):
         check_shard_size(shard_size, stage_class, self.comm.world_size)
         self.updates.begin_layout(model, self.axes)
         found = find_units(model, units)
-        agreed = found, stage_class, shard_size, precision, prefetch, bucket_bytes, optimizer_class, defaults
+        shared = None if shard_size is None else (shard_size, reduces_in_flight)
+        agreed = found, stage_class, shared, precision, prefetch, bucket_bytes, optimizer_class, defaults
         agree_on(self.axes.everyone, "the model and its optimizer", signature(*agreed))
         of_groups = [*self.updates.describe(), *group_signature(model, groups)]
         agree_on(self.axes.everyone, "the parameter groups", of_groups)

@@ -155,19 +155,23 @@ def choose(name: str, value, choices: dict):
 def signature(
     units: list[Unit],
     stage: type,
-    shard_size: int | None,
+    shared: tuple[int, int] | None,
     precision: str,
     prefetch: int,
     bucket_bytes: int | None,
     optimizer_class: type,
     defaults: dict,
 ) -> list[str]:
-    """All settings that must be equal on every rank, a line for each, so that a difference can be named."""
+    """All settings that must be equal on every rank, a line for each, so that a difference can be named.
+
+    Args: shared: with hybrid sharding its shard_size, and reduces_in_flight, which there decides when the
+        second collective of a reduction is issued.
+    """
     parameters = [f"{name} {_form(p)} in unit {unit.name}" for unit in units for name, p in unit.parameters]
-    shared = "" if shard_size is None else f" over groups of {shard_size} ranks"
+    groups = "" if shared is None else f" over groups of {shared[0]} ranks, reduces_in_flight {shared[1]},"
     keywords = f"{full_name(optimizer_class)}({keywords_in_text(defaults)})"
     return [
-        f"{stage.__name__}{shared} in {precision} with {keywords}",
+        f"{stage.__name__}{groups} in {precision} with {keywords}",
         f"prefetch {prefetch}",
         f"bucket_bytes {bucket_bytes}",
         *parameters,

@@ -1,11 +1,13 @@
 """The state of a ZeroOptimizer that state_dict() and checkpoints read and write: this rank's shards."""
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 
 import torch
 
+from zerolab.engine.agreement import COPIES, agree_on
 from zerolab.engine.states import TrainingState
 from zerolab.optimizer.base import OptimizerBase
 from zerolab.optimizer.owners import Balance, balance_of
@@ -66,6 +68,20 @@ class ShardedState(OptimizerBase):
         """
         self.engine.require_idle(action)
         self.axes.everyone.check_same_collective(action)
+
+    def require_equal_copies(self) -> None:
+        """With hybrid sharding, check that all copies have the same values and optimizer state.
+
+        Each rank stores a part of its own copy, so a checkpoint of copies that differ would be none of them.
+        Collective. Raises: RuntimeError on every rank where they differ.
+        """
+        if self.stage.same_part is None:
+            return
+        with closing(self.shards()) as shards:
+            lines = [
+                f"{each.name} ({each.key or 'values'}) with the hash {_hash(each.values)}" for each in shards
+            ]
+        agree_on(self.stage.same_part, COPIES, lines)
 
     def shards(self, disjoint: bool = False) -> Generator[Shard, None, None]:
         """This rank's slice of every parameter and of every tensor in the optimizer's state.
@@ -152,3 +168,9 @@ class ShardedState(OptimizerBase):
         with self.offload.masters([unit]):
             unit.publish()
         unit.mark_updated(set(unit.spans))
+
+
+def _hash(values: torch.Tensor) -> str:
+    """Of the bits of a tensor. On a GPU this waits for the device."""
+    data = values.detach().reshape(-1).cpu().contiguous().view(torch.uint8).numpy()
+    return hashlib.blake2b(data.data, digest_size=8).hexdigest()

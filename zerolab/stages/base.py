@@ -45,6 +45,11 @@ class Stage(ABC):
         """
         return self.comm.shard_range(unit.padded_numel, cuts=unit.cuts)
 
+    @property
+    def same_part(self) -> Comm | None:
+        """The ranks that own the same part of the model as this one, where several do by hybrid sharding."""
+        return None
+
     @abstractmethod
     def update(self, units: list[FlatUnit], step: Callable[[FlatUnit], None]) -> None:
         """Update what this rank owns of each unit by calling ``step`` with it, and send the result to all."""

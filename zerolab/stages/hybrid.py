@@ -53,6 +53,10 @@ class HybridStage3(Stage):
         first, last = OwnedPart(unit, self.copies.world_size).bounds(self.copies.rank)
         return slice(unit.owned.start + first, unit.owned.start + last)
 
+    @property
+    def same_part(self) -> Comm | None:
+        return self.copies
+
     def update(self, units: list[FlatUnit], step: Callable[[FlatUnit], None]) -> None:
         for unit in units:
             step(unit)
