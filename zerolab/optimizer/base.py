@@ -102,8 +102,8 @@ class OptimizerBase(torch.optim.Optimizer):
                 self._uncut_in_turn(),
             ]
             agree_on(self.axes.parallel.comm, TENSOR_PARALLEL, lines)
-        if self.stage.same_part is not None and self.comm.device.type == "cpu":
-            agree_on(self.stage.same_part, COPIES, [self._owned_in_turn()])
+        if self.stage.copies is not None and self.comm.device.type == "cpu":
+            agree_on(self.stage.copies, COPIES, [self._owned_in_turn()])
         return used
 
     def _owned_in_turn(self) -> str:

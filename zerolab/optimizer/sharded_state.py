@@ -75,13 +75,13 @@ class ShardedState(OptimizerBase):
         Each rank stores a part of its own copy, so a checkpoint of copies that differ would be none of them.
         Collective. Raises: RuntimeError on every rank where they differ.
         """
-        if self.stage.same_part is None:
+        if self.stage.copies is None:
             return
         with closing(self.shards()) as shards:
             lines = [
                 f"{each.name} ({each.key or 'values'}) with the hash {_hash(each.values)}" for each in shards
             ]
-        agree_on(self.stage.same_part, COPIES, lines)
+        agree_on(self.stage.copies, COPIES, lines)
 
     def shards(self, disjoint: bool = False) -> Generator[Shard, None, None]:
         """This rank's slice of every parameter and of every tensor in the optimizer's state.

@@ -12,11 +12,14 @@ class Stage(ABC):
 
     The verbs come in the order in which a unit meets them in a training step.
 
-    Attributes: comm: the ranks that share one copy of the model; with hybrid sharding a part of all ranks.
+    Attributes:
+        comm: the ranks that share one copy of the model; with hybrid sharding a part of all ranks.
+        copies: with hybrid sharding the ranks that own the same part of the model as this one, or None.
     """
 
     def __init__(self, comm: Comm):
         self.comm = comm
+        self.copies: Comm | None = None
 
     @abstractmethod
     def setup(self, unit: FlatUnit) -> None:
@@ -44,11 +47,6 @@ class Stage(ABC):
         Stages 1 to 3 own it. At all stages this rank counts it in norms and writes it into checkpoints.
         """
         return self.comm.shard_range(unit.padded_numel, cuts=unit.cuts)
-
-    @property
-    def same_part(self) -> Comm | None:
-        """The ranks that own the same part of the model as this one, where several do by hybrid sharding."""
-        return None
 
     @abstractmethod
     def update(self, units: list[FlatUnit], step: Callable[[FlatUnit], None]) -> None:

@@ -22,7 +22,7 @@ class HybridStage3(Stage):
     def __init__(self, comm: Comm, copies: Comm):
         """Args: comm: the ranks of this group. copies: those that own the same part in all groups."""
         super().__init__(comm)
-        self.copies = copies
+        self.copies: Comm = copies
 
     def setup(self, unit: FlatUnit) -> None:
         unit.own(self.comm.shard_range(unit.padded_numel, cuts=unit.cuts))
@@ -52,10 +52,6 @@ class HybridStage3(Stage):
         """A part of what this rank owns: the ranks that own the same divide it among themselves."""
         first, last = OwnedPart(unit, self.copies.world_size).bounds(self.copies.rank)
         return slice(unit.owned.start + first, unit.owned.start + last)
-
-    @property
-    def same_part(self) -> Comm | None:
-        return self.copies
 
     def update(self, units: list[FlatUnit], step: Callable[[FlatUnit], None]) -> None:
         for unit in units:
