@@ -34,9 +34,12 @@ def run(code: str, names: dict, file: str) -> str:
     return printed.getvalue()
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_verify_over_nccl(chosen, stage: int):
-    report = zerolab.verify(stage, 4, steps=2)
+@pytest.mark.parametrize(
+    ("stage", "settings"),
+    [*((stage, {}) for stage in range(4)), (3, {"shard_size": 2, "precision": "mixed"})],
+)
+def test_verify_over_nccl(chosen, stage: int, settings: dict):
+    report = zerolab.verify(stage, 4, steps=2, **settings)
     assert report.ok and report.backend == "nccl" and chosen == ["nccl", "nccl"]
 
 
