@@ -201,7 +201,7 @@ def test_ranks_and_groups_that_take_other_paths_are_named_and_none_hangs(diverge
     assert len(named & set(odd_ranks)) == 1, "one of the two neighbors is odd"
 
 
-def other_momentum(steps: int, saves: str | None = None) -> None:
+def other_momentum(steps: int, store: Callable | None = None, path: str = "") -> None:
     """Ranks 2 and 3 forget their momentum, as a node that has loaded another file; then all go on."""
     model, optimizer = small()
     for step in range(1 + steps):
@@ -210,8 +210,8 @@ def other_momentum(steps: int, saves: str | None = None) -> None:
         if step == 0 and dist.get_rank() >= 2:
             for state in optimizer.state.values():
                 state["momentum_buffer"].zero_()
-    if saves is not None:
-        zerolab.save(optimizer, saves)
+    if store is not None:
+        store(optimizer, path)
 
 
 def test_copies_that_drift_apart_are_found_after_as_many_steps_as_there_are_units():
@@ -221,10 +221,11 @@ def test_copies_that_drift_apart_are_found_after_as_many_steps_as_there_are_unit
         zerolab.launch(other_momentum, 4, 12)
 
 
-def test_copies_that_differ_are_not_saved(tmp_path: Path):
+@pytest.mark.parametrize("store", [zerolab.save, zerolab.export])
+def test_copies_that_differ_are_not_saved(store: Callable, tmp_path: Path):
     with pytest.raises(zerolab.WorkerError, match=r"copy of the model.*\(momentum_buffer\) with the hash"):
-        zerolab.launch(other_momentum, 4, 0, str(tmp_path / "step"))
-    assert not list(tmp_path.glob("step/*"))
+        zerolab.launch(other_momentum, 4, 0, store, str(tmp_path / "step"))
+    assert not list(tmp_path.glob("step*/*")) and not (tmp_path / "step").is_file()
 
 
 def test_other_reductions_in_flight_are_refused_because_they_decide_the_order():
