@@ -91,14 +91,18 @@ class Control:
 
         Shapes: rows [world_size, bytes]. Comm: N-1 rows, in `rounds` messages.
         """
-        self.submit(f"exchange of {about}", self._gather(rows, self._tag(about)))()
+        shifted = _normal(torch.roll(rows, -self.rank, 0))
+        self.submit(f"exchange of {about}", self._gather(shifted, self._tag(about)))()
+        rows.copy_(torch.roll(shifted, self.rank, 0))
 
     def maximum(self, row: torch.Tensor, about: str) -> None:
         """Replace every rank's row by the elementwise maximum of all.
 
         Shapes: row [bytes]. Comm: a row, in each of `rounds` messages.
         """
-        self.submit(f"exchange of {about}", self._spread(row, self._tag(about)))()
+        found = _normal(row)
+        self.submit(f"exchange of {about}", self._spread(found, self._tag(about)))()
+        row.copy_(found)
 
     def _tag(self, about: str) -> int:
         return self.first_tag + TAGS - 2 - zlib.crc32(about.encode()) % _EXCHANGE_TAGS
@@ -108,19 +112,18 @@ class Control:
         """How many messages it takes until every rank has heard of every other: log2 N, rounded up."""
         return (self.world_size - 1).bit_length()
 
-    def _gather(self, rows: torch.Tensor, tag: int) -> Collective:
+    def _gather(self, shifted: torch.Tensor, tag: int) -> Collective:
         """Bruck's algorithm: a rank has its own row and those of some ranks after it, and sends them to one
         that lacks just these. Each round doubles what a rank has.
 
+        Shapes: shifted [world_size, bytes], this rank's row first, and those of the ranks after it.
         Source: Bruck et al. 1997, Efficient algorithms for all-to-all communications, the concatenation.
         """
-        shifted = torch.roll(rows, -self.rank, 0)
         for number in range(self.rounds):
             have = 2**number
             new = shifted[have : 2 * have]
             to, source = (self.rank - have) % self.world_size, (self.rank + have) % self.world_size
             yield from arrival(self.post(shifted[: len(new)], to, new, source, tag))
-        rows.copy_(torch.roll(shifted, self.rank, 0))
 
     def _spread(self, row: torch.Tensor, tag: int) -> Collective:
         """Each round doubles the number of ranks that a rank has heard of.
@@ -165,3 +168,9 @@ def arrival(works: list[dist.Work]) -> Collective:
     yield
     for work in works:
         work.wait()
+
+
+def _normal(message: torch.Tensor) -> torch.Tensor:
+    """Return a copy that the thread may write to, where the caller is in torch.inference_mode() too."""
+    with torch.inference_mode(False):
+        return message.clone()
