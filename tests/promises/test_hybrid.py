@@ -201,6 +201,32 @@ def test_ranks_and_groups_that_take_other_paths_are_named_and_none_hangs(diverge
     assert len(named & set(odd_ranks)) == 1, "one of the two neighbors is odd"
 
 
+def saved_while_offloaded(path: str, precision: str) -> tuple[Tensors, Tensors, float]:
+    """The parameters of a run that saves each step, with masters and state on the CPU and without.
+
+    And the bytes of optimizer state that are on the device after the last save of the first.
+    """
+    runs, held = [], 0.0
+    for offload in (None, "cpu"):
+        model, optimizer = small(offload=offload, precision=precision)
+        for _ in range(2):
+            one_backward(model)
+            optimizer.step()
+            zerolab.save(optimizer, f"{path}/{offload}")
+        held = optimizer.memory().optimizer_bytes
+        runs.append(training.whole(model, optimizer))
+    return runs[0], runs[1], held
+
+
+@pytest.mark.parametrize("precision", ["fp32", "mixed"])
+def test_the_comparison_before_a_save_leaves_what_is_offloaded_as_it_was(precision: str, tmp_path: Path):
+    for kept, offloaded, held in zerolab.launch(
+        saved_while_offloaded, 4, str(tmp_path), precision, timeout=60
+    ):
+        assert training.differing(offloaded, kept) == []
+        assert held == 0
+
+
 def other_momentum(steps: int, store: Callable | None = None, path: str = "") -> None:
     """Ranks 2 and 3 forget their momentum, as a node that has loaded another file; then all go on."""
     model, optimizer = small()

@@ -34,7 +34,7 @@ HOUSE = {
     "material": ("models data", ""),
     "parallel": ("tensor_parallel checkpointing", "ground tensors wire material parallel"),
     "optimizer": ("optimizer", "ground tensors wire unit base stages engine parallel optimizer"),
-    "checkpoint": ("checkpoint", "warnings wire optimizer checkpoint"),
+    "checkpoint": ("checkpoint", "warnings tensors wire optimizer checkpoint"),
     "programs": (
         "parity rehearsal simulation bench doctor progress flags train",
         "checks events timeline ground tensors wire unit engine launch parallel optimizer checkpoint "

@@ -1,6 +1,5 @@
 """Save and load buffers. Each rank has its own, such as BatchNorm's running statistics."""
 
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from torch import nn
 from zerolab.checkpoint import records
 from zerolab.checkpoint.records import Record
 from zerolab.optimizer import Shard
+from zerolab.storages import digest
 
 
 def persistent(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -24,13 +24,13 @@ def persistent(model: nn.Module) -> dict[str, torch.Tensor]:
 
 def digests(model: nn.Module) -> dict[str, bytes]:
     """Return a few bytes for each buffer, which differ where its values do."""
-    return {name: _digest(buffer) for name, buffer in persistent(model).items()}
+    return {name: digest(buffer) for name, buffer in persistent(model).items()}
 
 
 def to_store(model: nn.Module, rank: int, on_rank_0: dict[str, bytes]) -> Iterator[tuple[str, Shard]]:
     """Rank 0's buffers; of another rank those that differ from them."""
     for name, buffer in persistent(model).items():
-        if rank == 0 or _digest(buffer) != on_rank_0[name]:
+        if rank == 0 or digest(buffer) != on_rank_0[name]:
             yield key_of(name, rank), _shard(name, _flat(buffer))
 
 
@@ -47,10 +47,6 @@ def restore(model: nn.Module, rank: int, folder: Path, stored: dict[str, list[Re
 def key_of(name: str, rank: int) -> str:
     """Return the name under which a rank's buffer is stored."""
     return f"buffers.{rank}.{name}"
-
-
-def _digest(buffer: torch.Tensor) -> bytes:
-    return hashlib.blake2b(_flat(buffer).view(torch.uint8).numpy().data).digest()
 
 
 def _flat(buffer: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,6 @@
 """The state of a ZeroOptimizer that state_dict() and checkpoints read and write: this rank's shards."""
 
 import dataclasses
-import hashlib
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 
@@ -12,6 +11,7 @@ from zerolab.engine.states import TrainingState
 from zerolab.optimizer.base import OptimizerBase
 from zerolab.optimizer.owners import Balance, balance_of
 from zerolab.optimizer.shards import Shard, allocate_state, contents, describe_state, form, owned_shards
+from zerolab.storages import digest
 from zerolab.unit import FlatUnit
 from zerolab.unit.span import Span
 
@@ -79,7 +79,8 @@ class ShardedState(OptimizerBase):
             return
         with closing(self.shards()) as shards:
             lines = [
-                f"{each.name} ({each.key or 'values'}) with the hash {_hash(each.values)}" for each in shards
+                f"{each.name} ({each.key or 'values'}) with the hash {digest(each.values).hex()}"
+                for each in shards
             ]
         agree_on(self.stage.copies, COPIES, lines)
 
@@ -168,9 +169,3 @@ class ShardedState(OptimizerBase):
         with self.offload.masters([unit]):
             unit.publish()
         unit.mark_updated(set(unit.spans))
-
-
-def _hash(values: torch.Tensor) -> str:
-    """Of the bits of a tensor. On a GPU this waits for the device."""
-    data = values.detach().reshape(-1).cpu().contiguous().view(torch.uint8).numpy()
-    return hashlib.blake2b(data.data, digest_size=8).hexdigest()

@@ -1,6 +1,5 @@
 """Compare sharded training with training in one process: every bit, byte and message."""
 
-import hashlib
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from zerolab.parity.prediction import Prediction, predict
 from zerolab.parity.reference import compute_deterministically, loss_of, reference
 from zerolab.parity.table import print_reports
 from zerolab.precision import PRECISIONS
+from zerolab.storages import digest
 from zerolab.trace import Traffic
 
 _ENGINE_KEYWORDS = ("prefetch", "reduces_in_flight", "bucket_bytes", "offload", "offload_dir", "shard_size")
@@ -177,10 +177,7 @@ def _max_abs_diff(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 
 
 def _digest(parameters: dict[str, torch.Tensor]) -> bytes:
-    digest = hashlib.blake2b()
-    for parameter in parameters.values():
-        digest.update(parameter.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return digest.digest()
+    return b"".join(map(digest, parameters.values()))
 
 
 def _without(names: tuple[str, ...], keywords: dict) -> dict:
