@@ -37,7 +37,7 @@ HOUSE = {
     "checkpoint": ("checkpoint", "warnings tensors wire optimizer checkpoint"),
     "programs": (
         "parity rehearsal simulation bench doctor progress flags train",
-        "checks events timeline ground tensors wire unit engine launch parallel optimizer checkpoint "
+        "checks events timeline ground tensors wire unit base engine launch parallel optimizer checkpoint "
         "material programs",
     ),
     "plan": ("plan", "ground residual material parallel programs plan"),

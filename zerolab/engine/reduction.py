@@ -22,7 +22,8 @@ class Reducer:
     A reduction may be two collectives, one after the other. Then as many second ones are under way as first
     ones, beside the same computation.
 
-    Memory: gradients take at most 2 (1 + ``in_flight``) units beyond what the stage keeps.
+    Memory: gradients take at most 2 (1 + ``in_flight``) units beyond what the stage keeps, and in second
+    collectives what this rank owns of ``in_flight`` units more.
     """
 
     def __init__(self, flats: list[FlatUnit], stage: Stage, in_flight: int):

@@ -30,17 +30,32 @@ def check_shard_size(shard_size: int | None, stage_class: type[Stage], world_siz
         )
 
 
-def hybrid(stage_class: type[Stage], shard_size: int, comm: Comm) -> Stage:
-    """Return the stage that shards over groups of consecutive ranks, and connect this rank's two groups.
+def over_groups(shard_size: int | None, reduces_in_flight: int) -> str:
+    """Return the settings of hybrid sharding in words, because they have to be equal on every rank.
+
+    With two collectives for a reduction ``reduces_in_flight`` decides when the second one is issued.
+    """
+    if shard_size is None:
+        return ""
+    return f" over groups of {shard_size} ranks, reduces_in_flight {reduces_in_flight},"
+
+
+def connect_stage(stage_class: type[Stage], shard_size: int | None, comm: Comm) -> Stage:
+    """Return the stage over all ranks; or over groups of consecutive ranks, after connecting this rank's two.
 
     Args: comm: all ranks of the training.
     """
+    if shard_size is None:
+        return stage_class(comm)
     first = comm.rank - comm.rank % shard_size
     group = range(first, first + shard_size)
     same_part = range(comm.rank % shard_size, comm.world_size, shard_size)
-    settings = (comm.device, comm.trace, comm.meter, comm.bucket_bytes, comm)
-    comms = []
-    for places in (group, same_part):
-        comms.append(connect(subgroup(comm.group, places), *settings))
-        comms[-1].numbers = places
-    return HYBRID[stage_class](*comms)
+    return HYBRID[stage_class](_part(comm, group), _part(comm, same_part))
+
+
+def _part(comm: Comm, places: range) -> Comm:
+    """Connect the ranks at these places among all ranks."""
+    group = subgroup(comm.group, places)
+    part = connect(group, comm.device, comm.trace, comm.meter, comm.bucket_bytes, whole=comm)
+    part.numbers = places
+    return part

@@ -24,7 +24,7 @@ from zerolab.engine.hook import Hook
 from zerolab.engine.states import TrainingRun, TrainingState
 from zerolab.engine.units import find_units
 from zerolab.optimizer.axes import axes_of
-from zerolab.optimizer.copies import check_shard_size, hybrid
+from zerolab.optimizer.copies import check_shard_size, connect_stage, over_groups
 from zerolab.optimizer.gradients import clip_grads
 from zerolab.optimizer.layout import bytes_to_offload, in_forward_order, lay_out
 from zerolab.optimizer.local import LocalUpdate
@@ -135,14 +135,12 @@ class ZeroOptimizer(WholeTensors, ShardedState, Losses):
         check_shard_size(shard_size, stage_class, self.comm.world_size)
         self.updates.begin_layout(model, self.axes)
         found = find_units(model, units)
-        shared = None if shard_size is None else (shard_size, reduces_in_flight)
-        agreed = found, stage_class, shared, precision, prefetch, bucket_bytes, optimizer_class, defaults
+        groups_of = over_groups(shard_size, reduces_in_flight)
+        agreed = found, stage_class, groups_of, precision, prefetch, bucket_bytes, optimizer_class, defaults
         agree_on(self.axes.everyone, "the model and its optimizer", signature(*agreed))
         of_groups = [*self.updates.describe(), *group_signature(model, groups)]
         agree_on(self.axes.everyone, "the parameter groups", of_groups)
-        self.stage = stage_class(self.comm)
-        if shard_size is not None:
-            self.stage = hybrid(stage_class, shard_size, self.comm)
+        self.stage = connect_stage(stage_class, shard_size, self.comm)
         nbytes = lambda: bytes_to_offload(model, found, self.comm, self.stage, self.precision, self.updates)
         self.offload = Offload(tier_of(offload, offload_dir, self.comm.device, nbytes), self.meter)
         settings = (self.comm, self.stage, self.precision, self.meter, self.axes, self.offload, self.updates)

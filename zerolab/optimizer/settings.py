@@ -155,7 +155,7 @@ def choose(name: str, value, choices: dict):
 def signature(
     units: list[Unit],
     stage: type,
-    shared: tuple[int, int] | None,
+    groups: str,
     precision: str,
     prefetch: int,
     bucket_bytes: int | None,
@@ -164,11 +164,9 @@ def signature(
 ) -> list[str]:
     """All settings that must be equal on every rank, a line for each, so that a difference can be named.
 
-    Args: shared: with hybrid sharding its shard_size, and reduces_in_flight, which there decides when the
-        second collective of a reduction is issued.
+    Args: groups: the settings of hybrid sharding, in words, or "".
     """
     parameters = [f"{name} {_form(p)} in unit {unit.name}" for unit in units for name, p in unit.parameters]
-    groups = "" if shared is None else f" over groups of {shared[0]} ranks, reduces_in_flight {shared[1]},"
     keywords = f"{full_name(optimizer_class)}({keywords_in_text(defaults)})"
     return [
         f"{stage.__name__}{groups} in {precision} with {keywords}",

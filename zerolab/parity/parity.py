@@ -142,7 +142,7 @@ def _train_sharded(
     with optimizer.full_params():
         parameters = {name: p.detach().clone() for name, p in model.named_parameters()}
     mine = parameters if rank == 0 else {}
-    predicted, balance = predict(optimizer, stage, defaults.get("shard_size")), optimizer.balance
+    predicted, balance = predict(optimizer, stage), optimizer.balance
     threads, backend = torch.get_num_threads(), backend_for(device().type)
     assert backend is not None  # launch chose the device for its backend
     return _Run(losses, mine, _digest(parameters), memory, traffic, predicted, balance, threads, backend)

@@ -7,6 +7,7 @@ from zerolab.collectives import Comm, DirectComm
 from zerolab.measure import MeasuredStates
 from zerolab.memory import ModelStates, model_states
 from zerolab.optimizer import ZeroOptimizer
+from zerolab.stages.base import Stage
 from zerolab.trace import Traffic
 from zerolab.unit import FlatUnit
 
@@ -35,25 +36,24 @@ class Prediction:
         )
 
 
-def predict(optimizer: ZeroOptimizer, stage: int, shard_size: int | None = None) -> Prediction:
+def predict(optimizer: ZeroOptimizer, stage: int) -> Prediction:
     """Predict one step of training in which every trainable parameter is used and every unit entered once.
-
-    Args: shard_size: as of ZeroOptimizer; what is said of N ranks then holds for so many.
 
     Traffic is summed unit by unit: frozen ones are gathered only, the root is gathered once. On the wire a
     payload travels with its padding, and (N-1)/N of it. Where ranks own whole parameters, each has its own
-    share, and sends what is not its own to be reduced, and its own to all others.
+    share, and sends what is not its own to be reduced, and its own to all others. With hybrid sharding that
+    holds for the N ranks of a group, and the gradients of what a rank owns are reduced over the copies.
     """
-    comm, traffic = optimizer.stage.comm, Traffic()
+    comm, copies, traffic = optimizer.stage.comm, optimizer.stage.copies, Traffic()
     memory = [_states(unit, optimizer, stage, comm.world_size) for unit in optimizer.units]
     for run in optimizer.engine.units:
         for flat in run.flats:
             kind = (flat.dtype.itemsize, flat.grads.dtype.itemsize, flat.trainable, run.is_root)
             traffic.logical_bytes += int(cost.unit_bytes(flat.numel, stage, *kind))
             traffic.wire_bytes += int(_wire_bytes(flat, comm, stage, kind))
-            if shard_size is not None and flat.trainable:
+            if copies is not None and flat.trainable:
                 traffic.logical_bytes += 2 * flat.owned_numel * flat.grads.dtype.itemsize
-                traffic.wire_bytes += int(_bytes_between_copies(flat, optimizer))
+                traffic.wire_bytes += int(_bytes_between_copies(flat, optimizer.stage, copies))
     sums = (sum(getattr(part, each.name) for part in memory) for each in fields(ModelStates))
     return Prediction(ModelStates(*sums), traffic)
 
@@ -90,10 +90,10 @@ def _wire_bytes(unit: FlatUnit, comm: Comm, stage: int, kind: tuple) -> float:
     return cost.owner_bytes(*sizes, stage, parameter_bytes, gradient_bytes, kept)
 
 
-def _bytes_between_copies(unit: FlatUnit, optimizer: ZeroOptimizer) -> float:
+def _bytes_between_copies(unit: FlatUnit, stage: Stage, copies: Comm) -> float:
     """Return the bytes that this rank sends to those that own the same part: an all-reduce of gradients."""
-    copies, itemsize = optimizer.world_size // optimizer.stage.comm.world_size, unit.grads.dtype.itemsize
-    owned, share = (each.stop - each.start for each in (unit.owned, optimizer.stage.share(unit)))
-    if isinstance(optimizer.comm, DirectComm):
-        return cost.owner_bytes(owned, share, copies, 0, itemsize, itemsize)
-    return cost.wire_bytes(owned * itemsize, copies, "all_reduce")
+    owned, share = (each.stop - each.start for each in (unit.owned, stage.share(unit)))
+    itemsize = unit.grads.dtype.itemsize
+    if isinstance(copies, DirectComm):
+        return cost.owner_bytes(owned, share, copies.world_size, 0, itemsize, itemsize)
+    return cost.wire_bytes(owned * itemsize, copies.world_size, "all_reduce")
