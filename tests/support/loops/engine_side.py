@@ -140,6 +140,10 @@ class EngineSide(Side):
             self._backward(self._loss(data))
         self.shelf.clear()
         self.zero_grad(kind)
+        if kind == "the model's" and "sometimes" in self.loop.kinds:
+            # model.zero_grad() does not tell the engine that the pass is over. A rank whose own pass did not
+            # come to that block waits until this one uses the model or the optimizer.
+            self.evaluate(data, grad=False)
 
     # Updates.
 
