@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._pytree import tree_map
 
 from zerolab.checkpointing import Checkpointing
 from zerolab.engine.tensors import tensors_in
@@ -69,8 +70,8 @@ def rehearse(
         world_size: all ranks, tensor-parallel ones included.
         model_fn: builds the model; its parameters are created on the meta device, so their values never
             exist.
-        inputs: builds one rank's arguments for forward; by default a few tokens and targets, as for
-            zerolab.models.GPT.
+        inputs: builds one rank's arguments for forward, whose contents do not matter; by default a few
+            tokens and targets, as for zerolab.models.GPT.
         tensor_parallel: how many ranks share one copy of the model, cut by `zerolab.parallelize`.
         pairs: its pairs of linear layers, given the model, where it is not made of zerolab.models.Block.
         checkpointing: makes the `Checkpointing` of a zerolab.models.GPT, given the ranks that share its copy:
@@ -153,7 +154,7 @@ def rehearsing(
     with _fake_world(world_size):
         with torch.device("meta"):
             model = model_fn()
-            arguments = _tokens() if inputs is None else inputs()
+            arguments = _tokens() if inputs is None else tree_map(_without_contents, inputs())
         psi = _numel(model)
         sharing = TensorParallel(_group(range(tensor_parallel)))  # the ranks of one copy
         if tensor_parallel > 1:
@@ -163,6 +164,11 @@ def rehearsing(
         kept = Checkpointing() if checkpointing is None else _checkpoint(model, checkpointing(sharing))
         optimizer = ZeroOptimizer(model, optimizer_class, stage=stage, precision=precision, **defaults)
         yield Job(psi, optimizer, sharing, arguments, kept)
+
+
+def _without_contents(leaf: Any) -> Any:
+    """A tensor of the user's on the meta device; anything else as it is."""
+    return leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _checkpoint(model: nn.Module, checkpointing: Checkpointing) -> Checkpointing:

@@ -73,6 +73,41 @@ def test_hybrid_sharding_moves_what_the_text_says():
     assert hybrid < three / 8 and seconds_on(on, "stage 1", 8) == seconds_on(on, "stage 1", 1)
 
 
+def lasts(intervals) -> float:
+    return sum(each.stop - each.start for each in intervals)
+
+
+def test_what_the_simulated_steps_wait_for():
+    simulated = drawing("in_the_wild", "simulated")
+    step = simulated("stage 2", 100)
+    computing = [each for each in step.intervals if each.computes]
+    gathers, reductions = (
+        [each for each in step.intervals if each.name.startswith(op)] for op in ("all_gather", "reduce_sc")
+    )
+    assert said(f"a step computes for {step.computation_seconds:.1f} seconds")
+    assert said(f"under way for {step.message_seconds:.1f} seconds")
+    assert said(f"gathers take {lasts(gathers):.1f} seconds", f"another {lasts(reductions):.1f} seconds")
+    forward = lasts([each for each in computing if each.stop <= reductions[0].start])
+    assert forward < lasts(gathers) and lasts(reductions) < lasts(computing) - forward
+    hybrid = simulated("hybrid", 100)
+    between = [each for each in hybrid.intervals if each.name.startswith("all_reduce")]
+    assert {each.details["phase"] for each in between} == {"backward"}
+    assert hybrid.exposed_seconds > 2 * step.exposed_seconds
+
+
+def test_the_rate_from_which_the_choice_does_not_matter():
+    simulated, engines = drawing("in_the_wild", "simulated"), ("stage 1", "stage 2", "stage 3", "hybrid")
+    longest = {
+        Gbit: max(simulated(engine, Gbit).exposed_seconds for engine in engines)
+        for Gbit in (100, 200, 400, 800)
+    }
+    assert said("From 200 Gbit/s on, each of the four waits less than a tenth of a second")
+    assert longest[800] <= longest[400] <= longest[200] < 0.1 < longest[100]
+    for Gbit in (25, 800):
+        alt = spoken(drawing("in_the_wild", "overlap"), 3, Gbit=Gbit)
+        assert f"stage 3 {simulated('stage 3', Gbit).exposed_seconds:.2f}, hybrid" in alt
+
+
 def test_the_log_is_of_a_block_of_this_lessons_model():
     with torch.device("meta"):
         block = drawing("in_the_wild", "fresh_model")().blocks[0]

@@ -180,3 +180,13 @@ def test_nothing_is_left_behind():
     rehearse(7_500_000_000, 8, 3)
     assert not torch.distributed.is_initialized()
     assert torch.ones(2).device.type == "cpu"
+
+
+def test_inputs_may_have_contents_and_none_are_computed_with():
+    tokens = torch.zeros(1, 4, dtype=torch.long)
+    gpt = lambda: zerolab.models.GPT(width=8, depth=1, heads=2, context=4)
+    outside, inside = (
+        zerolab.rehearse(gpt, 2, 1, inputs=inputs)
+        for inputs in (lambda: (tokens, tokens), lambda: (torch.zeros(1, 4, dtype=torch.long),) * 2)
+    )
+    assert outside.traffic == inside.traffic and outside.peak_by_phase == inside.peak_by_phase

@@ -72,6 +72,15 @@ ACROSS_NODES = Prediction(
     },
     "Ψ",
 )
+WAITS = Prediction(
+    {
+        "you hid all messages, and gathers can only hide behind the forward pass, which is shorter": 0,
+        "you hid nothing": 2.2,
+        "you hid no gather, and gathers go on beside the next forward pass": 1.1,
+    },
+    "seconds",
+    tolerance=0.3,
+)
 MISSING_RANK = Prediction(
     {
         "you took the rank that wrote first, and a rank that writes is one that waits": 0,
