@@ -557,7 +557,7 @@ SETTINGS = {"stage 1": (1, None), "stage 2": (2, None), "stage 3": (3, None), "h
 @cache
 def recorded(engine):
     build = lambda: models.GPT(vocab=32_000, width=4096, depth=32, heads=32, context=4096)
-    tokens = torch.zeros(1, 4096, dtype=torch.long)
+    tokens = torch.zeros(1, 4096, dtype=torch.long, device="meta")
     stage, shard_size = SETTINGS[engine]
     options = {"precision": "mixed", "shard_size": shard_size, "inputs": lambda: (tokens, tokens)}
     return simulation.record(build, 64, stage, **options)
