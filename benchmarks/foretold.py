@@ -7,6 +7,7 @@ that are foretold:
 - the seconds of the floor, which computes the same and sends nothing, from the file;
 - how these divide into passes and update: here, while as many ranks train at once;
 - the processor time of a byte at each rate, from the file: what DDP takes beyond the floor, over its bytes.
+  A rank that shares a core with others needs as many times longer for it.
 """
 
 import argparse
@@ -39,7 +40,7 @@ UNLIMITED = 1e12  # bits per second of a cable whose rate nothing holds: the pro
 
 
 class Foretold(NamedTuple):
-    """A stage's step over cables of one rate, in seconds, with the processor time of a byte there."""
+    """A stage's step over cables of one rate, in seconds, with what a byte takes of a rank's processor."""
 
     bits_per_second: float | None
     stage: int
@@ -56,6 +57,7 @@ class Foretold(NamedTuple):
 def foretell(saved: dict) -> Iterator[Foretold]:
     """Simulate every stage over every rate that was measured."""
     asked = saved["settings"]
+    ranks_per_core = max(1.0, asked["ranks"] / saved["machine"]["cores"])
     whole = partial(record, partial(models.make, asked["model"]), precision="fp32",
                     inputs=partial(batch, asked["model"], asked["batch"]))  # fmt: skip
     alone, share = whole(world_size=1, stage=0), update_share(asked)
@@ -66,8 +68,8 @@ def foretell(saved: dict) -> Iterator[Foretold]:
         floors = link["rounds_seconds"][FLOOR]
         floor = median(floors)
         payload = PAYLOAD_SHARE * bits / 8
-        a_byte = processor_seconds_per_byte(link)
-        cluster = Cluster("hosts", 1e12, 1e10, 1, payload, payload, LATENCY_SECONDS, a_byte)
+        a_byte = ranks_per_core * processor_seconds_per_byte(link)
+        cluster = Cluster("hosts", 1e12, 1e10, 1, payload, payload, LATENCY_SECONDS, a_byte, direct=True)
         measured = Alone(alone, (1 - share) * floor, share * floor)
         for name, stage in STAGE_OF.items():
             if name in link["rounds_seconds"]:

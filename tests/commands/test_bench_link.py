@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -133,6 +134,41 @@ def test_a_run_that_is_terminated_leaves_no_host(tmp_path: Path):
             process.kill()
     names = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
     assert f"zerolab-{process.pid}-" not in names
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_does_not_stop_the_removal(number: int, tmp_path: Path, monkeypatch):
+    remove, removed = hosts._remove, []
+
+    def interrupted(namespace: str) -> None:
+        os.kill(os.getpid(), number)
+        remove(namespace)
+        removed.append(namespace)
+
+    with hosts_or_skip(2, tmp_path) as made:
+        monkeypatch.setattr(hosts, "_remove", interrupted)
+    assert removed[:2] == [host.namespace for host in made] and len(removed) == 3
+    before = signal.signal(number, signal.SIG_DFL)
+    signal.signal(number, before)
+    assert before is not signal.SIG_IGN, "as it was before"
+
+
+def test_ranks_that_were_started_end_when_the_start_of_another_is_interrupted(tmp_path: Path, monkeypatch):
+    started = []
+
+    def start(made: list, rank: int, folder: Path) -> subprocess.Popen:
+        if started:
+            sys.exit(143)  # as on SIGTERM
+        started.append(subprocess.Popen(["sleep", "300"]))
+        return started[0]
+
+    monkeypatch.setattr(cable, "_start", start)
+    try:
+        with pytest.raises(SystemExit):
+            cable.race_over([None, None], settings("ddp"), tmp_path)
+        assert started[0].poll() == -signal.SIGKILL
+    finally:
+        started[0].kill()
 
 
 @pytest.mark.parametrize(("sender", "receiver"), [(0, 1), (1, 0)])

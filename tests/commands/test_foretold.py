@@ -42,7 +42,7 @@ def saved(*rates: float | None, cpu_of_ddp: float = 0.0, **seconds: float) -> di
         for rate in rates
     ]
     settings = {"model": "gpt-tiny", "ranks": 2, "batch": 1, "steps": 4, "threads": 1}
-    return {"settings": settings, "machine": describe(), "links": links}
+    return {"settings": settings, "machine": describe() | {"cores": 2}, "links": links}
 
 
 def test_a_slow_link_takes_the_seconds_of_the_bytes():
@@ -72,6 +72,14 @@ def test_without_a_limit_the_processor_time_of_the_bytes_counts():
         foretold.foretell(saved(None, cpu_of_ddp=cpu, floor=100.0, zerolab_0=4.0)) for cpu in (0.0, 10.0)
     )
     assert 10 <= each.simulated - free.simulated < 20
+
+
+def test_two_ranks_on_one_core_need_twice_as_long_for_a_byte():
+    race = saved(None, cpu_of_ddp=10.0, floor=100.0, zerolab_0=4.0)
+    (own_core,) = foretold.foretell(race)
+    race["machine"]["cores"] = 1
+    (shared_core,) = foretold.foretell(race)
+    assert shared_core.a_byte == 2 * own_core.a_byte > 0
 
 
 def test_the_share_of_the_update_is_measured(monkeypatch):

@@ -32,8 +32,10 @@ class RaceFailed(RuntimeError):
 def race_over(made: list[Host], settings: Settings, folder: Path) -> Result:
     """Let the ranks of a race run on these hosts, and bring their clocks together. Raises: RaceFailed."""
     (folder / _SETTINGS).write_bytes(cloudpickle.dumps(settings))
-    running = [_start(made, rank, folder) for rank in range(len(made))]
+    running: list[subprocess.Popen] = []
     try:
+        for rank in range(len(made)):
+            running.append(_start(made, rank, folder))
         _wait(running, folder)
     finally:
         for process in running:

@@ -74,10 +74,26 @@ def hosts(count: int, folder: Path) -> Iterator[list[Host]]:
             host.known.write_text(f"127.0.0.1 localhost\n{lines}")
         yield made
     finally:
-        for namespace in (*(host.namespace for host in made), switch):
-            _remove(namespace)
+        with _undisturbed():
+            for namespace in (*(host.namespace for host in made), switch):
+                _remove(namespace)
         if before is not None:
             signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Ignore a second SIGTERM or Ctrl-C, which would leave a part of the hosts there. Main thread only."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.signal(number, signal.SIG_IGN) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, each in zip(numbers, before, strict=True):
+            signal.signal(number, each)
 
 
 def _exit_when_terminated() -> Any:
