@@ -164,6 +164,32 @@ def test_a_class_that_divides_by_the_number_of_elements():
     assert report.bit_identical and report.memory_matches
 
 
+def test_an_empty_parameter_that_is_used_is_left_out_where_one_process_divides_by_zero():
+    model = WithEmpty()
+    with pytest.raises(ZeroDivisionError):
+        step(model, torch.optim.Adafactor(model.parameters()))
+    for stage in range(4):
+        (found,) = zerolab.launch(beside_an_empty_parameter, 1, stage)
+        assert found, stage
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model(torch.ones(2, 4)).square().mean().backward()
+    optimizer.step()
+
+
+def beside_an_empty_parameter(stage: int) -> bool:
+    """Whether a layer learns the same as alone in one process."""
+    model, alone = WithEmpty(), nn.Linear(4, 4)
+    alone.load_state_dict(model.blocks[0].state_dict())
+    optimizer = zerolab.ZeroOptimizer(model, torch.optim.Adafactor, stage=stage)
+    model(torch.ones(2, 4)).backward()
+    optimizer.step()
+    step(alone, torch.optim.Adafactor(alone.parameters()))
+    with optimizer.full_params():
+        return torch.equal(model.blocks[0].weight, alone.weight)
+
+
 def test_the_report_and_the_command_say_how_even_the_shares_are(capsys):
     balance = zerolab.verify(1, 3, **MUON).balance
     assert balance.elements == balance.multiplications == 1.0  # three blocks for three ranks

@@ -159,6 +159,11 @@ def unknown(loop: Loop) -> Iterator[Action]:
         yield action
 
 
+def _without_division_by_zero(optimizer: str, kinds: tuple[str, ...]) -> str:
+    """Adafactor divides by a parameter's number of elements, and "sometimes" uses one that has none."""
+    return "orthogonal" if optimizer == "Adafactor" and "sometimes" in kinds else optimizer
+
+
 def draw(seed: int, most_ranks: int = 3) -> Loop:
     """The seed's loop: always the same one. Every fifth ends with something that one rank does alone."""
     chance = Random(seed)
@@ -173,7 +178,7 @@ def draw(seed: int, most_ranks: int = 3) -> Loop:
         some(),
         some(),
         chance.random() < 0.4,
-        chance.choice(sorted(OPTIMIZERS)),
+        _without_division_by_zero(chance.choice(sorted(OPTIMIZERS)), kinds),
         tuple((name, *ACTIONS[name][1](chance)) for name in chosen),
     )
     loop = replace(loop, actions=tuple(unknown(loop)))
