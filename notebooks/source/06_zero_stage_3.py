@@ -4,8 +4,8 @@
 # > **75 minutes.** *You need:* lesson 05, where a gradient is freed once it is reduced.
 # >
 # > *Afterwards you can* follow one parameter through a step, free a storage and fill it again, compute
-# > traffic unit by unit and the peak for a given `prefetch`, and say what a sharded parameter refuses and
-# > why.
+# > traffic unit by unit and the peak when units are gathered ahead, and say what a sharded parameter refuses
+# > and why.
 # >
 # > *Paper:* ZeRO, §5.3 and §7.2.2, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
 # >

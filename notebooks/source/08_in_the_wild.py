@@ -367,8 +367,8 @@ else:
 # | one message is | a unit, `units=` | `reduce_bucket_size` | a call of `fully_shard` |
 # | gather ahead | `prefetch=` | `stage3_prefetch_bucket_size` | `set_modules_to_forward_prefetch` |
 # | do not reduce | `no_sync()` | `gradient_accumulation_steps` | `set_requires_gradient_sync` |
-# | shard within one machine | | `zero_hpz_partition_size` | a mesh of two dimensions |
-# | small ones stay whole | | `stage3_param_persistence_threshold` | |
+# | shard within one machine | `shard_size=` | `zero_hpz_partition_size` | a mesh of two dimensions |
+# | small ones stay whole | no setting | `stage3_param_persistence_threshold` | |
 #
 # (With `gradient_accumulation_steps` DeepSpeed reduces once a step at stages 0 and 1. At stages 2 and 3 it
 # reduces every micro-batch, and its own `no_sync()` raises an error.)

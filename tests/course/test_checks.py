@@ -350,6 +350,19 @@ def test_new_storages_are_found_and_the_name_that_keeps_each():
     assert kept_by(made[4], held=held) == "held[0][0][0]"
 
 
+def test_the_name_is_found_in_a_base_class_too():
+    log = [torch.ones(3)]
+
+    class Base:
+        def step(self):
+            log.append(torch.ones(3))
+
+    class Derived(Base):
+        pass
+
+    assert kept_by(log[0], self=Derived()) == "log[0]"
+
+
 def test_a_rank_waits_in_its_last_call_and_one_that_returned_waits_in_none():
     call = lambda op, peer, line: Message(op, peer, 3, 12, torch.float32, op, Place("answer.py", line, "f"))
     notes = [[call("send", 1, 1), call("recv_", 1, 2)], [call("recv_", 0, 3), RETURNED]]

@@ -343,6 +343,20 @@ class Backup(Right):
         self.backup = flat.clone()
 
 
+class LastCopy(Right):
+    """The copy is made in the step, and stays."""
+
+    def step(self, gradient):
+        super().step(gradient)
+        self.last = self.flat.clone()
+
+
+class GradientInTheState(Right):
+    def step(self, gradient):
+        super().step(gradient)
+        self.optimizer.state[self.shard]["whole"] = gradient.clone()
+
+
 class StateBackup(Right):
     def step(self, gradient):
         super().step(gradient)
@@ -407,6 +421,8 @@ WRONG = [
     (alone(TorchsChunks), "cut the shard with ring.chunks, too. torch.chunk cuts elsewhere"),
     (Stub, "not written yet"),
     (Backup, "rank 0 keeps a tensor of 4004 bytes between the steps (look at `self.backup`)"),
+    (LastCopy, "rank 0 keeps a tensor of 4004 bytes between the steps (look at `self.last`)"),
+    (GradientInTheState, "It has exp_avg, exp_avg_sq and whole: keep what the optimizer makes, and no more"),
     (StateBackup, "rank 0 keeps a copy of the optimizer's state in `self.saved"),
     (NoGather, "`flat` never got the others': all-gather flat itself"),
     (NeverCommunicates, "with its own gradient alone, and nobody got the others'"),

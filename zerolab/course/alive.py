@@ -52,7 +52,8 @@ def nbytes(tensors: Mapping[int, torch.Tensor]) -> int:
 def kept_by(tensor: torch.Tensor, **roots: Any) -> str | None:
     """Return the name under which one of `roots` keeps the tensor's storage, such as ``self.history[0]``.
 
-    It looks into attributes, closures, defaults, globals that a function uses, dicts, lists and optimizers.
+    It looks into attributes, base classes, closures, defaults, globals that a function uses, dicts, lists and
+    optimizers.
     """
     wanted = _storage(tensor)
     seen: set[int] = set()
@@ -95,11 +96,16 @@ def _parts(name: str, thing: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(thing, torch.Tensor):
         yield f"{name}.grad", thing.grad
     if not isinstance(thing, type):
-        if type(thing).__module__.partition(".")[0] not in ("builtins", "torch", "collections"):
+        if _is_the_readers(type(thing)):
             yield type(thing).__name__, type(thing)
         yield from ((f"{name}.{key}", value) for key, value in getattr(thing, "__dict__", {}).items())
     else:
         yield from ((f"{thing.__name__}.{key}", value) for key, value in vars(thing).items())
+        yield from ((base.__name__, base) for base in thing.__bases__ if _is_the_readers(base))
+
+
+def _is_the_readers(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] not in ("builtins", "torch", "collections")
 
 
 def _tensors() -> Iterator[torch.Tensor]:

@@ -53,6 +53,7 @@ class Ended(NamedTuple):
     ends: list[np.ndarray]
     state_bytes: int | None
     state_types: set[torch.dtype]
+    state_names: list[str]
     grown_bytes: int
     whole_copies: int
     name: str | None
@@ -97,6 +98,7 @@ def _train(cls: Callable, world: World, rank: int) -> Ended:
         ends,
         kept.state_bytes(),
         kept.state_types(),
+        kept.state_names(),
         min(after - before for before, after in pairwise(sizes)),
         len(whole),
         kept.name_of(new, mine) or kept.name_of(whole, mine),

@@ -26,17 +26,17 @@ def held_too_much(cls: Callable) -> Reached | None:
     """Whether a step has, or the class keeps, a tensor as large as flat, beside flat and the gradient."""
     outcome = attempt(_largest, [(cls, rank) for rank in range(WORLD.world_size)])
     for rank, largest in enumerate(outcome.values):
-        if largest.in_step >= WORLD.start.nbytes:
-            return silver(
-                f"with {WORLD.world_size} ranks, rank {rank} has a tensor of {largest.in_step} bytes in a "
-                f"step, beside flat and the gradient, which have {WORLD.start.nbytes} each. Work on slices "
-                "of the two, without a whole copy of them, padded or not"
-            )
         if largest.kept:
             name = f" (look at `{largest.name}`)" if largest.name else ""
             return silver(
                 f"with {WORLD.world_size} ranks, rank {rank} keeps a tensor of {largest.kept} bytes between "
                 f"the steps{name}, beside flat, which has {WORLD.start.nbytes}. Keep no whole copy of flat"
+            )
+        if largest.in_step >= WORLD.start.nbytes:
+            return silver(
+                f"with {WORLD.world_size} ranks, rank {rank} has a tensor of {largest.in_step} bytes in a "
+                f"step, beside flat and the gradient, which have {WORLD.start.nbytes} each. Work on slices "
+                "of the two, without a whole copy of them, padded or not"
             )
     return None
 

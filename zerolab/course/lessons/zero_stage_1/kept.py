@@ -10,6 +10,9 @@ from zerolab.course.attempts import Attempt
 from zerolab.course.lessons.zero_stage_1.world import World
 from zerolab.storages import storage_bytes
 
+ADAMS = {"exp_avg", "exp_avg_sq"}
+"""The names of m and v in the state of torch's Adam and AdamW."""
+
 
 def name_of(tensors: list[torch.Tensor], mine: Any) -> str | None:
     """The name under which `mine` keeps one of the tensors, other than as a gradient."""
@@ -51,6 +54,12 @@ def state_types() -> set[torch.dtype]:
     return {tensor.dtype for tensor in _tensors() if tensor.numel() > 1}
 
 
+def state_names() -> list[str]:
+    """The names of the state's tensors, without counters."""
+    items = (item for state in _states() for item in state.items())
+    return sorted({str(name) for name, value in items if torch.is_tensor(value) and value.numel() > 1})
+
+
 def whole_state(outcome: Attempt, world: World) -> str | None:
     """Whether a rank has more state than its share, and what it is of."""
     if world.optimizer_class is torch.optim.SGD or world.world_size == 1:
@@ -72,6 +81,8 @@ def _more(ended: Any) -> str:
         return f"the optimizer was built with {ended.updated.options}"
     if ended.state_types - {torch.float32}:
         return "the optimizer's state has another type than flat"
+    if set(ended.state_names) > ADAMS:
+        return "the optimizer's state has more than m and v"
     return "the state is not sharded"
 
 
@@ -81,6 +92,9 @@ def _advice(ended: Any) -> str:
     if ended.state_types - {torch.float32}:
         kinds = " and ".join(sorted(str(kind).removeprefix("torch.") for kind in ended.state_types))
         return f"It is in {kinds}: give the optimizer a shard in float32"
+    if set(ended.state_names) > ADAMS:
+        *names, last = ended.state_names
+        return f"It has {', '.join(names)} and {last}: keep what the optimizer makes, and no more"
     return "Give the optimizer your shard, not flat"
 
 
