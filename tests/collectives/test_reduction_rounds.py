@@ -10,7 +10,7 @@ from support import hostile
 from support.hostile import hostile_backend
 
 import zerolab
-from zerolab.collectives import Comm, Work, connect
+from zerolab.collectives import Comm, Work, connect, direct
 from zerolab.storages import MemoryMeter
 from zerolab.trace import Trace
 
@@ -81,6 +81,62 @@ def test_ranks_with_other_numbers_of_reductions_under_way_do_not_wait_for_each_o
         submit_in_rhythms, world_size, bucket_bytes, 8, backend="gloo", timeout=TIMEOUT_SECONDS
     )
     assert found == [[]] * world_size
+
+
+def submit_in_rounds(count: int) -> list[int]:
+    """The same where a round has the messages of one other rank, and the whole result is wanted."""
+    direct.IN_ROUNDS_FROM = 1
+    comm, under_way, wrong = comm_here(None), [], []
+
+    def finish(index: int, flat: torch.Tensor, work: Work) -> None:
+        work.wait()
+        if not torch.equal(flat, reduced(index, comm.world_size)):
+            wrong.append(index)
+
+    for index in range(count):
+        flat = values(comm.rank, index)
+        under_way.append((index, flat, comm.all_reduce(flat, subject(index))))
+        while len(under_way) > comm.rank:
+            finish(*under_way.pop(0))
+    for each in under_way:
+        finish(*each)
+    return wrong
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_the_same_where_messages_to_each_rank_go_in_turn(world_size: int):
+    found = zerolab.launch(submit_in_rounds, world_size, 8, backend="gloo", timeout=TIMEOUT_SECONDS)
+    assert found == [[]] * world_size
+
+
+def most_under_way(in_rounds_from: int) -> int:
+    """How many messages a rank sends at the same time in a gather."""
+    direct.IN_ROUNDS_FROM = in_rounds_from
+    comm, posted = comm_here(None), []
+    post, arrival = comm.control.post, direct.arrival
+    waited: list[int] = []
+
+    def counted_post(*args):
+        posted.append(1)
+        return post(*args)
+
+    def counted_arrival(works):
+        waited.append(len(posted))
+        posted.clear()
+        return arrival(works)
+
+    comm.control.post, direct.arrival = counted_post, counted_arrival
+    comm.all_gather(values(comm.rank, 0), subject(0)).wait()
+    return max(waited)
+
+
+@pytest.mark.parametrize("shard_bytes, together", [(NUMEL, 1), (NUMEL + 4, 3)])
+def test_messages_from_this_size_on_go_one_after_the_other(shard_bytes: int, together: int):
+    """A shard has NUMEL elements of 4 bytes on 4 ranks."""
+    assert (
+        zerolab.launch(most_under_way, 4, shard_bytes, backend="gloo", timeout=TIMEOUT_SECONDS)
+        == [together] * 4
+    )
 
 
 def reduce_each(numels: list[int], bucket_bytes: int) -> list[tuple[int, str]]:

@@ -11,7 +11,7 @@ from support import hostile
 from support.hostile import hostile_backend
 
 import zerolab
-from zerolab.collectives import Comm, connect
+from zerolab.collectives import Comm, connect, direct
 from zerolab.storages import MemoryMeter
 from zerolab.trace import Trace
 
@@ -66,15 +66,27 @@ def run_all(comm: Comm, cuts: list[int], dtype: torch.dtype) -> dict[str, bool |
     return found | {f"{event.op} bytes": event.wire_bytes for event in comm.trace.events}
 
 
-def on_gloo(cuts: list[int], dtype: torch.dtype, bucket_bytes: int | None) -> dict:
+def on_gloo(cuts: list[int], dtype: torch.dtype, bucket_bytes: int | None, in_rounds_from: int) -> dict:
+    direct.IN_ROUNDS_FROM = in_rounds_from
     return run_all(comm_here(bucket_bytes), cuts, dtype)
+
+
+@pytest.mark.parametrize("in_rounds_from", [1, 16], ids=["all in rounds", "some at once"])
+@pytest.mark.parametrize("cuts", CUTS.values(), ids=CUTS)
+def test_sums_in_rank_order_and_bytes_in_rounds(cuts: list[int], in_rounds_from: int):
+    check(cuts, torch.float32, None, in_rounds_from)
 
 
 @pytest.mark.parametrize("bucket_bytes", [None, 8, 20])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("cuts", CUTS.values(), ids=CUTS)
 def test_sums_in_rank_order_and_bytes(cuts: list[int], dtype: torch.dtype, bucket_bytes: int | None):
-    ranks = zerolab.launch(on_gloo, WORLD_SIZE, cuts, dtype, bucket_bytes, backend="gloo", timeout=60)
+    check(cuts, dtype, bucket_bytes, direct.IN_ROUNDS_FROM)
+
+
+def check(cuts: list[int], dtype: torch.dtype, bucket_bytes: int | None, in_rounds_from: int) -> None:
+    asked = (cuts, dtype, bucket_bytes, in_rounds_from)
+    ranks = zerolab.launch(on_gloo, WORLD_SIZE, *asked, backend="gloo", timeout=60)
     for found, (start, stop) in zip(ranks, pairwise(cuts), strict=True):
         reduce_bytes = (cuts[-1] - (stop - start)) * dtype.itemsize
         gather_bytes = (stop - start) * (WORLD_SIZE - 1) * dtype.itemsize
