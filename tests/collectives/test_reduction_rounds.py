@@ -46,22 +46,24 @@ def reduced(index: int, world_size: int, numel: int = NUMEL) -> torch.Tensor:
     return sum(every[1:], every[0].clone())
 
 
-def submit_in_rhythms(bucket_bytes: int, count: int) -> list[int]:
+def submit_in_rhythms(op: str, bucket_bytes: int | None, in_rounds_from: int, count: int) -> list[int]:
     """Reduce ``count`` units of equal size; returns those that came out wrong.
 
     Each rank has as many under way as its number says, and one. So while one rank waits for the first
     reduction, another has submitted several.
     """
+    direct.IN_ROUNDS_FROM = in_rounds_from
     comm, under_way, wrong = comm_here(bucket_bytes), [], []
+    result = comm.own if op == "reduce_scatter" else torch.clone
 
     def finish(index: int, flat: torch.Tensor, work: Work) -> None:
         work.wait()
-        if not torch.equal(comm.own(flat), comm.own(reduced(index, comm.world_size))):
+        if not torch.equal(result(flat), result(reduced(index, comm.world_size))):
             wrong.append(index)
 
     for index in range(count):
         flat = values(comm.rank, index)
-        under_way.append((index, flat, comm.reduce_scatter(flat, subject(index))))
+        under_way.append((index, flat, getattr(comm, op)(flat, subject(index))))
         while len(under_way) > comm.rank:
             finish(*under_way.pop(0))
     for each in under_way:
@@ -77,36 +79,17 @@ def test_ranks_with_other_numbers_of_reductions_under_way_do_not_wait_for_each_o
 
     All units have one size, so a part that was taken for another's would be seen in the sums.
     """
-    found = zerolab.launch(
-        submit_in_rhythms, world_size, bucket_bytes, 8, backend="gloo", timeout=TIMEOUT_SECONDS
-    )
-    assert found == [[]] * world_size
+    assert wrong_on(world_size, "reduce_scatter", bucket_bytes, direct.IN_ROUNDS_FROM) == [[]] * world_size
 
 
-def submit_in_rounds(count: int) -> list[int]:
-    """The same where a round has the messages of one other rank, and the whole result is wanted."""
-    direct.IN_ROUNDS_FROM = 1
-    comm, under_way, wrong = comm_here(None), [], []
-
-    def finish(index: int, flat: torch.Tensor, work: Work) -> None:
-        work.wait()
-        if not torch.equal(flat, reduced(index, comm.world_size)):
-            wrong.append(index)
-
-    for index in range(count):
-        flat = values(comm.rank, index)
-        under_way.append((index, flat, comm.all_reduce(flat, subject(index))))
-        while len(under_way) > comm.rank:
-            finish(*under_way.pop(0))
-    for each in under_way:
-        finish(*each)
-    return wrong
+def wrong_on(world_size: int, *asked) -> list[list[int]]:
+    return zerolab.launch(submit_in_rhythms, world_size, *asked, 8, backend="gloo", timeout=TIMEOUT_SECONDS)
 
 
+@pytest.mark.parametrize("op", ["reduce_scatter", "all_reduce"])
 @pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_the_same_where_messages_to_each_rank_go_in_turn(world_size: int):
-    found = zerolab.launch(submit_in_rounds, world_size, 8, backend="gloo", timeout=TIMEOUT_SECONDS)
-    assert found == [[]] * world_size
+def test_the_same_where_messages_to_each_rank_go_in_turn(world_size: int, op: str):
+    assert wrong_on(world_size, op, None, 1) == [[]] * world_size
 
 
 def most_under_way(in_rounds_from: int) -> int:

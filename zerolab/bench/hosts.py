@@ -84,7 +84,7 @@ def hosts(count: int, folder: Path) -> Iterator[list[Host]]:
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
     """Ignore a second SIGTERM or Ctrl-C, which would leave a part of the hosts there. Main thread only."""
-    if threading.current_thread() is not threading.main_thread():
+    if not _in_main_thread():
         yield
         return
     numbers = (signal.SIGTERM, signal.SIGINT)
@@ -96,9 +96,14 @@ def _undisturbed() -> Iterator[None]:
             signal.signal(number, each)
 
 
+def _in_main_thread() -> bool:
+    """Whether this thread may set what signals do."""
+    return threading.current_thread() is threading.main_thread()
+
+
 def _exit_when_terminated() -> Any:
     """Let SIGTERM raise SystemExit, so that `finally` runs; returns what was set. Main thread only."""
-    if threading.current_thread() is not threading.main_thread():
+    if not _in_main_thread():
         return None
     return signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 

@@ -16,8 +16,8 @@ from zerolab.trace import Event
 IN_ROUNDS_FROM = 2**19
 """Messages of so many bytes go in rounds: one is over before the next begins. In a round each rank sends to
 another rank, so a message has its links for itself. If all go at once, they share links unevenly, and in the
-end some links wait for others: 4 ranks then took 1.3 times as long for large messages over 400 Mbit/s. Short
-ones are not worth the wait between rounds.
+end some links wait for others: docs/benchmarks.md has what this takes. Short ones are not worth the wait
+between rounds.
 """
 
 
