@@ -44,16 +44,14 @@ HINTS = (
 
 
 class Ended(NamedTuple):
-    """What one rank ended with: parameters, optimizer state (None bytes if none), what else it holds.
+    """What one rank ended with: parameters, optimizer state, what else it holds.
 
     `ends`: flat at the end of each training step.
     """
 
     flat: torch.Tensor
     ends: list[np.ndarray]
-    state_bytes: int | None
-    state_types: set[torch.dtype]
-    state_names: list[str]
+    state: kept.State
     grown_bytes: int
     whole_copies: int
     name: str | None
@@ -96,9 +94,7 @@ def _train(cls: Callable, world: World, rank: int) -> Ended:
     return Ended(
         flat.detach().clone(),
         ends,
-        kept.state_bytes(),
-        kept.state_types(),
-        kept.state_names(),
+        kept.state(),
         min(after - before for before, after in pairwise(sizes)),
         len(whole),
         kept.name_of(new, mine) or kept.name_of(whole, mine),

@@ -1,7 +1,7 @@
 """Lesson 04's exercise: what a rank keeps between the steps: the optimizer's state, copies and histories."""
 
 import gc
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -40,24 +40,24 @@ def _states() -> list[dict[str, Any]]:
     return [state for optimizer in optimizers for state in optimizer.state.values()]
 
 
-def _tensors() -> list[torch.Tensor]:
-    return [tensor for state in _states() for tensor in state.values() if torch.is_tensor(tensor)]
+class State(NamedTuple):
+    """All optimizers' state: its bytes (None without any), and the types and names of its tensors."""
+
+    nbytes: int | None
+    types: set[torch.dtype]
+    names: list[str]
 
 
-def state_bytes() -> int | None:
-    """The bytes of all state, or None if no optimizer has any."""
-    return storage_bytes(_tensors()) if _states() else None
-
-
-def state_types() -> set[torch.dtype]:
-    """The types of the state's tensors, without counters."""
-    return {tensor.dtype for tensor in _tensors() if tensor.numel() > 1}
-
-
-def state_names() -> list[str]:
-    """The names of the state's tensors, without counters."""
-    items = (item for state in _states() for item in state.items())
-    return sorted({str(name) for name, value in items if torch.is_tensor(value) and value.numel() > 1})
+def state() -> State:
+    """Look at the state of all optimizers."""
+    states = _states()
+    found = [(str(name), value) for each in states for name, value in each.items() if torch.is_tensor(value)]
+    tensors = [(name, tensor) for name, tensor in found if tensor.numel() > 1]
+    return State(
+        storage_bytes(tensor for _, tensor in found) if states else None,
+        {tensor.dtype for _, tensor in tensors},
+        sorted({name for name, _ in tensors}),
+    )
 
 
 def whole_state(outcome: Attempt, world: World) -> str | None:
@@ -66,36 +66,31 @@ def whole_state(outcome: Attempt, world: World) -> str | None:
         return None
     share = 8 * world.numel / world.world_size
     for rank, ended in enumerate(outcome.values):
-        if ended.state_bytes is None:
+        if ended.state.nbytes is None:
             return "no optimizer holds any state: build optimizer_class([shard], lr=lr) once, and keep it"
-        if ended.state_bytes > 1.1 * share + 64:
+        if ended.state.nbytes > 1.1 * share + 64:
+            more, advice = _reading(ended)
             return (
-                f"the parameters are right, but {_more(ended)}: rank {rank} holds {ended.state_bytes:,} "
-                f"bytes of state, and m and v of its share have 8Ψ/N = {share:,.0f}. {_advice(ended)}"
+                f"the parameters are right, but {more}: rank {rank} holds {ended.state.nbytes:,} "
+                f"bytes of state, and m and v of its share have 8Ψ/N = {share:,.0f}. {advice}"
             )
     return None
 
 
-def _more(ended: Any) -> str:
-    if ended.updated.options:
-        return f"the optimizer was built with {ended.updated.options}"
-    if ended.state_types - {torch.float32}:
-        return "the optimizer's state has another type than flat"
-    if set(ended.state_names) > ADAMS:
-        return "the optimizer's state has more than m and v"
-    return "the state is not sharded"
-
-
-def _advice(ended: Any) -> str:
-    if ended.updated.options:
-        return "Pass on lr=lr and no more"
-    if ended.state_types - {torch.float32}:
-        kinds = " and ".join(sorted(str(kind).removeprefix("torch.") for kind in ended.state_types))
-        return f"It is in {kinds}: give the optimizer a shard in float32"
-    if set(ended.state_names) > ADAMS:
-        *names, last = ended.state_names
-        return f"It has {', '.join(names)} and {last}: keep what the optimizer makes, and no more"
-    return "Give the optimizer your shard, not flat"
+def _reading(ended: Any) -> tuple[str, str]:
+    """Why there is more state than a share's, and what to do."""
+    state: State = ended.state
+    if options := ended.updated.options:
+        return f"the optimizer was built with {options}", "Pass on lr=lr and no more"
+    if state.types - {torch.float32}:
+        kinds = " and ".join(sorted(str(kind).removeprefix("torch.") for kind in state.types))
+        advice = f"It is in {kinds}: give the optimizer a shard in float32"
+        return "the optimizer's state has another type than flat", advice
+    if set(state.names) > ADAMS:
+        *names, last = state.names
+        advice = f"It has {', '.join(names)} and {last}: keep what the optimizer makes, and no more"
+        return "the optimizer's state has more than m and v", advice
+    return "the state is not sharded", "Give the optimizer your shard, not flat"
 
 
 def parked(outcome: Attempt, world: World) -> str | None:
