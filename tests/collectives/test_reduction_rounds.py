@@ -8,6 +8,7 @@ import pytest
 import torch
 from support import hostile
 from support.hostile import hostile_backend
+from torch import nn
 
 import zerolab
 from zerolab.collectives import Comm, Work, connect, direct
@@ -90,6 +91,24 @@ def wrong_on(world_size: int, *asked) -> list[list[int]]:
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_the_same_where_messages_to_each_rank_go_in_turn(world_size: int, op: str):
     assert wrong_on(world_size, op, None, 1) == [[]] * world_size
+
+
+class Wide(nn.Module):
+    """Its shards on three ranks are larger than `IN_ROUNDS_FROM`."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.Sequential(nn.Linear(700, 700), nn.Linear(700, 700))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.blocks(x).square().mean()
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_training_with_large_messages_has_the_bits_of_one_process(stage: int):
+    assert direct.IN_ROUNDS_FROM < 4 * 700 * 700 / 3
+    inputs = lambda step, rank: values(rank, step, 4 * 700).view(4, 700)
+    assert zerolab.verify(stage, 3, Wide, inputs).ok
 
 
 def most_under_way(in_rounds_from: int) -> int:
