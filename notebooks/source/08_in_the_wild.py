@@ -567,8 +567,9 @@ for engine in SETTINGS:
     print(f"{engine} is recorded, with {len(recorded(engine).messages)} messages")
 
 # %% [markdown]
-# On eight nodes of eight A100 with 100 Gbit/s, a step computes for 2.2 seconds, and stage 2's messages are
-# under way for 2.2 seconds. **How many seconds of a step does stage 2 still wait for messages?**
+# On eight nodes of eight A100 with 100 Gbit/s, a step computes for 2.2 seconds: 0.9 in the forward pass and
+# 1.3 in the backward pass. Stage 2's messages are under way for 2.2 seconds, too. **How many seconds of a
+# step does stage 2 still wait for messages?** A guess within 15 % is right.
 
 # %%
 my_guess = ...

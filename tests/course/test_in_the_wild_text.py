@@ -87,8 +87,16 @@ def test_what_the_simulated_steps_wait_for():
     assert said(f"a step computes for {step.computation_seconds:.1f} seconds")
     assert said(f"under way for {step.message_seconds:.1f} seconds")
     assert said(f"gathers take {lasts(gathers):.1f} seconds", f"another {lasts(reductions):.1f} seconds")
-    forward = lasts([each for each in computing if each.stop <= reductions[0].start])
-    assert forward < lasts(gathers) and lasts(reductions) < lasts(computing) - forward
+    forward = 32 * lasts(computing[1:2])  # one block of 32; the head is small beside them
+    backward = lasts(computing) - forward
+    assert forward < lasts(gathers) and lasts(reductions) < backward
+    assert said(f"{forward:.1f} in the forward pass and {backward:.1f} in the backward pass")
+    mistakes, answer = quiz.WAITS.mistakes.values(), step.exposed_seconds
+    rounded = [round(each, 1) for each in (lasts(gathers), forward, step.computation_seconds)]
+    for hidden in (rounded[1], rounded[2] / 3):
+        estimate = rounded[0] - hidden
+        assert any(abs(estimate - known) < 0.01 for known in mistakes)
+        assert abs(estimate - answer) > quiz.WAITS.tolerance * answer, "a named mistake is no right answer"
     hybrid = simulated("hybrid", 100)
     between = [each for each in hybrid.intervals if each.name.startswith("all_reduce")]
     assert {each.details["phase"] for each in between} == {"backward"}

@@ -62,6 +62,13 @@ class ScalesTheWholeGradient(MyZero1):
         ring.all_gather(self.flat)
 
 
+class ScalesAndCopies(MyZero1):
+    def step(self, gradient):
+        self.shard.grad = ring.reduce_scatter(gradient / self.world_size).clone()
+        self.optimizer.step()
+        ring.all_gather(self.flat)
+
+
 class KeepsItsShard(MyZero1):
     """The optimizer has a copy of the shard: no whole tensor, and more than four shards at once."""
 
@@ -95,7 +102,11 @@ GOLD = {
 SILVER = {
     on_a_copy: (check_reduce_scatter, "beside the tensor of 8008, a second one of full size"),
     a_buffer_for_each_round: (check_reduce_scatter, "bytes at once beside the tensor of 8008"),
-    ScalesTheWholeGradient: (check_zero1, "has a tensor of 4004 bytes in a step, beside flat"),
+    ScalesTheWholeGradient: (
+        check_zero1,
+        "keeps a tensor of 4004 bytes between the steps (look at `self.shard.grad`)",
+    ),
+    ScalesAndCopies: (check_zero1, "has a tensor of 4004 bytes in a step, beside flat"),
     reduces_a_copy: (check_reduce_and_keep, "has a tensor of 3072 bytes in a call, beside flat"),
 }
 

@@ -30,7 +30,8 @@ def held_too_much(cls: Callable) -> Reached | None:
             name = f" (look at `{largest.name}`)" if largest.name else ""
             return silver(
                 f"with {WORLD.world_size} ranks, rank {rank} keeps a tensor of {largest.kept} bytes between "
-                f"the steps{name}, beside flat, which has {WORLD.start.nbytes}. Keep no whole copy of flat"
+                f"the steps{name}, beside flat, which has {WORLD.start.nbytes}. Keep no tensor of this size, "
+                "and no view of one: a view keeps the whole storage"
             )
         if largest.in_step >= WORLD.start.nbytes:
             return silver(
