@@ -2,6 +2,8 @@
 
 import base64
 import html
+import itertools
+import math
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 import torch.distributed as dist
-from matplotlib.colors import to_hex
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from support.lessons import drawing, solutions_travel_by_value
 
@@ -252,8 +254,26 @@ def test_words_are_legible_on_every_colour():
 
 
 def test_category_colours_are_no_others():
+    """In CIE Lab a distance of 2 is just visible; 25 is a plain difference."""
     others = {entry["color"] for entry in look._SERIES} | {look.rank_colour(rank) for rank in range(8)}
-    assert not others & set(look.COLOURS.values())
+    for name, colour in look.COLOURS.items():
+        for other in others:
+            assert math.dist(lab(colour), lab(other)) > 25, f"{other} looks like the colour of {name}"
+
+
+def test_the_colours_of_ranks_are_not_each_others():
+    for one, other in itertools.combinations(map(look.rank_colour, range(8)), 2):
+        assert math.dist(lab(one), lab(other)) > 25, (one, other)
+
+
+def lab(colour: str) -> tuple[float, float, float]:
+    """A colour in CIE Lab (D65), where equal distances look equally different."""
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour))
+    x = (0.4124 * red + 0.3576 * green + 0.1805 * blue) / 0.9505
+    y = 0.2126 * red + 0.7152 * green + 0.0722 * blue
+    z = (0.0193 * red + 0.1192 * green + 0.9505 * blue) / 1.089
+    f, g, h = (v ** (1 / 3) if v > 0.008856 else 7.787 * v + 16 / 116 for v in (x, y, z))
+    return 116 * g - 16, 500 * (f - g), 200 * (g - h)
 
 
 # ---- live source

@@ -25,7 +25,7 @@ COLOURS = {
     "optimizer state": "#009E73",
     "activations": "#CC79A7",
 }
-_RANK_COLOURS = ("#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377", "#BBBBBB", "#994F00")
+_RANK_COLOURS = ("#3B2A8C", "#C93C34", "#DDCC66", "#7FCDEE", "#662244", "#8E8E8E", "#CCCCAA", "#8B5E2B")
 # Lines that are no category: each has a mark of its own too, so that colour is not needed to tell them apart.
 _SERIES = rcsetup.cycler(color=[INK, "#7A3E9D", "#A8323E", "#5B6770"], marker=["x", "o", "s", "^"])
 # 10 points are 16 pixels on a wide page and 9 on a phone, whose page scrolls sideways if it is narrower.
