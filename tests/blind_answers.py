@@ -6,10 +6,10 @@ tests/blind/ has a file for each lesson. Its cells are what a reader would type 
 
     # %% check_average | divides by the number of ranks twice | you divided twice
 
-A cell's first line has the check, what the author did wrong on purpose, and words that the check's message has
-if it names this mistake. The words are empty where the author found no such message. An answer whose mistake
-begins with "right" is right, in a style of its own. The exit code is 1 if a wrong answer passed, a right one
-was refused, or a message no longer has its words.
+A cell's first line has the check, what the author did wrong on purpose, and words that the check's message
+has if it names this mistake. The words are empty where the author found no such message. An answer whose
+mistake begins with "right" is right, in a style of its own. The exit code is 1 if a wrong answer passed, a
+right one was refused, or a message no longer has its words.
 """
 
 import ast

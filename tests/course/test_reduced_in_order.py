@@ -214,6 +214,20 @@ class OnesForZeros(Queue):
                 self.take(name)
 
 
+class DoubleZeros(Queue):
+    def finish(self):
+        for name, numel in self.sizes.items():
+            if name not in self.shards:
+                if self.flats[name] is None:
+                    self.flats[name] = torch.zeros(numel, dtype=torch.float64)
+                self.take(name)
+
+
+class ByElements(Queue):
+    def reduce(self, flat):
+        return super().reduce(flat) / flat.numel()
+
+
 class Listed(Queue):
     def finish(self):
         super().finish()
@@ -414,6 +428,8 @@ ORDER_WRONG = [
     (AllInFinish, "For gold: after unit a got ready rank 0 holds 1 whole buffer, and 0 wait"),
     (AllInFinish, "keeps unit a, and it is its turn: reduce it at once"),
     (alone(NoZeros), "finish has to reduce zeros for each such unit"),
+    (alone(DoubleZeros), "as many as the unit has elements, and in its type: torch.zeros(sizes[name])"),
+    (ByElements, "each shard is divided by the unit's number of elements"),
     (alone(NoFinish), "was never sent: rank 1 has returned"),
     (Views, "is a view, which keeps the whole buffer: keep a clone of the chunk"),
     (AllReduced, "bronze, because the values are right. For silver: rank 0 sends"),

@@ -295,7 +295,20 @@ def never_waits(flat, kept):
     return added(mine, kept)
 
 
+def whole_buffer(flat, kept):
+    ring.reduce_scatter(flat)
+    return flat.clone() if kept is None else kept + flat
+
+
+def whole_buffer_of_uneven(flat, kept):
+    mine = ring.reduce_scatter(flat)
+    mine = mine if flat.numel() % dist.get_world_size() == 0 else flat
+    return added(mine.clone(), kept)
+
+
 WRONG = [
+    (whole_buffer, "it keeps the whole buffer after the reduction, and only this rank's chunk of that is"),
+    (whole_buffer_of_uneven, "it keeps the whole buffer after the reduction"),
     (remembered, "the first step is right, and a second one is not: a step begins with kept=None"),
     (without_the_rest, "Rank 0 keeps 250 elements, which is numel // N: the last element is lost"),
     (torchs_chunk, "Rank 1 keeps 251 elements. Its chunk has 250. Chunk r is ring.chunks(numel, N)[r]"),

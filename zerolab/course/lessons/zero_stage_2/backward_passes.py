@@ -92,6 +92,8 @@ MISTAKES: dict[str, Mistake] = {
         lambda c, name, r: c.gradient(r, name)[c.cut(name, r)],
     "each shard is the mean over the ranks: leave the sum":
         lambda c, name, r: c.total(name)[c.cut(name, r)] / c.world_size,
+    "each shard is divided by the unit's number of elements: leave the sum":
+        lambda c, name, r: c.total(name)[c.cut(name, r)] / c.sizes[name],
     "every rank keeps the whole sum: keep a clone of the chunk that ring.reduce_scatter returns":
         lambda c, name, r: c.total(name),
     "every rank keeps its own whole gradient: reduce it, and keep a clone of the chunk":

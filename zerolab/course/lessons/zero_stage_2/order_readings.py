@@ -54,7 +54,8 @@ def _failed(outcome: Attempt, case: Case) -> str:
     if crossed and missing:
         return (
             f"{failure}. Some ranks have no gradient of {', '.join(missing)}: finish has to reduce zeros for "
-            "each such unit, torch.zeros(sizes[name]), because the other ranks wait for them"
+            "each such unit, because the other ranks wait for them; as many as the unit has elements, and in "
+            "its type: torch.zeros(sizes[name])"
         )
     return failure + ". Every rank must reduce every unit, and all of them in one order" * crossed
 
