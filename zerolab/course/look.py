@@ -14,6 +14,7 @@ from matplotlib import rcsetup
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import TightLayoutEngine
 from matplotlib.patches import Rectangle
 
 # The paper is part of the picture, so words have the same contrast on a light page and on a dark one.
@@ -107,7 +108,8 @@ def magnify(axes: Axes) -> None:
 
 def figure(height: float = 2.6) -> Figure:
     """An empty figure, so many inches high: add axes with ``.subplots()`` and display it with `show`."""
-    return Figure(figsize=(WIDTH_INCHES, height), dpi=72, layout="tight")
+    once = TightLayoutEngine(rect=None)  # "tight" has a rect, the whole figure, and measures all words twice
+    return Figure(figsize=(WIDTH_INCHES, height), dpi=72, layout=once)
 
 
 def paint(canvas: Figure, draw: Draw, values: dict) -> tuple[str, str]:
