@@ -5,7 +5,8 @@
 # >
 # > *Afterwards you can* say from memory why a model of 1.5 billion parameters does not fit into a large GPU,
 # > compute the bytes per GPU at each ZeRO stage and the largest batch that fits beside them, say what
-# > fine-tuning saves where most weights are not trained, and find the two usual mistakes in such a number.
+# > fine-tuning saves where most weights are not trained, and name the two most frequent mistakes in such a
+# > computation.
 # >
 # > *Paper:* ZeRO, §3 and §5, Figure 1 and Table 1, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
 # >
@@ -225,9 +226,9 @@ show_source(memory.model_states, docstring=False)
 # product to the frozen matrix. That is 0.13 million parameters beside 16.8 million.
 #
 # > **Difficulty 2 of 5 · importance 3 of 5 · 6 minutes.** A model has `frozen` parameters, in bf16, and
-# > `trained` ones come on top of them, trained with Adam in mixed precision. Return the bytes of
-# > model states on each GPU. A stage shards frozen weights where it shards trained ones. Write the formula
-# > yourself, without `memory.model_states`.
+# > `trained` further ones, which Adam trains in mixed precision. Return the bytes of model states on each
+# > GPU. A stage shards frozen weights where it shards trained ones. Write the formula yourself, without
+# > `memory.model_states`.
 
 
 # %%
@@ -243,13 +244,14 @@ check_adapter_bytes(adapter_bytes)
 # Stuck? `check_adapter_bytes.hint(1)` prints a hint, `hint(2)` and `hint(3)` say more, and
 # `check_adapter_bytes.solution()` prints a solution.
 #
-# With your function compare a 7B model, fine-tuned as a whole on one GPU (112 GB), with 20 million trained
-# parameters beside it. Then look at 8 GPUs, stage by stage: which stage saves enough to matter?
+# With your function compare two ways to fine-tune a 7B model on one GPU. If all of it is trained, it has 112
+# GB. How much has it if it is frozen, with 20 million trained parameters beside it? Then look at 8 GPUs,
+# stage by stage: which stage saves enough to matter?
 #
 # <details><summary>Answer</summary>
 #
-# One GPU holds 14 + 0.32 GB. On 8 GPUs stages 1 and 2 save 0.21 and 0.245 of the 0.32 GB, and stage 3 takes
-# all of it to 1.8 GB. So a fine-tuning like this one needs data parallelism and a GPU that holds 14 GB, or
+# One GPU holds 14 + 0.32 GB. On 8 GPUs stages 1 and 2 save 0.21 and 0.245 of the 0.32 GB, and stage 3 reduces
+# the whole to 1.8 GB. So a fine-tuning like this one needs data parallelism and a GPU that holds 14 GB, or
 # stage 3. Stages 1 and 2 hardly help.
 # </details>
 

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 02 · Collectives: four ways to move a tensor
 #
-# > **60 minutes.** *You need:* lesson 00 (rank, send, receive), and some patience with indices.
+# > **60 minutes.** *You need:* lesson 00 (rank, send, receive), and some index arithmetic.
 # >
 # > *Afterwards you can* say what four operations do in which all ranks take part, build a ring that carries
 # > them, and compute the bytes each rank sends. (15 of the minutes are the second exercise, which can wait:
@@ -207,7 +207,7 @@ show_source(ring.chunks, docstring=False)
 # >
 # > - **Silver:** the chunks are right, each rank sends to one neighbour alone, and no rank sends more than
 # >   (N−1)/N of the tensor. The neighbour is rank + 1, or rank - 1 if your ring runs the other way. The check
-# >   demands all of that, so there is no bronze.
+# >   demands these three things, so there is no bronze.
 # > - **Gold:** beside `tensor` no rank ever holds more than two chunks.
 #
 # All ranks must send and receive at the same time. If all of them call `dist.send` first, all of them wait,
@@ -249,9 +249,10 @@ show_source(ring.reduce_scatter, docstring=False)
 # %% [markdown]
 # ## Second exercise: the other half
 #
-# > **Difficulty 3 of 5 · importance 4 of 5 · 15 minutes.** ZeRO replaces this call by its two halves. Write
-# > `my_all_reduce(tensor)` with send and receive: every rank ends with the sum over all ranks. Return it, or
-# > overwrite `tensor` with it and return nothing. It may call your `my_reduce_scatter`.
+# > **Difficulty 3 of 5 · importance 4 of 5 · 15 minutes.** A training loop calls all-reduce, and ZeRO
+# > replaces this call by its two halves. Write `my_all_reduce(tensor)` with send and receive: every rank ends
+# > with the sum over all ranks. Return it, or overwrite `tensor` with it and return nothing. It may call your
+# > `my_reduce_scatter` and `ring.chunks`, and no other function of `ring`.
 # >
 # > - **Bronze:** the sum is right, for any number of ranks.
 # > - **Silver:** no rank sends more than 2(N−1)/N of the tensor.

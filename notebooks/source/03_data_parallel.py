@@ -5,7 +5,7 @@
 # > an all-reduce (lesson 02).
 # >
 # > *Afterwards you can* say what data parallelism averages and when that average is wrong, why gradients are
-# > sent several at a time and during the backward pass, and what all ranks hold N times. (The first exercise
+# > sent several at a time and during the backward pass, and which copies the ranks hold. (The first exercise
 # > takes 10 minutes more, and can be left out.)
 # >
 # > *Paper:* ZeRO, §3.1 and §7.1, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
@@ -72,8 +72,8 @@ predict(my_guess, moved[0], quiz.FIRST_STEP, *rows)
 
 # %% [markdown]
 # If the gradients are averaged first, both ranks step in the direction of the mean. If the weights are
-# averaged last, two steps of equal length in opposite directions cancel. Nothing is left of the fact that the
-# gradient of rank 0 was three times as large.
+# averaged last, two steps of equal length in opposite directions cancel. The gradient of rank 0 was three
+# times as large, and the result does not show it.
 #
 # Data parallelism averages **gradients**. Then all ranks give the same numbers to the same optimizer and get
 # the same weights.
@@ -201,10 +201,10 @@ show(fig, f"Loss over all tokens in two runs. After step 20 the wrong mean's is 
 
 # %% [markdown]
 # There is no warning. The run that does not weigh trains, but on a different loss: rank 1's few tokens count
-# as much as rank 0's many, so the model learns the other text less well. An engine sees a loss, and not how
-# many tokens it is the mean of. So you have to tell it. In zerolab you pass the *sum* of the losses and the
-# count: `optimizer.mean_loss(loss_sum, count).backward()` computes the gradient of the mean over the tokens
-# of all ranks.
+# as much as rank 0's many, so the model learns rank 0's text less well. An *engine*, the code that shards and
+# sends, gets the loss alone. It cannot know how many tokens that is the mean of, so you have to pass the
+# count. In zerolab you pass the *sum* of the losses, too: `optimizer.mean_loss(loss_sum, count).backward()`
+# computes the gradient of the mean over the tokens of all ranks.
 #
 # ## One message per parameter
 #
@@ -289,8 +289,8 @@ for average_them in (average_each, average_flat):
 # backward pass continues.
 #
 # The figure below shows a model, not a measurement. 3 GB of gradients appear evenly during 0.4 s of backward.
-# The messages go over a ring with α = 10 µs and 25 GB/s. **What is the best bucket size for 64 GPUs? And for
-# 8?**
+# The messages go over a ring with α = 10 µs and 25 GB/s. Find the best bucket size for 64 GPUs, and then for
+# 8, with the sliders.
 
 
 # %%
@@ -324,12 +324,13 @@ explore(buckets, height=3.8, bucket_MB=sizes, gpus=gpus)
 #
 # If buckets are too small, each of them costs α. If they are too large, all ranks wait for the last one after
 # the backward pass. With more GPUs a bucket has more latency, so the best size grows with N. PyTorch's own
-# data parallelism, `DistributedDataParallel` or *DDP*, starts with 25 MB.
+# data parallelism, `DistributedDataParallel` or *DDP*, fills buckets of 25 MB by default. (Its first bucket
+# has 1 MB, so that the first message leaves early.)
 #
 # In zerolab a bucket is called a *unit*: there is one for each block of the model, and one for the rest. Its
 # parameters are *views* of one *flat buffer* all the time, so nothing has to be copied before a message or
-# after it. When a message is on its way while the rank computes, that is called *overlap*.
-# Lesson 05 watches it in a real step.
+# after it. When a message is on its way while the rank computes, that is called *overlap*. Lesson 05 shows it
+# in a real step.
 #
 # ## Optional exercise (10 minutes): fill the buckets
 #
@@ -340,8 +341,8 @@ explore(buckets, height=3.8, bucket_MB=sizes, gpus=gpus)
 # > ranks. All gradients are contiguous.
 # >
 # > - **Bronze:** the mean is right.
-# > - **Silver:** no message more than necessary, no message larger than `bucket_bytes`, and no byte more than
-# >   the gradients have.
+# > - **Silver:** as few messages as possible, none of them larger than `bucket_bytes`, and together as many
+# >   bytes as the gradients have.
 # > - **Gold:** the buckets are sent in the order of the list, and beside the gradients never more than two of
 # >   them are in memory.
 
@@ -400,7 +401,9 @@ def train_stage_0():
 # %% [markdown]
 # For comparison, a single process, without messages and without a sharded optimizer. It adds up the gradients
 # of the four micro-batches *in the order of the ranks* and divides once. A floating-point sum depends on its
-# order, so equal bits need an equal order.
+# order, so equal bits need an equal order. Lesson 02's ring has another one: there the sum of chunk 0 begins
+# with rank 1. So over gloo the engine sends each chunk directly to the rank that adds it, and this rank adds
+# in the order of the ranks. That takes as many bytes as the ring.
 
 
 # %%
@@ -493,8 +496,8 @@ show(fig, f"Measured on each of {RANKS} ranks: {said}. All rows are equal.")
 # > - Ranks may have different counts.
 # > - A parameter that this rank did not use has `grad = None`. Other ranks may have used it. Count it as zero
 # >   on this rank.
-# > - A gradient may be stored like a transposed tensor. (`all_reduce` adds storages, not elements. Find out
-# >   what goes wrong if the gradient is transposed on one rank only.)
+# > - A gradient may be stored like a transposed tensor, also on one rank only. Its elements must be sent in
+# >   the order of their indices, which is the order of `flatten()`, and not in the order of its storage.
 # > - Send one message in all. The count can be sent with the gradients. The message has the type of the
 # >   gradients, and no elements but these and one count.
 # >

@@ -93,10 +93,10 @@ predict(my_guess, states.total_bytes / 1e9, quiz.STAGE_1, *rows)
 #
 # ## A sharded optimizer that is wrong
 #
-# Below is a first attempt as one often sees it. Each rank takes an equal part of the parameter *list* and
-# gives it to its own Adam. The code runs, the loss falls, and memory is saved. It has three bugs. Find them
-# before you continue. One of them leaves parameters untrained. **How many of the 29 tensors of this model
-# does no rank update?**
+# Below is a first attempt, of a kind that is often written. Each rank takes an equal part of the parameter
+# *list* and gives it to its own Adam. The code runs, the loss falls, and memory is saved. It has three bugs.
+# Find them before you continue. One of them leaves parameters untrained. The model has 29 tensors, and four
+# ranks train it. **How many of the 29 does no rank update?**
 
 
 # %%
@@ -180,8 +180,8 @@ explore(partial(figures.partition_map, layer=layer), height=3.4, ranks=slider(1,
 #
 # ## Exercise: which slices does a rank own?
 #
-# > **Difficulty 2 of 5 · importance 4 of 5 · 8 minutes.** Every sharded engine computes this: the
-# > optimizer, the checkpoint and the error messages need to know which part of which parameter is on which
+# > **Difficulty 2 of 5 · importance 4 of 5 · 8 minutes.** Every sharded engine computes this: the optimizer,
+# > the files of a saved run and the error messages need to know which part of which parameter is on which
 # > rank. A run of neighbouring elements of a parameter is a *slice*.
 # >
 # > - `sizes` are the numbers of elements of the parameters. They stand in the flat buffer one after the
@@ -259,13 +259,14 @@ show_diff(stage0, stage1)
 
 # %% [markdown]
 # Three of the six methods changed. `setup` owns a shard instead of everything. `reduce_grads` is the first
-# half. `update` steps and then starts the second half. `unit.expect` does not wait for it: whatever uses the
-# unit's parameters next waits, which is usually the next forward. All stages share the rest of the package.
+# half. `update` steps and then starts the second half. `unit.expect` does not wait for it. The next forward
+# waits for it, or whatever else uses the unit's parameters before. All stages share the rest of the package.
 #
 # ## Measure it
 #
 # One training step at each stage, on four ranks, in mixed precision, so that there are master weights to
-# count. `optimizer.memory()` counts real storages. The formula knows only Ψ, N and the stage.
+# count. (The proof below trains in fp32 again.) `optimizer.memory()` counts real storages. The formula is
+# computed from Ψ, N and the stage alone.
 
 
 # %%
@@ -331,8 +332,8 @@ for stage in (0, 1):
 # *events*. An event is one message or one update.
 #
 # We leave out the events of the phase `control`. In these messages of a few bytes the ranks compare what they
-# are doing. If one rank does something else, the error names that rank, and the others do not wait for it for
-# ever. These *control messages* carry no parameters and no gradients.
+# are doing. If one rank does something else, the error names that rank, and the others stop waiting. These
+# *control messages* carry no parameters and no gradients.
 
 
 # %%
@@ -373,7 +374,7 @@ for rank, events in enumerate(zerolab.launch(one_step, 2)):
 # > **Difficulty 3 of 5 · importance 5 of 5 · 15 minutes.** Write `MyZero1` for a model that is already one
 # > flat tensor.
 # >
-# > - `flat` holds all parameters, the same on every rank. N need not divide its length.
+# > - `flat` holds all parameters, the same on every rank. Its length may be no multiple of N.
 # > - `step(gradient)` gets this rank's own gradient, of the same length. When it returns, `flat` must hold
 # >   on every rank the parameters of a process that stepped on the **mean** gradient.
 # > - Each rank keeps 1/N of the optimizer state and sends no more than 2Ψ.
@@ -422,8 +423,8 @@ check_zero1(MyZero1)
 # >   with one dimension, of `stop - start` elements. Each file is one shard, as long as all others.
 # > - The old padding holds numbers of no use. In the new shards the padding is zeros.
 # >
-# > *Bronze:* the values are right. *Silver:* a rank reads no more numbers than its shard has. The
-# > checkpoint of a large model does not fit into one machine's memory.
+# > *Bronze:* the values are right. *Silver:* a rank reads no more numbers than its shard has. What is saved
+# > of a large model, its *checkpoint*, does not fit into one machine's memory.
 
 
 # %%
@@ -549,7 +550,7 @@ answer(my_answers, quiz.QUESTIONS)
 # - Cut the flat buffer, not the parameter list. Then shards are equal, nothing is left over, and every
 #   element has one owner.
 # - The update goes between the halves of the all-reduce. That is 2Ψ as before. An implementation that moves
-#   3Ψ is wrong.
+#   3Ψ sends more than it has to.
 # - The optimizer state is K = 12 bytes per parameter in mixed precision, *master weights included*. So stage
 #   1 takes 4Ψ + 12Ψ/N.
 # - 4Ψ stay on every rank. Half of that is gradients, and after the reduce-scatter a rank needs only 1/N of

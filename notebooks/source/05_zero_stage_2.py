@@ -102,8 +102,8 @@ for stage in (1, 2):
         print(f"stage {stage}  {category:<16} {held:>11,.0f}   as the formula says: {held == expected}")
 
 # %% [markdown]
-# One line differs. Now look at the code for it. (P_os+g is the paper's name for stage 2: partitioned
-# optimizer states and gradients.)
+# One line of this output differs between the stages, `grads_bytes`. Now look at the code for it. (P_os+g is
+# the paper's name for stage 2: partitioned optimizer states and gradients.)
 
 # %%
 show_diff(stage1, stage2)
@@ -202,9 +202,9 @@ for op, unit, logical_bytes in events:
 # are summed without an error, and two blocks train on each other's gradients. So a unit that is ready early
 # waits for its turn.
 #
-# It happens: two branches of a model may end in another order on another rank. And a unit may get no gradient
-# at all on one rank, if its batch did not use that part of the model. The other ranks still wait for that
-# rank's message. So it takes part with zeros.
+# This does occur: where a model has two branches, one rank may finish the first branch first, and another
+# rank the second. And a unit may get no gradient at all on one rank, if its batch did not use that part of
+# the model. The other ranks still wait for that rank's message. So it takes part with zeros.
 #
 # ## Exercise: reduce in one order
 #
@@ -273,9 +273,9 @@ show(fig, figures.timeline(fig, runs))
 
 # %% [markdown]
 # Read the columns from left to right. The figure shows the order of the events and not how long they took. In
-# the upper run each reduction ends before the next gradient is computed: the network and the processor take
-# turns. In the lower run the next gradients can be computed while a reduction is still running. Only the
-# reduction of layer 0 has no computation beside it.
+# the upper run each reduction ends before the next gradient is computed: while one of network and processor
+# works, the other waits. In the lower run the next gradients can be computed while a reduction is still
+# running. Only the reduction of layer 0 has no computation beside it.
 #
 # The results are the same, bit for bit. Overlap changes when messages are sent, and nothing else.
 #
@@ -323,10 +323,10 @@ explore(gradients_over_time, height=2.8, reduces_in_flight=choice(limits, 1))
 # Read it from left to right. At stage 1 each unit's buffer is filled and stays. (Small gradients wait beside
 # the buffer until several of them are copied in one call. That is the small step down at the end of each
 # unit.) At stage 2 the bytes grow and fall with every unit: a buffer is filled, and three quarters of it are
-# freed when its sum is there. The low points rise, because each unit leaves its quarter behind. With more
-# ranks they rise less. So with many ranks the *peak*, the most that is held at once, **depends on the size of
-# a unit and hardly on the size of the model.** With 8 in flight the engine waits for nothing, and stage 2
-# holds as much as stage 1.
+# freed when its sum is there. The low points rise, because a quarter of each unit stays. With more ranks they
+# rise less. So with many ranks the *peak*, the most that is held at once, **depends on the size of a unit and
+# hardly on the size of the model.** With 8 in flight the engine waits for nothing, and stage 2 holds as much
+# as stage 1.
 #
 # ## Gradient accumulation: what it costs
 #
@@ -386,7 +386,9 @@ for m in (1, 2, 4, 8):
     print(f"M = {m}:  " + "   ".join(f"{way} {costs[way, m][0]:g}Ψ" for way in WAYS))
 
 # %% [markdown]
-# Stage 2 moves (M+1)Ψ, to the byte. The figure shows traffic and memory side by side. Move M.
+# Stage 2 moves (M+1)Ψ, to the byte. The figure shows traffic and memory side by side. Move M. (Stage 2 holds
+# a little more from the second micro-batch on, 0.58Ψ in place of 0.51Ψ: then the shards of all units are
+# there while a unit is reduced.)
 
 
 # %%
@@ -418,8 +420,8 @@ explore(accumulation, height=2.1, micro_batches=slider(1, 8, 4))
 # >     kept = reduce_and_keep(flat, kept)
 # > ```
 # >
-# > - `flat` is this rank's gradient, one whole flat buffer. You may overwrite it. N need not divide its
-# >   length: a rank's shard is its chunk, `flat[ring.chunks(flat.numel(), N)[rank]]`.
+# > - `flat` is this rank's gradient, one whole flat buffer. You may overwrite it. Its length may be no
+# >   multiple of N: a rank's shard is its chunk, `flat[ring.chunks(flat.numel(), N)[rank]]`.
 # > - Return this rank's shard of the sum over all ranks *and* over all micro-batches of this step so far.
 # > - Nothing of `flat` may stay in memory. For each micro-batch a rank may send (N−1)/N of `flat` and no
 # >   more.
@@ -488,8 +490,8 @@ def average_grad_of(parameter):
 
 
 # %% [markdown]
-# Now all four combinations. Two ranks make three steps each on their own batches. Which combinations keep the
-# two replicas equal, and which of the others raise an error? **How many of the four keep them equal?**
+# Now all four combinations. Two ranks make three steps each on their own batches. **How many of the four keep
+# the two replicas equal?** Guess, too, which of the others raise an error.
 
 # %%
 my_guess = ...
@@ -542,10 +544,10 @@ shards = [torch.tensor([1.0, 2.0, 2.0]), torch.tensor([4.0, 0.0, 0.0])]
 predict(my_guess, torch.cat(shards).norm().item(), quiz.NORM)
 
 # %% [markdown]
-# Squares can be added. So each rank sends one number, the square of its norm, and takes the root of the sum.
-# That is `optimizer.clip_grad_norm_`. PyTorch's own function looks at `parameter.grad` on one rank. It would
-# find nothing there and return 0 without an error. So zerolab puts an object into `parameter.grad` that
-# raises an error:
+# Norms cannot be added, and their squares can. So each rank sends one number, the square of its norm, and
+# takes the root of the sum. That is `optimizer.clip_grad_norm_`. PyTorch's own function looks at
+# `parameter.grad` on one rank. It would find nothing there and return 0 without an error. So zerolab puts an
+# object into `parameter.grad` that raises an error:
 
 
 # %%

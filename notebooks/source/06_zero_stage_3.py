@@ -4,8 +4,8 @@
 # > **75 minutes.** *You need:* lesson 05, where a gradient is freed once it is reduced.
 # >
 # > *Afterwards you can* follow one parameter through a step, free a storage and fill it again, compute
-# > traffic unit by unit and the peak when units are gathered ahead, and say what a sharded parameter refuses
-# > and why.
+# > traffic unit by unit and the peak when units are gathered ahead, and say which uses of a sharded parameter
+# > raise an error and why.
 # >
 # > *Paper:* ZeRO, §5.3 and §7.2.2, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
 # >
@@ -138,11 +138,11 @@ for when, whole, nbytes in zerolab.launch(life, 2)[0]:
     print(f"{when:<17} layer 1's weight is {'whole' if whole else 'freed'}, {nbytes} bytes")
 
 # %% [markdown]
-# The weight is whole twice and freed at all other times. (72 numbers take 288 bytes. The rest of the 384
-# bytes is padding, because every shard begins at a multiple of 64 bytes.) It is gathered for forward, freed,
-# and gathered **again** for backward: the gradient of the layer's input is the gradient of its output times
-# the *weight*. Many people forget this second gather. You can make that mistake in the third
-# exercise below.
+# The weight is whole twice and freed at all other times. (72 numbers take 288 bytes, so each of the two ranks
+# has 144 of them. Every shard is padded to a multiple of 64 bytes, here 192, and two of them are 384.) It is
+# gathered for forward, freed, and gathered **again** for backward: the gradient of the layer's input is the
+# gradient of its output times the *weight*. Many people forget this second gather. You can make that mistake
+# in the third exercise below.
 #
 # ## How is a parameter freed?
 #
@@ -230,8 +230,9 @@ print("optimizer.clip_grad_norm_ finds a norm:", found)
 # The paper counts 3Ψ for stage 3: an all-gather for forward, an all-gather for backward, and a reduce-scatter
 # of the gradients. There is no all-gather after the update.
 #
-# Our GPT has six blocks and a `root` unit for the rest: embeddings, last norm and output head. Forward uses
-# the head last, and backward uses it first. So `root` stays whole in between. **Each block has 49,984
+# Our GPT has six blocks and a `root` unit for the rest: embeddings, last norm and output head. The embeddings
+# come first in forward and last in backward. The head is last in forward and first in backward. Both are in
+# `root`, so it stays whole from the begin of forward to the end of backward. **Each block has 49,984
 # parameters, and root has 34,944. How many MB does one step move, in fp32?**
 
 # %%
@@ -318,8 +319,8 @@ explore(draw, height=3.8, prefetch=slider(0, 5, 1))
 # %% [markdown]
 # Each column is a moment. The dark cell is the block that computes: first from block 0 to block 5, then back.
 # The pale cells are the blocks that are gathered ahead, `prefetch` of them, in the order that the engine
-# learned in the first step. `root` is dark all the time. So the peak is `root + (prefetch + 1) blocks`, in
-# addition to the shards:
+# learned in the first step. `root` is dark all the time. So at most `root + (prefetch + 1) blocks` of
+# parameters are whole, in addition to the shards:
 
 # %%
 for prefetch, run in moments.items():
@@ -415,8 +416,9 @@ show(
 # %% [markdown]
 # At every stage the peak is in the backward pass. There the gradients are added to everything else. At stage
 # 3 two more things show: the forward pass takes memory, because blocks are gathered, and the backward pass
-# holds blocks *and* their whole gradients. (These are the numbers of gloo. NCCL reduces without a buffer for
-# what the other ranks send, so with it the backward pass takes up to 0.1 MB less.)
+# holds blocks *and* their whole gradients. (A rank also has a buffer for what the other ranks send, because
+# it adds in the order of the ranks. Over NCCL it has one only after `compute_deterministically()`, which this
+# lesson calls. Without it the backward pass takes up to 0.1 MB less there.)
 #
 # ## A step in time
 #
@@ -447,7 +449,7 @@ show(fig, "One step on two ranks at stages 2 and 3: what they compute and send, 
 # by side where several are under way at once. At stage 2 all gathers come last, after the updates. At stage 3
 # they are spread over forward and backward, and the step ends with the updates. Where a message is below
 # forward or backward, the rank may compute meanwhile. (On a GPU these are the times at which the CPU queued
-# the work. The file below has the GPU's own times too.)
+# the work. The file that the next command writes has the GPU's own times, too.)
 #
 # `./zero train --model gpt-tiny --stage 3 --trace trace.json` writes the timelines of all ranks
 # into one file. Open it at [ui.perfetto.dev](https://ui.perfetto.dev): each rank is a process there, and a
@@ -643,8 +645,8 @@ answer(my_answers, quiz.QUESTIONS)
 # - A micro-batch moves 3Ψ − Ψ_root. With one micro-batch that is at most 1.5 times the 2Ψ of stage 2. With M
 #   micro-batches stage 3 moves up to 3MΨ and stage 2 moves (M+1)Ψ: for M = 4 that is 12Ψ and 5Ψ, 2.4 times as
 #   much.
-# - The peak is `root + (prefetch + 1)` units. A larger `prefetch` saves time, takes memory, and changes no
-#   bit.
+# - At most `root + (prefetch + 1)` units have whole parameters, and in backward some have whole gradients
+#   besides. A larger `prefetch` saves time, takes memory, and changes no bit.
 #
 # Now all model states are divided by N. The rest of the memory is not.
 #
