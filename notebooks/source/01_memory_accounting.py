@@ -149,8 +149,8 @@ print("model states:  ", memory.format_bytes(states.total_bytes))
 print("the same in GiB:", memory.format_bytes(states.total_bytes, "GiB"))
 
 # %% [markdown]
-# 24 of the 32 GB are used before the first sample. (`nvidia-smi` prints MiB, and papers mostly count in GB.
-# This course always writes which one it means.)
+# 24 of the 32 GB are used before a single activation is counted. (`nvidia-smi` prints MiB, and papers mostly
+# count in GB. This course always writes which one it means.)
 #
 # ## 16 is a convention
 #
@@ -192,8 +192,8 @@ held = memory.model_states(7e9, world_size=8, stage=1).total_bytes
 predict(my_guess, held / 1e9, quiz.STAGE_1)
 
 # %% [markdown]
-# Many tutorials print 58.7. Two mistakes lead to it: 4 + 4 + 8/8 bytes per parameter instead of 4 + 12/8, and
-# GiB called GB.
+# Many tutorials print 58.7. Two mistakes lead to it. The master weights, 4 of the 12 bytes, were not divided:
+# 4 + 4 + 8/8 bytes per parameter instead of 4 + 12/8. And GiB were called GB.
 #
 # > **Difficulty 1 of 5 · importance 5 of 5 · 5 minutes.** Now for any stage: return the *bytes* of model
 # > states on each GPU under mixed precision. Write the formula yourself, without `memory.model_states`.
@@ -368,8 +368,8 @@ explore(
 # The *hidden size* of a GPT is the width of the vectors that go from layer to layer. The paper estimates that
 # a GPT layer keeps about 12 tensors of batch × sequence × hidden size. Queries, keys and values are three of
 # them. The inner vectors of the MLP are four times as wide, so they count as four. The others are such things
-# as the inputs of its linear layers and norms. **With batch 32, 1024 tokens, 48 layers of hidden size 1600,
-# and 16 bits per number: how many GB are that?**
+# as the inputs of its linear layers and norms. (This is an estimate for planning. Lesson 07 measures 16.)
+# **With batch 32, 1024 tokens, 48 layers of hidden size 1600, and 16 bits per number: how many GB are that?**
 
 # %%
 my_guess = ...
@@ -416,7 +416,7 @@ explore(
 # <details><summary>Answer</summary>
 #
 # The model states leave 8 GB. That is batch 4 without checkpointing and batch 16 with it. Batch 32 needs 8.4
-# GB with it, and just does not fit.
+# GB with it, which is 0.4 GB too much.
 # </details>
 #
 # With checkpointing the *model states* are the largest part, 24 of 32 GB. ZeRO is about them.
@@ -451,9 +451,9 @@ check_largest_batch(largest_batch)
 #
 # ## One more thing
 #
-# Temporary buffers take memory, too. Some engines copy all gradients into one fp32 tensor, for
-# example to compute their norm. For GPT-2 this tensor has 6 GB. Lesson 03 handles the gradients in parts, so
-# its buffers are as large as a part, however large the model is.
+# Temporary buffers take memory, too. Some programs copy all gradients into one fp32 tensor, for example to
+# compute their norm. For GPT-2 this tensor has 6 GB. Lesson 03 handles the gradients in parts, so its buffers
+# are as large as a part, however large the model is.
 #
 # ## Quiz
 #

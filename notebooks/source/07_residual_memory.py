@@ -62,7 +62,7 @@ def held_after_forward(checkpointing):
     with torch.device("meta"):
         model = models.GPT(vocab=50_257, width=8192, depth=125, heads=64, context=1024).bfloat16()
     tokens = torch.zeros(32, 1024, dtype=torch.long, device="meta")
-    model.checkpointing = checkpointing  # its forward then runs checkpointing(block, stream) for each block
+    model.checkpointing = checkpointing  # its forward then runs checkpointing(block, input) for each block
     loss = model(tokens, tokens)
     return checkpointing.held_bytes
 
@@ -115,8 +115,8 @@ show(fig, figures.split_pair(fig))
 # %% [markdown]
 # - **g** adds up. In forward it is an all-reduce of the parts. In backward the gradient of a sum is the
 #   gradient of each term, so g does nothing.
-# - **f** is the other way round. In forward every rank takes the same x, so f does nothing. In backward x was
-#   used by all ranks, and the gradient of x is the *sum* of what they computed: an all-reduce.
+# - **f** does the opposite. In forward every rank takes the same x, so f does nothing. In backward x was used
+#   by all ranks, and the gradient of x is the *sum* of what they computed: an all-reduce.
 #
 # Without f the loss is right and training is silently wrong: `x.grad` on a rank has this rank's part of the
 # sum alone. The layers before train on a wrong gradient, another one on each rank.
@@ -138,7 +138,8 @@ show_source(operator)
 # >
 # > - A weight has the shape `[outputs, inputs]`. `nn.Linear` stores the transpose: columns of A are rows of
 # >   `w1`, rows of B are columns of `w2`. N divides the width of the hidden layer.
-# > - `f` goes around `x`, `g` around the partial product. The output is the same on every rank.
+# > - `f` goes around `x`, `g` around the partial product. `b2` is added once, to the sum. The output is the
+# >   same on every rank.
 # > - After the backward pass `x.grad` and `b2.grad` are those of the whole MLP on every rank. The gradients
 # >   of `w1`, `b1` and `w2` are zeros outside this rank's part.
 # > - `dist.all_reduce` works in place: give it a clone.
@@ -268,8 +269,10 @@ predict(my_guess, sent["no checkpointing"], quiz.VOLUME)
 # ## Predict: and with checkpointing?
 #
 # Now the block's forward runs twice: once in forward, and once more in backward, to compute its activations
-# again. The two all-reduces of forward are in it. **How many times b·s·h does a block send now?** The paper
-# has an answer to this. Write down yours, and see what PyTorch says.
+# again. The two all-reduces of forward are in it. The paper counts a block whose forward runs to its end both
+# times. PyTorch knows which activations it has to compute again, and *stops* as soon as it has the last one.
+# The last thing that a block computes is the second g, and then it adds the result to its input. Backward
+# does not need that result. **How many times b·s·h does a block send in PyTorch?**
 
 # %%
 my_guess = ...
@@ -282,11 +285,9 @@ rows = [f"{way:<24} {times:g} b·s·h" for way, times in sent.items()]
 predict(my_guess, sent["checkpointing"], quiz.RECOMPUTED, *rows)
 
 # %% [markdown]
-# Surprised? The paper counts one all-reduce more. What is the last thing that a block computes? The second g,
-# and then it adds the result to its input. Backward does not need that result. PyTorch knows which
-# activations it has to compute again, and *stops* as soon as it has the last one. So the second all-reduce is
-# never reached. The last row is a block that was told not to stop, and it is the paper's number. The
-# gradients are the same, and the bytes are a fifth more.
+# The paper counts one all-reduce more. In PyTorch the second all-reduce of the second forward is never
+# reached. The last row is a block that was told not to stop, and it is the paper's number. The gradients are
+# the same, and the bytes are a fifth more.
 #
 # ## Divide the checkpoints: P_a
 #
@@ -360,9 +361,10 @@ print("bit-identical:", all(same))
 # > same on all N ranks. Write the class that keeps it from forward to backward.
 # >
 # > - `Packed(tensor)` is called in the forward pass, once for each block. It keeps this rank's part of the
-# >   tensor, and sends nothing. The caller drops the tensor afterwards. Several blocks may have inputs
-# >   of equal shape, and each step packs new inputs.
-# > - `tensor` has a graph. What autograd keeps counts as memory, too.
+# >   tensor, and sends nothing. The caller drops the tensor afterwards. Several blocks may have inputs of
+# >   equal shape, so a shape does not tell which input it is. Each step packs new inputs.
+# > - `tensor` has a graph. If your part has one, autograd keeps the whole tensor, and that counts as memory,
+# >   too.
 # > - `unpack()` is called in the backward pass, for the last block first. It gathers the parts and returns
 # >   the tensor, with its shape and dtype. All ranks call it at the same time.
 # > - N does not always divide the number of elements. `ring.chunks(numel, N)` cuts for any number, and
@@ -370,9 +372,9 @@ print("bit-identical:", all(same))
 # >   parts to one length.
 # >
 # > *Bronze:* every tensor comes back as it was. *Silver:* nothing is sent in `__init__`. In `unpack` a rank
-# > sends N−1 parts and no more, which is (N−1)/N of the tensor. *Gold:* no rank has more than 1/N of the
-# > inputs in memory from forward to backward, and nothing of them after `unpack`, once the returned tensor is
-# > dropped, but the parts.
+# > sends N−1 parts and no more, which is (N−1)/N of the tensor. *Gold:* from forward to backward no rank has
+# > more than 1/N of the inputs in memory. After `unpack`, once the returned tensor is dropped, it has the
+# > parts alone again.
 
 
 # %%
@@ -462,11 +464,11 @@ show(fig, f"GB on each of 400 GPUs for 100 billion parameters, by what is done w
 # With P_a it fits. P_a+cpu is for models that are larger still, as the paper says: the link is slow, so take
 # it only where nothing else fits.
 #
-# The count takes 12 tensors for the block that is computed again. That is too much: tensor parallelism
-# divides most of them. Four are whole on each rank: the input, the sum after attention, and what the two
-# norms return. Twelve are divided: queries, keys and values, the result of attention, and the two inner
-# tensors of the MLP, which count as four each. So it is about 4 + 12/N_m, and 4.75 for 16 ranks. On this
-# machine PyTorch keeps of a block, apart from its parameters:
+# The count takes 12 tensors for the block that is computed again. That is more than there are: tensor
+# parallelism divides most of them. Four are whole on each rank: the input, the sum after attention, and what
+# the two norms return. Twelve are divided: queries, keys and values, the result of attention, and the two
+# inner tensors of the MLP, which count as four each. So it is about 4 + 12/N_m, and 4.75 for 16 ranks. On
+# this machine PyTorch keeps of a block, apart from its parameters:
 
 
 # %% tags=["nbval-ignore-output"]
@@ -481,8 +483,8 @@ for ranks in (1, 2, 4):
     print(f"N_m = {ranks}: {tensors:.1f} tensors of b·s·h; 4 + 12/N_m is {4 + 12 / ranks:g}")
 
 # %% [markdown]
-# We stay with 12, the paper's estimate, and keep in mind that it is too strict where several ranks share a
-# copy. (With one rank it is too little.)
+# We stay with 12, the paper's estimate. Keep in mind that it is too large where several ranks share a copy.
+# With one rank it is too small: the formula gives 16, so lesson 01's batches are up to a quarter too large.
 #
 # ## Move the optimizer state away
 #
@@ -491,7 +493,7 @@ for ranks in (1, 2, 4):
 # argument is `offload="cpu"`. With `offload="disk"` and a folder the state lies in a file.
 #
 # Our model has 334,848 parameters. Four ranks train it at stage 2 in mixed precision, where K is 12. **How
-# many MB leave the device of each rank?**
+# many MB of optimizer state does each rank then keep in host memory?**
 
 
 # %%
@@ -531,7 +533,7 @@ predict(my_guess, sum(moved) / 1e6, quiz.MOVED_IN_A_STEP, *rows)
 print("bit-identical:", all(map(torch.equal, weights, same)))
 
 # %% [markdown]
-# (In host memory lie 1,152 bytes more. They are padding.) A larger batch makes this cheaper, because a step
+# (Host memory has 1,152 bytes more, which are padding.) A larger batch makes this cheaper, because a step
 # computes more and the state stays the same. On disk it is slower still.
 
 # %% [markdown]
@@ -574,7 +576,8 @@ check_bytes(moved_bytes)
 # unit grows with h². Over gloo the engine does not use a ring. Each rank receives the other ranks' gradients
 # of its own shard, all at once: N − 1 buffers. Then it adds them in rank order, for equal bits. These buffers
 # are called *scratch*. `bucket_bytes` bounds each of them. The shard then comes in several rounds, into the
-# same scratch.
+# same scratch. (So a bucket is a part of a message here. In lesson 03 it was several gradients that make one
+# message.)
 #
 # Four ranks, `reduces_in_flight=1`, so two reductions hold scratch at the same time. A block has 49,984
 # parameters. (So a shard has 49,984 bytes, by chance: a quarter of the numbers, of 4 bytes each.) **With
@@ -807,19 +810,21 @@ predict(my_guess, computed["C4"], quiz.C4, *rows)
 
 # %% [markdown]
 # C1 was fitted. C3, C4 and C5 agree to 3 %. **C2 does not: computed 82, paper 60.** With P_a alone the model
-# grows 1.5 times in the paper and 2 times in our count. The paper gives no reason, and we know none. A model
-# of memory that explains three points from one is useful. One that hid the fifth would not be.
+# grows 1.5 times in the paper and 2 times in our count. The paper gives no reason, and we know none. So this
+# count of memory is right for four of the five, and wrong for C2. We print all five, so that you see how far
+# to trust it.
 #
 # Compare the configurations in the paper: P_a alone gives a model 1.5 times as large, stage 2 alone 1.25
 # times, and both together 3.5 times. Each removes what the other leaves. (And C5: by this account it ends at
-# 154 billion, and the paper trained 170 with it, at a smaller batch. So 7.3 GB is a fit, and not a law.)
+# 154 billion, and the paper trained 170 with it, at a smaller batch. So 7.3 GB describes four of these runs,
+# and need not describe another one.)
 #
 # ## More room, larger batch (optional)
 #
-# Memory is also speed. The paper trains 60 billion parameters (75 blocks) with N_m = 16 on 64 to 400 GPUs, at
-# stage 2 with P_a. More copies means smaller shards, and what becomes free takes more sequences. How many fit
-# into each copy? We take the 7.3 GB of the section above, and one block with 12 tensors in addition, which
-# grows with the batch.
+# Free memory can be turned into speed. The paper trains 60 billion parameters (75 blocks) with N_m = 16 on 64
+# to 400 GPUs, at stage 2 with P_a. More copies means smaller shards, and what becomes free takes more
+# sequences. How many fit into each copy? We take the 7.3 GB of the section above, and one block with 12
+# tensors in addition, which grows with the batch.
 
 
 # %%
@@ -833,12 +838,14 @@ for gpus, in_the_paper in {64: 16, 128: 48, 256: 48, 400: 64}.items():
     print(f"{gpus} GPUs: {sequences_that_fit(gpus):.0f} sequences fit, the paper used {in_the_paper}")
 
 # %% [markdown]
-# The estimate is too strict: the paper ran 16 sequences where it allows 14, and 64 where it allows 54. (With
-# 4.75 tensors for the block it would allow 25, 67, 87 and 95.) But it has the paper's shape: much more room
-# from 64 GPUs to 128, and little more after that, because there is little left to divide.
+# On 64, 128 and 400 GPUs the estimate is too low: it allows 14, 38 and 54 sequences, and the paper ran 16, 48
+# and 64. On 256 it allows 49, and the paper ran 48. (With 4.75 tensors for the block it would allow 25, 67,
+# 87 and 95.) But it has the paper's shape: much more room from 64 GPUs to 128, and little more after that,
+# because there is little left to divide.
 #
-# And P_a? Without it 2.7, 7.2, 9.5 and 10.3 sequences would fit: a fifth. The paper expects up to an order of
-# magnitude from P_a, and the checkpoints alone give 16 times. But the one block is not divided.
+# And P_a? Without it 2.7, 7.2, 9.5 and 10.3 sequences would fit, a fifth of what fits with it. The paper
+# expects up to an order of magnitude from P_a, and the checkpoints alone give 16 times. But the one block is
+# not divided.
 #
 # ZeRO's messages do not grow with the batch, so with more sequences a GPU computes more in each second. By
 # the paper's plot twice the GPUs were 2.93 times as fast from 64 to 128, and 2.07 times from 128 to 256. That
@@ -910,8 +917,9 @@ predict(my_guess, table["1 × 4"][1] / table["4 × 1"][1], quiz.SAME_CHECKPOINTS
 #
 # - Host memory is another memory, so `offload="cpu"` frees memory of the GPU. Parts are copied to *pinned*
 #   memory, which the operating system never moves, so that a GPU can read and write it by itself.
-# - The cells on buffers ran on the CPU all the same, because they pass `backend="gloo"`. NCCL reduces without
-#   scratch of the engine, so there would be nothing to bound.
+# - The cells on buffers ran on the CPU all the same, because they pass `backend="gloo"`. Over NCCL the
+#   library adds, without scratch of the engine. (After `compute_deterministically()` the engine adds there,
+#   too. Then it refuses `bucket_bytes`.)
 # - Holes are in the GPU's memory. PyTorch's allocator keeps freed blocks and splits them, and reports in
 #   `torch.cuda.memory_stats()` what lies idle in pieces.
 #

@@ -104,7 +104,7 @@ QUESTIONS = (
                 "That saves 1 GB. What fills the GPU are activations, and no stage shards them.",
             ),
             "b": Choice(
-                "A smaller micro-batch, or activation checkpointing.",
+                "A smaller batch on each GPU, or activation checkpointing.",
                 "What grows in the forward pass are the activations. They depend on the samples of this "
                 "rank.",
             ),
