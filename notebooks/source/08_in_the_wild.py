@@ -206,8 +206,9 @@ rows = "; ".join(map(": ".join, zip(names, said, strict=True)))
 show(fig, f"Bytes per parameter that a rank holds, and Ψ that it moves in a step. {rows}.")
 
 # %% [markdown]
-# Read the first two rows: ZeroRedundancyOptimizer saves memory and sends more. Read rows 2 and 6:
-# stage 1 need not cost that. Rows 4 and 8 are one algorithm written twice.
+# Compare the first two rows: ZeroRedundancyOptimizer saves memory and sends more. Compare it with zerolab's
+# stage 1: that saves as much and sends no more than DDP. FSDP2's `fully_shard` and zerolab's stage 3 are the
+# same algorithm in two programs.
 #
 # ZeroRedundancyOptimizer assigns whole parameters to ranks, the largest first. So ranks hold different
 # amounts. With one huge embedding they would differ more:
@@ -251,7 +252,8 @@ predict(my_guess, sum(each < 1e-5 for each in far.values()), quiz.CLOSE, *rows)
 # are no error. They matter when you search for one: equal bits tell you at once that nothing changed.
 #
 # (These bits are gloo's. Over NCCL, with a GPU for each rank, the order of a sum is NCCL's, and with more
-# than two ranks zerolab is close, too, not equal.)
+# than two ranks zerolab is close, too, not equal. Lessons 03 to 06 call `compute_deterministically()`. Then
+# zerolab adds in the order of the ranks over NCCL as well.)
 #
 # ## What no storage in Python shows
 #
@@ -325,7 +327,8 @@ else:
 # | stage 2 | 4.00 | 2.00 | **3.00** |
 # | stage 3 | **4.00** | 2.00 | **2.00** |
 #
-# Every bold number is a default, not an error:
+# Every bold number differs from the paper's stage. No computation is wrong: each comes from a default, and
+# another setting changes it:
 #
 # - `use_multi_rank_bucket_allreduce` is true: stages 1 and 2 *all-reduce* a bucket, which is 2Ψ, and
 #   all-gather the parameters afterwards.
@@ -339,7 +342,8 @@ else:
 #
 # ## The same things under other names
 #
-# The same ideas under other names. Read a row to find your engine's words, read a column to translate.
+# A row has the words of one engine. A column has the words of all engines for one stage, so go down the
+# column to translate.
 #
 # | | stage 1 | stage 2 | stage 3 |
 # |---|---|---|---|
@@ -355,9 +359,11 @@ else:
 # | [Ratex][ratex], on RAF | `zero_opt_level = 1` | `zero_opt_level = 2` | |
 # | TensorFlow and XLA | [weight-update sharding][xla] | | |
 #
-# Stage 0 is DDP, `"stage": 0`, or `NO_SHARD`. FairScale's class for ShardedDDP is `ShardedDataParallel`. In
-# TensorFlow and XLA the compiler shards the update. A setting of that name is in Huawei's [TF Adapter][npu]:
-# `NPUDistributedOptimizer(..., is_weight_update_sharding=True)`.
+# Stage 0 is DDP, `"stage": 0`, or `NO_SHARD`. FairScale's class for ShardedDDP is `ShardedDataParallel`.
+# `reshard_after_forward=False` keeps the gathered parameters from forward to backward, as stage 2 does. At
+# rest they are sharded all the same, as above. In TensorFlow and XLA the compiler shards the update. A
+# setting of that name is in Huawei's [TF Adapter][npu]: `NPUDistributedOptimizer(...,
+# is_weight_update_sharding=True)`.
 #
 # And the settings around the stage:
 #
@@ -438,8 +444,8 @@ check_json(deepspeed)
 show_source(cost.collective_seconds, docstring=False)
 
 # %% [markdown]
-# So stages 0 to 2 send 2Ψ over the Ethernet, and stage 3 sends 3Ψ in every micro-batch. Here is the way out,
-# **hybrid sharding**: shard within a node, and keep one copy in each node.
+# So stages 0 to 2 send 2Ψ over the Ethernet, and stage 3 sends 3Ψ in every micro-batch. **Hybrid sharding**
+# sends less there: shard within a node, and keep one copy in each node.
 
 # %%
 fig = figure(height=3)
@@ -479,10 +485,11 @@ for name, (moved, held) in found.items():
 predict(my_guess, found["hybrid"][0]["between nodes"], quiz.ACROSS_NODES, *rows)
 
 # %% [markdown]
-# The two GPUs of a node share its network, so 2 · 1Ψ = 2Ψ leave each node, in place of stage 3's 3Ψ. With
-# one micro-batch that is all it saves. With M micro-batches it is much more. FSDP2 can all-reduce between
-# nodes after the last one only (`set_requires_all_reduce(False)` before). Then 2Ψ stay 2Ψ, and stage 3 has
-# 3MΨ.
+# The rows count what one rank sends. What leaves a *node*? Stage 3's ring goes through all four GPUs, and one
+# of a node's two GPUs sends to the other node, so its 3Ψ leave the node once. With hybrid sharding each of
+# the two GPUs all-reduces its half with the other node: 2 · 1Ψ = 2Ψ. With one micro-batch that is all it
+# saves. With M micro-batches it is much more. FSDP2 can all-reduce between nodes after the last one only
+# (`set_requires_all_reduce(False)` before). Then 2Ψ stay 2Ψ, and stage 3 has 3MΨ.
 #
 # Move the sliders: eight nodes of eight A100 train 7B parameters. **Where do the lines cross, and what does
 # accumulation do?**
@@ -536,9 +543,9 @@ explore(network_matters, height=3, micro_batches=slider(1, 16, 1), nodes=choice(
 # Gbit/s.
 # </details>
 #
-# DeepSpeed's `zero_hpz_partition_size` goes a part of this way: it keeps a second shard of the parameters in
-# each node, so that the gather for backward stays inside. In zerolab hybrid sharding is
-# `stage=3, shard_size=8` for nodes of eight GPUs.
+# DeepSpeed's `zero_hpz_partition_size` does a part of this: it keeps a second shard of the parameters in each
+# node, so that the gather for backward stays inside. In zerolab hybrid sharding is `stage=3, shard_size=8`
+# for nodes of eight GPUs.
 #
 # ## What overlap hides
 #
@@ -568,8 +575,10 @@ for engine in SETTINGS:
 
 # %% [markdown]
 # On eight nodes of eight A100 with 100 Gbit/s, a step computes for 2.2 seconds: 0.9 in the forward pass and
-# 1.3 in the backward pass. Stage 2's messages are under way for 2.2 seconds, too. **How many seconds of a
-# step does stage 2 still wait for messages?** A guess within 15 % is right.
+# 1.3 in the backward pass. Stage 2's messages are under way for 2.2 seconds, too: 1.1 for the gathers, which
+# the next forward pass needs one by one, and 1.1 for the reductions, which backward starts one by one. (The
+# last reductions have no computation beside them. Allow 0.1 seconds for that.) **How many seconds of a step
+# does stage 2 still wait for messages?** A guess within 15 % is right.
 
 # %%
 my_guess = ...
@@ -595,8 +604,8 @@ rows = [f"{engine:8} waits {waits[engine]:.2f} of {step.seconds:.2f} s" for engi
 predict(my_guess, waits["stage 2"], quiz.WAITS, *rows)
 
 # %% [markdown]
-# Stage 2's gathers take 1.1 seconds. They can only hide behind the next forward pass, which is shorter. Its
-# reductions take another 1.1 seconds. They hide behind the backward pass, which is longer, and only the last
+# Stage 2's gathers take 1.1 seconds. They can only go on beside the next forward pass, which is shorter. Its
+# reductions take another 1.1 seconds. They go on beside the backward pass, which is longer, and only the last
 # of them are waited for.
 #
 # Hybrid sharding sends as many bytes between nodes, and waits longer. **Why?** The upper bars are the
@@ -723,10 +732,10 @@ explore(
 )
 
 # %% [markdown]
-# The figure first shows the largest cluster. 175B parameters in 16Ψ/1,024 bytes are 2.7 GB, and the plan
-# says that 60.7 of 80 GB are needed. But a unit has 1.8 billion parameters. Two whole units and the
-# gradients of two are 4 × 3.6 GB. The root and its gradient are 2 × 2.5 GB. The gradient of one matrix,
-# which autograd has just stored, is 1.2 GB. Together these are 20.7 GB more, and it does not fit. Only the
+# The figure first shows the largest cluster. 175B parameters in 16Ψ/1,024 bytes are 2.7 GB. With 58 GB of
+# activations the plan needs 60.7 of 80 GB. But a unit has 1.8 billion parameters. Two whole units and the
+# gradients of two are 4 × 3.6 GB. The root and its gradient are 2 × 2.5 GB. The gradient of one matrix, which
+# autograd has just stored, is 1.2 GB. Together these are 20.7 GB more, and the model does not fit. Only the
 # rehearsal shows this.
 #
 # Which choice is the fastest that fits? You find out in the exercise.
@@ -734,9 +743,9 @@ explore(
 # ## Third exercise: choose
 #
 # > **Difficulty 3 of 5 · importance 5 of 5 · 12 minutes.** Choose (stage, precision, checkpointing) for each
-# > cluster. A choice must fit, and no other that fits may be faster by more than 1 % in the model. Precision
-# > is `"mixed"`, `"mixed_fp16"` or `"fp32"`, and checkpointing is `True` or `False`. T4 and V100 have no
-# > bf16.
+# > cluster. A choice must fit, and no other that fits may be faster by more than 1 % in the model. (The check
+# > computes every choice for every cluster, which takes half a minute.) Precision is `"mixed"`,
+# > `"mixed_fp16"` or `"fp32"`, and checkpointing is `True` or `False`. T4 and V100 have no bf16.
 
 
 # %%
@@ -817,9 +826,9 @@ def super_linear(fig, Gbit):
 explore(super_linear, height=3, Gbit=choice([25, 50, 100, 200, 400, 800], 100))
 
 # %% [markdown]
-# The slower the network, the more a larger batch helps, because there is more to spread. It comes to an
-# end: 2Ψ = 26 GB stay on every GPU at stage 2, so b stops growing. And with more GPUs a ring has more
-# messages in a row. (The learning rate must suit a larger batch, too. The engine does not change it; you
+# The slower the network, the more a larger batch helps, because more samples share the same messages. This
+# comes to an end: 2Ψ = 26 GB stay on every GPU at stage 2, so b stops growing. And with more GPUs a ring has
+# more messages in a row. (The learning rate must suit a larger batch, too. The engine does not change it; you
 # have to.)
 #
 # ## What an hour costs
@@ -1005,8 +1014,8 @@ print(text)
 
 # %% [markdown]
 # It is not a good programmer. But fewer than half a million parameters, none of which was whole on any rank
-# while the optimizer ran, learned in seconds how a method begins, that `self` comes first, and how deep to
-# indent. It has memorized much of the text, because 60,000 bytes are little data.
+# while the optimizer ran, learned in seconds how lines are indented and how a method begins. It has memorized
+# much of the text, because 60,000 bytes are little data.
 
 # %% tags=["nbval-ignore-output"]
 fig = figure(height=2.4)

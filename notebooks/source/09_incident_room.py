@@ -15,12 +15,12 @@
 # %% [markdown]
 # ## The question
 #
-# You are on call. Twelve teams train with engines of their own, and each has opened a ticket. Only one of
-# them got an error message, and it did not help. Each engine is short, and **exactly one thing in it is
-# wrong**. What is it?
+# Your team answers questions about training on many GPUs. Twelve teams train with engines of their own, and
+# each has written a *ticket*: a report of what goes wrong. Only one of them got an error message, and it did
+# not help. Each engine is short, and **exactly one thing in it is wrong**. What is it?
 #
-# Each fault has a history: an engine that people use had it, or a close relative of it. When you have closed
-# a ticket, its check tells you which engine that was and where its users talked about it.
+# Each fault has a history: an engine that people use had it, or a close relative of it. When your repair
+# passes, its check tells you which engine that was and where its users talked about it.
 
 # %%
 import torch
@@ -42,7 +42,7 @@ from zerolab.stages.base import Stage
 #
 # All twelve engines have one form. Here it is without a fault: stage 1, with the textbook's ring. Its
 # optimizer is SGD with *momentum*: a running sum of the gradients, one number for each parameter. The
-# momentum is the optimizer state, so it is what stage 1 shards. Read the four verbs `cut`, `reduce`,
+# momentum is the optimizer state, so it is what stage 1 shards. Read the four methods `cut`, `reduce`,
 # `update` and `gather`, and then `step`, which calls them. You will read them twelve times again.
 
 # %%
@@ -80,7 +80,7 @@ draw(one_process=loss_alone, four_ranks=curve(ranks))
 
 # %% [markdown]
 # Both numbers are those of lesson 04: 2Ψ, and 1/N of the optimizer state. The two curves lie on top of each
-# other. This is what "well" looks like.
+# other. So this engine has no fault.
 #
 # ## How to work on a ticket
 #
@@ -177,7 +177,7 @@ show_source(Engine3)
 
 # %% [markdown]
 # > **Repair it. Difficulty 2 of 5 · importance 4 of 5 · 6 minutes.** All ranks clip by the norm of the whole
-# > mean gradient. That may cost a few bytes, and not a pass over the gradient.
+# > mean gradient. That may send a few bytes more, and no second message as long as the gradient.
 
 
 # %%
@@ -304,8 +304,8 @@ check_6(Repaired)
 # %% [markdown]
 # Stuck? `check_6.hint(1)`, and `check_6.solution()`.
 #
-# This team was lucky. If `body` and `embedding` were equally long, no process would have died. The messages
-# would have fitted, and numbers of one parameter would have been added to those of the other.
+# This team got an error by chance. If `body` and `embedding` were equally long, no process would have died.
+# The messages would have fitted, and numbers of one parameter would have been added to those of the other.
 #
 # ## Ticket 7: the gradient norm climbs
 #
@@ -531,8 +531,8 @@ up, down = sum(of_ranks), sum(of_ranks.flip(0))
 print("close:", torch.allclose(up, down), "and the same bits:", torch.equal(up, down))
 
 # %% [markdown]
-# The formulas you know from lessons 01 and 02. For 768 parameters in fp32 on 3 ranks, with SGD and momentum,
-# which remembers 4 bytes for a parameter, and with 2 micro-batches, which are reduced one by one:
+# The formulas are those of lessons 01, 05 and 06. For 768 parameters in fp32 on 3 ranks, with SGD and
+# momentum, which remembers 4 bytes for a parameter, and with 2 micro-batches, which are reduced one by one:
 
 # %%
 for stage in range(4):
@@ -554,8 +554,8 @@ for stage in range(4):
 # > - `run.alone`: the same after the same training in one process.
 # > - `run.memory[rank]`: what `optimizer.memory()` says there after the last step. It has `params_bytes`,
 # >   `grads_bytes` and `optimizer_bytes`, one for each term of the formula. Its `total_bytes` has more in it.
-# > - `run.sent[rank]`: the payload bytes of the last step. Every micro-batch is reduced by itself: the loop
-# >   has no `no_sync()`.
+# > - `run.sent[rank]`: the logical bytes of the last step, as the paper counts them: twice the tensor for an
+# >   all-reduce, once for its halves. Every micro-batch is reduced by itself: the loop has no `no_sync()`.
 # > - `run.psi`: the number of parameters.
 # >
 # > The check runs your test with the right engine first, and then with each mutant.

@@ -4,8 +4,9 @@
 # > **45 minutes.** *You need:* the flat buffer and its shards (lesson 04), what a rank sends (lessons 04
 # > to 06).
 # >
-# > *Afterwards you can* say which optimizers may be cut and which may not, show what a cut does to Muon, give
-# > every matrix an owner so that no rank works longer than needed, and compute what a rank then keeps.
+# > *Afterwards you can* say for which optimizers a parameter may be cut and which may not, show what a cut
+# > does to Muon, give every matrix an owner so that no rank works longer than needed, and compute what a rank
+# > then keeps.
 # >
 # > *Paper:* K. Jordan et al., [Muon](https://kellerjordan.github.io/posts/muon), 2024; J. Liu et al.,
 # > [Muon is scalable](https://arxiv.org/abs/2502.16982), 2025.
@@ -174,8 +175,8 @@ runs = {name: zerolab.launch(run, 1, *each)[0] for name, each in how.items()}
 
 # %% [markdown]
 # The run with 4 parts begins with the same parameters as the run with whole matrices. Call the distance that
-# the whole matrices have moved from there in the end 100 %. **How far from them are the matrices of the run
-# with 4 parts then? Give it in percent, to the nearest ten.**
+# the whole matrices have moved from there in the end 100 %. How far from them are the matrices of the run
+# with 4 parts then? **Choose 1, 10, 30 or 90 percent.**
 
 # %%
 my_guess = ...
@@ -191,11 +192,12 @@ ax = fig.subplots()
 for rank, (name, each) in enumerate(percent.items()):
     ax.plot(each, label=name, color=rank_colour(rank), marker="")
 ax.set(xlabel="step", ylabel="distance (%)", ylim=(0, 125))
-show(fig, "The distances of both cuts grow with every step; that of the run a millionth larger hardly does.")
+show(fig, "The distances of both cuts grow with every step; that of the run a millionth larger is small.")
 
 # %% [markdown]
-# Rounding alone brings the run that began a millionth larger to a distance of 6 %. The cuts have 15 to 20
-# times as much, and with another number of ranks the result is another model. Does the loss show it?
+# The run that began a millionth larger ends at a distance of 6 %. So much can come of a small difference, as
+# rounding makes them too. The cuts have 15 to 20 times as much, and with another number of ranks the result
+# is another model. Does the loss show it?
 
 # %%
 fig = figure(height=2.4)
@@ -337,8 +339,9 @@ explore(shares, height=2.8, blocks=slider(1, 16, 8), ranks=slider(1, 64, 15))
 # <details><summary>Answer</summary>
 #
 # 29 ranks. (At 15, and at 17 to 23, it has more than that.) Eight blocks have 32 matrices, and 224h³ in all.
-# From 25 ranks on the mean is less than 9h³, one matrix of the MLP. The busiest rank still has one such
-# matrix, so the update gets no faster. Beyond 32 ranks some own no matrix at all.
+# With 27 ranks the busiest has 9h³, one matrix of the MLP, and with more ranks one of them still has such a
+# matrix. So from 27 ranks on the update gets no faster, while the mean goes on falling. Beyond 32 ranks some
+# own no matrix at all.
 # </details>
 #
 # ## Exercise: who owns which matrix?
@@ -413,7 +416,7 @@ answer(my_answers, quiz.QUESTIONS)
 #
 # - ZeRO may cut a parameter anywhere only if the optimizer is elementwise. Muon is not: it orthogonalizes
 #   whole matrices.
-# - A cut does not fail. The steps have the right size, the loss is a little worse, and the model is another
+# - A cut raises no error. The steps have the right size, the loss is a little worse, and the model is another
 #   one with every number of ranks. Only a comparison with one process shows it.
 # - The remedy is an owner for each matrix. Gradients are reduced to it, and new values come from it: 2Ψ and
 #   3Ψ, as before.

@@ -224,7 +224,9 @@ def test_the_example_of_the_readme_gives_the_bytes_of_both_ranks(tmp_path: Path)
     """As a script of its own, without a guard around it: what a reader would paste."""
     (tmp_path / "example.py").write_text(guides.blocks("README.md", "python")[0])
     psi = sum(each.numel() for each in models.make("gpt-tiny").parameters())
-    for held in json.loads(run([sys.executable, "example.py"], tmp_path)):
+    printed = run([sys.executable, "example.py"], tmp_path)
+    assert f"It prints `{printed.strip()}`" in (ROOT / "README.md").read_text("utf-8")
+    for held in json.loads(printed):
         assert isinstance(held, int) and is_all_of(held, memory.model_states(psi, 2, 3, "fp32"))
 
 

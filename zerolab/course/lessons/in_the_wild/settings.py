@@ -16,7 +16,8 @@ ENABLED = '{"enabled": true}'
 
 @graded(
     f"DeepSpeed would shard optimizer state and gradients, compute in bf16, and take {MICRO_BATCHES} "
-    f"micro-batches on each of {GPUS} GPUs for a batch of {GLOBAL_BATCH}, in 2Ψ + Ψ of messages at most.",
+    f"micro-batches on each of {GPUS} GPUs for a batch of {GLOBAL_BATCH}. By default it sends 2 · 2Ψ + Ψ: an "
+    "all-reduce for each micro-batch, and the all-gather.",
     call="deepspeed()",
     hints=(
         'the stage is "zero_optimization": {"stage": ...}, and "bf16" is a dictionary too.',

@@ -32,7 +32,7 @@ class Run:
         parameters: by rank, all parameters as one tensor of Ψ elements.
         alone: the same after the same training in one process.
         memory: by rank, what `optimizer.memory()` says after the last step, in whole bytes.
-        sent: by rank, the payload bytes of the last step.
+        sent: by rank, the logical bytes of the last step.
     """
 
     psi: int

@@ -9,12 +9,14 @@ NORM_OF_HALVES = Prediction(
         "you added the norms of the halves, and it is their squares that add up": 11.314,
         "you added the singular values, and not their squares": 64,
     },
-    why="32 + 32 singular values of 1, and √64 = 8. The norm does not tell the cut.",
+    why="32 + 32 singular values of 1, and √64 = 8. The norm does not show that there was a cut.",
 )
 DISTANCE = Prediction(
     {
         "you took the difference that the losses have, and parameters can differ more": 1,
         "you took them to be equal, and the cut changes the direction of every update": 0,
+        "you took the cut for a small disturbance, and it changes the direction of every update": 10,
+        "you took a third of the way, and each update has nearly another direction": 30,
     },
     "percent",
     why="The two losses differ by less than two batches do, and the runs come to different models.",
