@@ -112,7 +112,8 @@ show_diff(stage2, stage3)
 # ## The life of a parameter
 #
 # Let us watch one weight, in the middle of three layers, through one step. `unit.whole` says whether the
-# unit's parameters are there. Hooks look at it in every layer, forward and backward.
+# unit's parameters are there. Hooks look at it in every layer, forward and backward. (`prefetch=0` means that
+# no layer is gathered before it is needed.)
 
 
 # %%

@@ -258,8 +258,8 @@ predict(my_guess, sum(each < 1e-5 for each in far.values()), quiz.CLOSE, *rows)
 # ## What no storage in Python shows
 #
 # DDP copies gradients into *buckets* and all-reduces those. The buckets are in C++. A communication hook,
-# which DDP offers for compression, sees them. **How many bytes per parameter do DDP's gradients take, buckets
-# included?**
+# which DDP offers to those who want to change what is sent, sees them. **How many bytes per parameter do
+# DDP's gradients take, buckets included?**
 
 # %%
 my_guess = ...

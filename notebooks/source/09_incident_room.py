@@ -50,7 +50,9 @@ show_source(Engine)
 
 # %% [markdown]
 # The job is small and exact: a linear model of 103 parameters in fp64, and four ranks with 120 samples each.
-# `watch` runs it on real ranks. `alone` does the same in one process. Both start with the same parameters.
+# `watch` runs it on real ranks, and returns what each rank saw: its parameters at the end, `flat`, the Ψ that
+# each step moved, `passes`, and the elements of optimizer state that it holds, `state`. `alone` does the same
+# in one process. Both start with the same parameters.
 
 # %%
 ranks, (loss_alone, flat_alone) = watch(Engine), alone()
