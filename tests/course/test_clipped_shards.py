@@ -267,7 +267,7 @@ CLIP_WRONG = [
     (with_norm(lambda shard: abs(summed(shard.sum()))), "the sum of the elements: add their squares"),
     (with_norm(lambda shard: summed(shard.abs().sum())), "the 1-norm"),
     (with_factor(lambda one, factor: min(one, factor) ** 0.5), "the root of what it should be"),
-    (square_compared, "scale only if the norm, not its square, is larger"),
+    (square_compared, "scale only if the norm (and not its square) is larger"),
     (the_shard, "rank 0 returned a tensor of shape (64,): return the norm"),
     (lambda shard, max_norm: clip(shard, max_norm) and None, "rank 0 returned None: return the norm"),
 ]  # fmt: skip

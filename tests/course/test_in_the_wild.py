@@ -332,7 +332,7 @@ def test_a_key_that_nobody_reads_is_named_with_the_one_that_was_meant(wrong, mea
 
 def test_a_key_of_a_section_at_the_top_is_sent_there():
     said = meaning({"overlap_comm": True} | RIGHT | {STEPS: 1})
-    assert said.startswith('"overlap_comm" is not a key that DeepSpeed reads: it stands inside "zero_opt')
+    assert said.startswith('"overlap_comm" is not a key that DeepSpeed reads: it belongs inside "zero_opt')
 
 
 def test_empty_settings_are_a_stub():
@@ -368,9 +368,9 @@ def test_equally_good_choices_pass(change):
     ("name", "choice", "diagnosis"),
     [
         ("Colab", None, "not written yet"),
-        ("Colab", 2, "2 is no choice"),
-        ("Colab", (4, "mixed_fp16", False), "is no choice: a stage from 0 to 3"),
-        ("Colab", (True, "mixed_fp16", False), "is no choice: a stage from 0 to 3"),
+        ("Colab", 2, "the choice is 2: return three things in this order, (stage, precision, checkpointing)"),
+        ("Colab", (4, "mixed_fp16", False), "the stage is 4: return a whole number from 0 to 3"),
+        ("Colab", (True, "mixed_fp16", False), "the stage is True: return a whole number from 0 to 3"),
         ("Colab", (0, "bf16", False), "one of mixed, mixed_fp16, fp32"),
         ("Colab", (0, "mixed", False), "a T4 has no bf16 units"),
         ("Colab", (0, "mixed_fp16", True), "it fits without checkpointing"),

@@ -419,6 +419,24 @@ class BodyOnly6(Engine6):
         self.gather()
 
 
+class AnotherFlat5(Engine5):
+    def gather(self):
+        self.flat = self.flat.clone()
+        ring.all_gather(self.flat)
+
+    def step(self, batches):
+        for batch in batches:
+            self.reduce(batch.gradient(self.flat))
+        self.update(len(batches))
+        self.gather()
+
+
+class TwoFiles9(Engine9):
+    def load(self, files):
+        mine = torch.cat(files[2 * self.rank : 2 * self.rank + 2])
+        self.optimizer.state[self.shard]["momentum_buffer"] = mine[: len(self.shard)].clone()
+
+
 class MeanOfFiles9(Engine9):
     def load(self, files):
         whole = torch.zeros_like(self.flat)
@@ -489,6 +507,8 @@ READ = {
     EverySecondStep5: r"after the first step each rank has its own new shard, and the values of before the "
     r"update in the place of the others': all-gather",
     BodyOnly6: r"elements 62 to 102 \(of embedding\) are wrong.*they did not change",
+    AnotherFlat5: r"self\.flat is another tensor than the one that the engine was given",
+    TwoFiles9: r"There are 2 files, of the 2 ranks that saved, and 4 ranks load",
     MeanOfFiles9: r"is the mean of element 0 of all files, which follow each other",
     WholeMomentum9: r"a tensor of 103 elements meets one of 5[12], and 103 are all of them",
     FirstMicroBatch10: r"the sum is divided by 150 \(the samples of all ranks' first micro-batches\), and "

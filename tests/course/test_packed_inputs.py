@@ -509,6 +509,22 @@ class Turned(Ring):
         return self.gather().view(self.shape).permute(last_first).reshape(self.shape)
 
 
+class KeepsThePadding(Ring):
+    """All parts are padded to one length, and `unpack` leaves the padding where it is."""
+
+    def keep(self, tensor):
+        n = dist.get_world_size()
+        self.length = -(-tensor.numel() // n)
+        padded = torch.cat([tensor.detach().flatten(), tensor.new_zeros(n * self.length - tensor.numel())])
+        return padded[dist.get_rank() * self.length :][: self.length].clone()
+
+    def gather(self):
+        flat = torch.zeros(dist.get_world_size() * self.length, dtype=self.dtype)
+        flat[dist.get_rank() * self.length :][: self.length] = self.part
+        ring.all_gather(flat)
+        return flat
+
+
 class ByShape(Ring):
     """Parts are kept in one dictionary, by the input's shape."""
 
@@ -596,6 +612,7 @@ SILVER = [
     (OnAShelf, "after an unpack rank 0 keeps"),
 ]
 WRONG = [
+    (alone(KeepsThePadding), "1401 elements are the input's 1400 and padding: take flat[:1400] before you"),
     (ByShape, "it comes back as the third input: keep what belongs to one input in self"),
     (alone(ThreeAtMost), "and the first one does not when it is packed once more after them"),
     (

@@ -89,6 +89,15 @@ def without_the_last_group(root, blocks, prefetch):
     return root + max(sum(blocks[i : i + prefetch + 1]) for i in range(len(blocks) - 1))
 
 
+def without_the_last_groups(root, blocks, prefetch):
+    return root + max(sum(blocks[i : i + prefetch + 1]) for i in range(max(1, len(blocks) - prefetch - 1)))
+
+
+def around_by_doubling(root, blocks, prefetch):
+    twice = blocks + blocks
+    return root + max(sum(twice[i : i + prefetch + 1]) for i in range(len(blocks)))
+
+
 def as_a_set(root, blocks, prefetch):
     return root + max(sum(set(blocks[i : i + prefetch + 1])) for i in range(len(blocks)))
 
@@ -114,6 +123,8 @@ WRONG = [
     (from_the_largest, "that is the group that begins at the largest block: another group may have"),
     (up_to_the_largest, "that is the group that ends at the largest block"),
     (without_the_last_group, "the group that begins at the last block is left out"),
+    (without_the_last_groups, "the last group of full length is left out"),
+    (around_by_doubling, "after the last block a group goes on with the first ones"),
     (as_a_set, "blocks of equal size count once in a group"),
     (place_of_the_largest, "that is the place of the largest group: return its size"),
     (printed, "your function prints its result and returns None: write return in place of print"),

@@ -436,7 +436,10 @@ WRONG = [
     (lambda *given: float("nan") * block(*given), "its value holds nan"),
     (lambda *given: 2 * block(*given), "what is there is 2 times what it should be"),
     (partial(block, g=(None, same)), "operator: forward is None, and has to be a function of a tensor"),
-    (partial(block, g=(nothing, same)), "operator: forward returned NoneType, and has to return a tensor"),
+    (
+        partial(block, g=(nothing, same)),
+        "and has to return a tensor (dist.all_reduce works in place and returns nothing)",
+    ),
     (alone(one_rank_leaves_backward), "every rank must make the same calls"),
 ]
 diagnose = together(check_block, [*RIGHT, *(wrong for wrong, _ in WRONG)])

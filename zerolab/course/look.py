@@ -108,7 +108,8 @@ def magnify(axes: Axes) -> None:
 
 def figure(height: float = 2.6) -> Figure:
     """An empty figure, so many inches high: add axes with ``.subplots()`` and display it with `show`."""
-    once = TightLayoutEngine(rect=None)  # "tight" has a rect, the whole figure, and measures all words twice
+    # "tight" has a rect, which is the whole figure, and measures all words twice for it.
+    once = TightLayoutEngine(rect=None)  # type: ignore[arg-type]  # the stubs do not know that it takes None
     return Figure(figsize=(WIDTH_INCHES, height), dpi=72, layout=once)
 
 

@@ -57,12 +57,16 @@ def judged(choices: dict[str, Any]) -> str | None:
 
 def _unusable(choice: Any) -> str | None:
     if not isinstance(choice, tuple | list) or len(choice) != 3:
-        return f"{choice!r} is no choice: return (stage, precision, checkpointing)"
+        return (
+            f"the choice is {choice!r}: return three things in this order, (stage, precision, checkpointing)"
+        )
     stage, precision, checkpointing = choice
-    whole = type(stage) is int and 0 <= stage <= 3
-    if not whole or precision not in clusters.OFFERED_PRECISIONS or type(checkpointing) is not bool:
-        known = ", ".join(clusters.OFFERED_PRECISIONS)
-        return f"{choice!r} is no choice: a stage from 0 to 3, one of {known}, and True or False"
+    if type(stage) is not int or not 0 <= stage <= 3:
+        return f"the stage is {stage!r}: return a whole number from 0 to 3, and then precision, checkpointing"
+    if precision not in clusters.OFFERED_PRECISIONS:
+        return f"the precision is {precision!r}: return one of {', '.join(clusters.OFFERED_PRECISIONS)}"
+    if type(checkpointing) is not bool:
+        return f"checkpointing is {checkpointing!r}: return True or False"
     return None
 
 

@@ -73,7 +73,7 @@ def refused(config: Mapping[str, Any]) -> str | None:
 
 def _meant(key: Any) -> str:
     section = next((name for name, keys in SECTIONS.items() if key in keys), None)
-    return f': it stands inside "{section}"' if section else _near(key, TOP)
+    return f': it belongs inside "{section}"' if section else _near(key, TOP)
 
 
 def _near(key: Any, known: Sequence[str]) -> str:

@@ -55,7 +55,7 @@ def _no_dictionary(name: str, value: Any, instead: str) -> str:
 def _wrong_stage(config: dict) -> str | None:
     zero = config.get("zero_optimization", {})
     if "stage" in config or "zero_stage" in config:
-        return '"stage" stands inside "zero_optimization"; at the top DeepSpeed does not look for it'
+        return '"stage" belongs inside "zero_optimization"; at the top DeepSpeed does not look for it'
     if zero is True:
         return '"zero_optimization": true is the old form, which means stage 1. Stage 2 is {"stage": 2}'
     if zero is False:
@@ -126,7 +126,8 @@ def _of_three(whole: int | None, micro: int | None, steps: int | None) -> str | 
     if whole != micro * steps * GPUS:
         divided = ". It divides without a remainder" * (not all(given))
         asked = f"a batch of {GLOBAL_BATCH} in {MICRO_BATCHES} micro-batches on {GPUS} GPUs"
-        each = f" Asked for is {asked}, so each has {GLOBAL_BATCH // MICRO_BATCHES // GPUS} samples"
+        size = GLOBAL_BATCH // MICRO_BATCHES // GPUS
+        each = f" Asked for is {asked}, so each micro-batch of a GPU has {size} samples"
         return f"{product}, and train_batch_size is {whole}: DeepSpeed refuses that{divided}.{each}"
     if steps != MICRO_BATCHES:
         many = f"{steps} micro-batch{'es' if steps != 1 else ''}"

@@ -128,6 +128,11 @@ def _stopped(ticket: Ticket, engine: Any, case: Case, outcome: Attempt) -> str |
     """Why the ranks did not come to their end; an error in the ticket's code comes with the reader's."""
     if not outcome.failure or (said := ticket.stopped(case, outcome)):
         return said if outcome.failure else None
+    if case.resumed_on and re.search(r"non-empty list|index out of range", outcome.failure):
+        return (
+            f"{outcome.failure}. There are {case.ranks} files, of the {case.ranks} ranks that saved, and "
+            f"{case.resumed_on} ranks load: which files a rank needs depends on both"
+        )
     own = _of_own_methods(engine, ticket.broken)
     yours = f" (you wrote {own})" if own else ""
     if sizes := re.search(r"gradient of size '\[(\d+)\]' to a tensor of size '\[(\d+)\]'", outcome.failure):
@@ -169,6 +174,11 @@ def _end(ends: Callable[[Case], Tensors], case: Case) -> Tensors:
 
 def _told(ticket: Ticket, case: Case, ended: Sequence[Seen], files: Sequence[Any]) -> str | None:
     """What wrong parameters tell that no mistake explains: their updates, or the momentum after a load."""
+    if any(each.replaced for each in ended):
+        return (
+            "self.flat is another tensor than the one that the engine was given, and the job reads that one: "
+            "write to it in place"
+        )
     if case.resumed_on:
         return _of_momentum(ticket, case, ended, files)
     return updates_told(case, ended, partial(_end, ticket.right), ticket.max_norm)

@@ -50,6 +50,7 @@ class Seen(NamedTuple):
         begun: those before the first step, and after `load` where there is one.
         momentum: of each of its shards, at the end.
         held: what was in memory, at the moments of `kept`.
+        replaced: whether the engine's `flat` is another tensor than the one that it was given.
     """
 
     errors: list[float]
@@ -72,6 +73,7 @@ class Seen(NamedTuple):
     begun: torch.Tensor = torch.empty(0)
     momentum: Sequence[torch.Tensor | None] = ()
     held: Sequence[Held] = ()
+    replaced: bool = False
 
 
 def train(
@@ -163,7 +165,14 @@ class Run:
             begun=self.begun,
             momentum=momenta(self.mine),
             held=self.held,
+            replaced=self._replaced(),
         )
+
+    def _replaced(self) -> bool:
+        flat, given = getattr(self.mine, "flat", None), self.given
+        if not isinstance(flat, torch.Tensor) or not isinstance(given, torch.Tensor):
+            return False
+        return flat.untyped_storage()._cdata != given.untyped_storage()._cdata
 
 
 def _passes(messages: Sequence[Message]) -> dict[str, float]:

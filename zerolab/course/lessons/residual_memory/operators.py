@@ -38,5 +38,8 @@ class _Operator(torch.autograd.Function):
 
 def _tensor(name: str, value: Any) -> torch.Tensor:
     if not isinstance(value, torch.Tensor):
-        raise TypeError(f"operator: {name} returned {type(value).__name__}, and has to return a tensor")
+        nothing = " (dist.all_reduce works in place and returns nothing)" * (value is None)
+        raise TypeError(
+            f"operator: {name} returned {type(value).__name__}, and has to return a tensor{nothing}"
+        )
     return value

@@ -1,7 +1,9 @@
 """Lesson 07's exercise on P_a: each rank keeps 1/N of a checkpointed input, and backward gathers it."""
 
+import re
 from collections.abc import Callable
 from functools import partial
+from math import prod
 
 from zerolab.course.attempts import Attempt, Odd, attempt
 from zerolab.course.evidence import Finding, examine, same
@@ -34,6 +36,7 @@ _UNEVEN = (
     "and torch's all_gather needs parts of one size, so pad the last one. Each rank keeps part number "
     "dist.get_rank(), and puts it where that part was"
 )
+MOST_RANKS = max(case.world_size for case in CASES)  # more than the elements of padding
 _BESIDE = "the input whose number of elements N divides is right, and this one is not: "
 HINTS = (
     "in __init__ keep three things: the tensor's shape, where this rank's part lies in the flat tensor, and "
@@ -112,10 +115,24 @@ def _of_input(case: Case, outcome: Attempt, number: int) -> Finding:
     return found
 
 
+def _padded(stopped: str) -> str | None:
+    """Whether `unpack` gives the input its shape with the padding still behind it."""
+    sizes = re.search(r"shape '\[([\d, ]+)\]' is invalid for input of size (\d+)", stopped)
+    if not sizes:
+        return None
+    numel, size = prod(map(int, sizes[1].split(","))), int(sizes[2])
+    if not numel < size < numel + MOST_RANKS:
+        return None
+    return (
+        f"{stopped}. The {size} elements are the input's {numel} and padding: take flat[:{numel}] before you "
+        "restore the shape"
+    )
+
+
 def _stopped(outcome: Attempt) -> str | None:
     if stopped := outcome.failure or (any(outcome.calls) and outcome.unsound):
         lost = "lost the rank that it exchanged" in stopped and "all_gather" in str(outcome.collectives)
-        return stopped + _UNEVEN * (lost or any(word in stopped for word in _OF_SIZES))
+        return _padded(stopped) or stopped + _UNEVEN * (lost or any(word in stopped for word in _OF_SIZES))
     if any(values.changed for values in outcome.values):
         return (
             "Packed(tensor) writes to the tensor that it is given, and the forward pass computes with that: "

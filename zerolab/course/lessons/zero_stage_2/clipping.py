@@ -206,7 +206,7 @@ def _sent_too_much(outcome: Attempt) -> str | None:
         if sent > SMALL * size:
             call = max(own, key=lambda message: message.nbytes).call
             return bronze(
-                f"rank {rank} moves {sent} bytes with {call}, and one number is enough: the square of the "
+                f"rank {rank} moves {sent} bytes with {call}, and one number is enough, the square of the "
                 "norm of its shard"
             )
     return None

@@ -120,14 +120,14 @@ def _held_too_much(outcome: Attempt, case: Case) -> str | None:
         for when, held, waiting in zip(moments, values.whole, [*case.waiting(rank), 0], strict=True):
             made = list(values.shards)
             if held > waiting and made != list(case.sizes):
-                orders = ", ".join(made), ", ".join(case.sizes)
                 return silver(
-                    f"rank {rank} reduces the units in the order {orders[0]}; the one of sizes is {orders[1]}"
+                    f"rank {rank} reduces the units in the order {', '.join(made)}; the order of sizes is "
+                    f"{', '.join(case.sizes)}"
                 )
             if held > waiting:
+                wait = "wait for their" if waiting > 1 else "waits for its"
                 return silver(
-                    f"after {when} rank {rank} holds {held} whole buffer{'s' * (held > 1)}, and {waiting} "
-                    f"wait{'s' * (waiting == 1)} for {'its' if waiting == 1 else 'their'} turn: "
-                    f"{values.kept or advice}"
+                    f"after {when} rank {rank} holds {held} whole buffer{'s' * (held > 1)}, and "
+                    f"{waiting or 'none'} {wait} turn: {values.kept or advice}"
                 )
     return None

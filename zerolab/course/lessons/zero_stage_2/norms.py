@@ -112,7 +112,7 @@ def of_elements(case: Case, norms: Norms) -> dict[str, Callable[[Norms, int], An
 FACTORS: dict[str, Callable[[Norms, float, int], float]] = {
     "the shard is what it was: scale it in place, shard.mul_(factor)":
         lambda norms, limit, r: 1.0,
-    "a gradient below max_norm is scaled up: scale only if the norm, not its square, is larger":
+    "a gradient below max_norm is scaled up: scale only if the norm (and not its square) is larger than it":
         lambda norms, limit, r: limit / whole(norms),
     "each shard is scaled by its own norm, which changes the direction of the gradient":
         lambda norms, limit, r: min(1.0, limit / max(norms[r], 1e-9)),

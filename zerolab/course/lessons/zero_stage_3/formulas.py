@@ -27,12 +27,16 @@ CUTS: dict[str, Callable[[Blocks, int], list[Blocks]]] = {
         lambda blocks, n: [blocks[i + 1:i + n] for i in range(len(blocks))],
     "the blocks are sorted, from small to large: they compute in the order of the list":
         lambda blocks, n: [sorted(blocks)[i:i + n] for i in range(len(blocks))],
+    "the last group of full length is left out, and the shorter ones after it":
+        lambda blocks, n: [blocks[i:i + n] for i in range(max(1, len(blocks) - n))],
     "the group that begins at the last block is left out":
         lambda blocks, n: [blocks[i:i + n] for i in range(len(blocks) - 1)],
     "blocks of equal size count once in a group: each of them is whole":
         lambda blocks, n: [sorted(set(blocks[i:i + n])) for i in range(len(blocks))],
     "after the last block a group goes on with the first ones: near the end fewer are left to gather":
         lambda blocks, n: [[blocks[(i + k) % len(blocks)] for k in range(n)] for i in range(len(blocks))],
+    "after the last block a group goes on with the first ones: near the end fewer blocks are left to gather":
+        lambda blocks, n: [[*blocks, *blocks][i:i + n] for i in range(len(blocks))],
     "only the first block and the last of a group are counted":
         lambda blocks, n: [[blocks[i], *blocks[i + max(n - 1, 1):i + n]] for i in range(len(blocks))],
 }
