@@ -231,11 +231,12 @@ print("same weights at the end:", torch.equal(on_their_own[0][-1], on_their_own[
 #
 # ## Exercise: the average
 #
-# > **Difficulty 2 of 5 · importance 5 of 5 · 10 minutes.** Write `average(own)`. It gets this rank's
-# > gradient and returns the mean over all ranks. It must do so on every rank, for two ranks and for
-# > more. Use `dist.send` and `dist.recv`, and no collective. One way: all ranks send to rank 0; rank 0 adds
-# > up, divides, and sends the result back. The check looks at the values only. Lesson 02 counts the bytes.
-# > (`dist.isend`, `dist.irecv` and `dist.batch_isend_irecv`, which lesson 02 explains, are allowed, too.)
+# > **Difficulty 2 of 5 · importance 5 of 5 · 10 minutes.** Write `average(own)`. It gets this rank's gradient
+# > and returns the mean over all ranks. It must do so on every rank, for two ranks and for more. Use
+# > `dist.send` and `dist.recv`, and no collective. (`dist.barrier` moves no tensor, and is allowed.) One way:
+# > all ranks send to rank 0; rank 0 adds up, divides, and sends the result back. The check looks at the
+# > values only. Lesson 02 counts the bytes. (`dist.isend`, `dist.irecv` and `dist.batch_isend_irecv`, which
+# > lesson 02 explains, are allowed, too.)
 
 
 # %%

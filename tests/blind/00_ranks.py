@@ -311,7 +311,7 @@ def average(own):
     return total / world_size
 
 
-# %% check_average | receives into a buffer of fp64, where fp32 arrives |
+# %% check_average | receives into a buffer of fp64, where fp32 arrives | elements of float64
 def average(own):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     buffer = torch.zeros(own.shape, dtype=torch.float64)
@@ -423,7 +423,7 @@ def shift(own):
     return own
 
 
-# %% check_shift | sends from own while the arriving tensor is received into own |
+# %% check_shift | sends from own while the arriving tensor is received into own | into the tensor that it is sending
 def shift(own):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     messages = [dist.P2POp(dist.irecv, own, (rank - 1) % world_size)]
@@ -481,7 +481,7 @@ def average(own):
     return total
 
 
-# %% check_average | a barrier between the two parts, which is a collective |
+# %% check_average | right: a barrier between the two parts, which moves no tensor |
 def average(own):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     theirs = torch.empty_like(own)

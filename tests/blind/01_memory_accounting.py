@@ -381,7 +381,7 @@ def bytes_per_gpu(psi, world_size, stage):
     return psi * (replicated + (16 - [16, 4, 2, 0][stage]) / world_size)
 
 
-# %% check_adapter_bytes | every GPU trains parameters of its own, N times as many |
+# %% check_adapter_bytes | every GPU trains parameters of its own, N times as many | once for each GPU
 def adapter_bytes(frozen, trained, world_size, stage):
     trained *= world_size
     replicated = [16, 4, 2, 0][stage]

@@ -453,7 +453,7 @@ def average_gradients(parameters, count):
         p.grad = (part[:-1] / part[-1]).view_as(p)
 
 
-# %% check_average_gradients | the total is fp32, and each gradient is reduced in place |
+# %% check_average_gradients | the total is fp32, and each gradient is reduced in place | went through float32
 def average_gradients(parameters, count):
     total = torch.tensor(float(count))
     dist.all_reduce(total)

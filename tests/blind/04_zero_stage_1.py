@@ -724,7 +724,7 @@ def load_shard(read, saved_by, numel, world_size, rank):
     return shard
 
 
-# %% check_load | loses the last number of each file |
+# %% check_load | loses the last number of each file | does not reach it: stop is the place behind the last
 def load_shard(read, saved_by, numel, world_size, rank):
     old, new = -(-numel // saved_by), -(-numel // world_size)
     low, high, shard = rank * new, min((rank + 1) * new, numel), torch.zeros(new)

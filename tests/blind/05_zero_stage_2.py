@@ -222,7 +222,7 @@ def reduce_and_keep(flat, kept):
     return mine if kept is None else mine + kept
 
 
-# %% check_reduce_and_keep | takes the chunk of the right neighbour, as many rings leave it there |
+# %% check_reduce_and_keep | takes the chunk of the right neighbour, as many rings leave it there | partial sums
 def reduce_and_keep(flat, kept):
     ring.reduce_scatter(flat)
     ranks = dist.get_world_size()

@@ -19,7 +19,7 @@ def most_whole(root, blocks, prefetch):
     return root + max(sum(blocks[i : i + prefetch + 1]) for i in windows)
 
 
-# %% check_peak | leaves out the last full window |
+# %% check_peak | leaves out the last full window | the last group of full length is left out
 def most_whole(root, blocks, prefetch):
     last = max(1, len(blocks) - prefetch - 1)
     return root + max(sum(blocks[i : i + prefetch + 1]) for i in range(last))
@@ -31,7 +31,7 @@ def most_whole(root, blocks, prefetch):
     return root + max(sum(blocks[max(0, i - prefetch) : i + prefetch + 1]) for i in places)
 
 
-# %% check_peak | at the end it gathers the first blocks again |
+# %% check_peak | at the end it gathers the first blocks again | goes on with the first ones
 def most_whole(root, blocks, prefetch):
     twice = blocks + blocks
     return root + max(sum(twice[i : i + prefetch + 1]) for i in range(len(blocks)))

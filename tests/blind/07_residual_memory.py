@@ -299,7 +299,7 @@ class Packed:
         return flat.view(self.shape)
 
 
-# %% check_packing | the padding is not cut off before the shape is restored |
+# %% check_packing | the padding is not cut off before the shape is restored | and padding
 class Packed:
     def __init__(self, tensor):
         self.shape, ranks = tensor.shape, dist.get_world_size()

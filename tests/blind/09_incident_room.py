@@ -213,7 +213,7 @@ class Repaired(Engine5):
         self.update(len(batches))
 
 
-# %% check_5 | gathers into a new tensor, and flat stays as it was |
+# %% check_5 | gathers into a new tensor, and flat stays as it was | another tensor than the one
 class Repaired(Engine5):
     def gather(self):
         self.flat = self.flat.clone()
@@ -405,7 +405,7 @@ class Repaired(Engine9):
         self.optimizer.state[self.shard]["momentum_buffer"] = momentum
 
 
-# %% check_9 | takes two neighbouring files, which is right for half as many ranks |
+# %% check_9 | takes two neighbouring files, which is right for half as many ranks | which files a rank needs depends on both
 class Repaired(Engine9):
     def load(self, files):
         momentum = torch.cat(files[2 * self.rank : 2 * self.rank + 2])
@@ -593,7 +593,7 @@ class Repaired(Engine12):
         self.update(len(batches))
 
 
-# %% check_test | an assert with a tuple is always true |
+# %% check_test | an assert with a tuple is always true | asserts a tuple
 def my_test(train):
     for stage in range(4):
         run = train(ranks=3, stage=stage, steps=2, micro_batches=2, clip=0.1)

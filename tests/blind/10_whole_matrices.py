@@ -133,7 +133,7 @@ def owners(work, world_size):
     return owner
 
 
-# %% check_owners | neighbouring matrices stay together, cut where the running sum passes the mean |
+# %% check_owners | neighbouring matrices stay together, cut where the running sum passes the mean | a run of neighbours
 def owners(work, world_size):
     mean, running, owner = sum(work) / world_size, 0, []
     for each in work:
@@ -161,7 +161,7 @@ def owners(work, world_size):
     return list(min(product(range(world_size), repeat=len(work)), key=busiest))
 
 
-# %% check_owners | deals out in turn, each rank beginning with itself |
+# %% check_owners | deals out in turn, each rank beginning with itself | dist.get_rank()
 def owners(work, world_size):
     import torch.distributed as dist
 
@@ -196,7 +196,7 @@ def owners(work, world_size):
     return owner
 
 
-# %% check_owners | the last rank never gets a matrix |
+# %% check_owners | the last rank never gets a matrix | never gets a matrix
 def owners(work, world_size):
     busy, owner = [0] * max(world_size - 1, 1), [0] * len(work)
     for index in sorted(range(len(work)), key=lambda index: -work[index]):
@@ -225,7 +225,7 @@ def owners(work, world_size):
     return [owner[place] for place in range(len(work))]
 
 
-# %% check_owners | fills rank 0 up to the mean, then rank 1, the longest first |
+# %% check_owners | fills rank 0 up to the mean, then rank 1, the longest first | filled up with the longest
 def owners(work, world_size):
     mean, rank, busy, owner = sum(work) / world_size, 0, 0, [0] * len(work)
     for index in sorted(range(len(work)), key=lambda index: -work[index]):

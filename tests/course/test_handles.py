@@ -14,7 +14,7 @@ from zerolab.course import attempts
 from zerolab.course.attempts import attempt
 from zerolab.course.lessons.collectives import check_reduce_scatter
 from zerolab.course.lessons.data_parallel import check_average_gradients
-from zerolab.course.lessons.ranks import check_average
+from zerolab.course.lessons.ranks import check_average, check_shift
 from zerolab.course.wire import Wire
 
 solutions_travel_by_value(__name__)
@@ -106,6 +106,18 @@ def reduced_later(parameters, count):
         parameter.grad.copy_((piece / flat[-1]).view_as(parameter))
 
 
+def into_its_own(own):
+    """What arrives overwrites what is still being sent."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    messages = [
+        dist.P2POp(dist.isend, own, (rank + 1) % size),
+        dist.P2POp(dist.irecv, own, (rank - 1) % size),
+    ]
+    for work in dist.batch_isend_irecv(messages):
+        work.wait()
+    return own
+
+
 WAITS = [
     wait_for_all,
     lambda works: [work.wait() for work in works],
@@ -128,6 +140,7 @@ WRONG = [
     ),
     (check_average, everyone_to_everyone(lambda works: None, one_each), "and waited for none of them"),
     (check_average, everyone_to_everyone(wait_for_all, one_for_all), "starts a second receive into a tensor"),
+    (check_shift, into_its_own, "receives into the tensor that it is sending, so what arrives overwrites it"),
     (check_reduce_scatter, one_length_for_all, "rank 1 receives them into a tensor of 251 elements"),
     (check_average, kept_in_one_tensor, "all messages seem to have arrived in one tensor"),
     (check_average_gradients, reduced_later, "started a message and did not wait for it"),

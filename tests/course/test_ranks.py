@@ -258,7 +258,29 @@ def mean_of_the_elements(own):
     return torch.full_like(own, RIGHT[1](own).mean().item())
 
 
+def in_double_buffers(own):
+    """Right for a gradient of float64 alone."""
+    received = torch.empty(own.shape, dtype=torch.float64)
+    return by_way_of_rank_0(own, received)
+
+
+def by_way_of_rank_0(own, received):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if rank > 0:
+        dist.send(own, 0)
+        dist.recv(received, 0)
+        return received
+    total = own.clone()
+    for other in range(1, size):
+        dist.recv(received, other)
+        total += received
+    for other in range(1, size):
+        dist.send(total / size, other)
+    return total / size
+
+
 WRONG = [
+    (in_double_buffers, "receives them into a tensor of 40 elements of float64"),
     (answered_at_once, "each rank has the sum up to itself, divided: the total of all ranks has to reach"),
     (only_what_arrives, "rank 0 adds up what arrives, without its own numbers"),
     (one_never_sends, "rank 2's gradient is missing: rank 2 sends nothing"),

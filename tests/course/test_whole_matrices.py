@@ -7,6 +7,7 @@ from fractions import Fraction
 
 import pytest
 import torch
+import torch.distributed as dist
 from support.lessons import drawing, solutions_travel_by_value, spoken
 
 from zerolab.course.lessons.whole_matrices import check_owners
@@ -144,6 +145,30 @@ def neighbours(work, n):
 
 def not_put_back(work, n):
     return by_heap(sorted(work, reverse=True), n)
+
+
+def from_its_own_rank(work, n):
+    return [(dist.get_rank() + place) % n for place in range(len(work))]
+
+
+def never_the_last(work, n):
+    return greedy(work, max(n - 1, 1), longest_first(work))
+
+
+def runs_of_neighbours(work, n):
+    """Cut where the running sum passes a multiple of the mean."""
+    before = [sum(work[:place]) for place in range(len(work))]
+    return [min(int(done * n // (sum(work) or 1)), n - 1) for done in before]
+
+
+def filled_up(work, n):
+    owner, rank, busy = [0] * len(work), 0, 0
+    for place in longest_first(work):
+        if busy and busy + work[place] > sum(work) / n and rank < n - 1:
+            rank, busy = rank + 1, 0
+        owner[place] = rank
+        busy += work[place]
+    return owner
 
 
 def from_one(work, n):
@@ -317,6 +342,10 @@ WRONG = {
     best_fit: "a rank that is filled up to the mean before others get one, and where no rank has room",
     searches_all: "not returned after 3 s: is it an endless loop, or a search through all 16,777,216 lists",
     floats: "which has floats: a rank is a whole number",
+    from_its_own_rank: "so use no dist.get_rank()",
+    never_the_last: "rank world_size - 1 never gets a matrix",
+    runs_of_neighbours: "each rank gets a run of neighbours in the list",
+    filled_up: "rank 0 is filled up with the longest matrices, then rank 1 with the next ones",
     kept_loads: "returns other owners when it is called a second time (seen with work [7, 3, 9, 9], 2 ranks)",
     count_then_work: "the fewest matrices, and their work counts only between ranks that have equally many",
     all_on_rank_0: "every matrix goes to rank 0",

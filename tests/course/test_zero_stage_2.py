@@ -295,6 +295,12 @@ def never_waits(flat, kept):
     return added(mine, kept)
 
 
+def chunk_of_the_next(flat, kept):
+    ring.reduce_scatter(flat)
+    size = dist.get_world_size()
+    return added(flat[ring.chunks(flat.numel(), size)[(dist.get_rank() + 1) % size]].clone(), kept)
+
+
 def whole_buffer(flat, kept):
     ring.reduce_scatter(flat)
     return flat.clone() if kept is None else kept + flat
@@ -309,6 +315,7 @@ def whole_buffer_of_uneven(flat, kept):
 WRONG = [
     (whole_buffer, "it keeps the whole buffer after the reduction, and only this rank's chunk of that is"),
     (whole_buffer_of_uneven, "it keeps the whole buffer after the reduction"),
+    (chunk_of_the_next, "keeps chunk 1 of flat. ring.reduce_scatter leaves rank r the sum in chunk r alone"),
     (remembered, "the first step is right, and a second one is not: a step begins with kept=None"),
     (without_the_rest, "Rank 0 keeps 250 elements, which is numel // N: the last element is lost"),
     (torchs_chunk, "Rank 1 keeps 251 elements. Its chunk has 250. Chunk r is ring.chunks(numel, N)[r]"),

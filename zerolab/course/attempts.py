@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 import zerolab
 from zerolab.course import stopped
-from zerolab.course.handles import into_one_buffer, not_waited, used_early
+from zerolab.course.handles import into_one_buffer, into_what_is_sent, not_waited, used_early
 from zerolab.course.messages import RETURNED, Message, own_place, place_in_ticket, read_trail
 from zerolab.course.misfits import message_that_does_not_fit
 from zerolab.course.printed import LINES_SHOWN, Brief, quiet
@@ -90,6 +90,7 @@ class Attempt:
         """Messages that gloo lets pass: not waited for, or received into a tensor of another size."""
         return (
             into_one_buffer(self.calls)
+            or into_what_is_sent(self.calls)
             or not_waited(self.calls, self.waits)
             or used_early(self.calls)
             or message_that_does_not_fit(self.calls)

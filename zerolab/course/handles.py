@@ -29,6 +29,20 @@ def into_one_buffer(calls: Calls) -> str | None:
     return None
 
 
+def into_what_is_sent(calls: Calls) -> str | None:
+    """A send and a receive that are on their way at once, of one tensor."""
+    for rank, own in enumerate(calls):
+        started = [call for call in own if call.started and call.numel and not call.collective]
+        sent = {(call.buffer, call.waited) for call in started if not call.received}
+        for call in started:
+            if call.received and (call.buffer, call.waited) in sent:
+                return (
+                    f"rank {rank} receives into the tensor that it is sending, so what arrives overwrites "
+                    f"it: receive into another tensor{at(call.place)}"
+                )
+    return None
+
+
 def not_waited(calls: Calls, waits: Sequence[int]) -> str | None:
     """Find a rank that started more messages than it waited for, and returned."""
     for rank, (own, waited) in enumerate(zip(calls, waits, strict=False)):

@@ -145,7 +145,7 @@ def orders(case: Case, seen: Sequence[torch.Tensor]) -> str | None:
             for _ in case.counts:
                 index, last = divmod(index, len(ORDERS))
                 found.insert(0, ORDERS[last])
-            return _of_orders(found, back)
+            return None if set(found) == {back} else _of_orders(found, back)
     return None
 
 

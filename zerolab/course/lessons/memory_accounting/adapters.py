@@ -64,6 +64,8 @@ MISTAKES: dict[str, Callable[..., float]] = {
         lambda *case: together(*case, frozen=1),
     "the trained parameters are missing: they take 16 bytes each":
         lambda f, t, n, stage: together(f, 0, n, stage),
+    "the trained parameters are counted once for each GPU: all GPUs train the same ones":
+        lambda f, t, n, stage: together(f, t * n, n, stage),
     "the trained parameters' own 16-bit weights are missing":
         lambda *case: together(*case) - _trained_params(*case),
     "the trained parameters' gradients are missing":

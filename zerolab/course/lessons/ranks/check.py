@@ -14,7 +14,8 @@ from zerolab.course.exercise import graded
 from zerolab.course.lessons.ranks.solution import average
 from zerolab.course.wire import given
 
-CASES = (3, 2, 4)  # ranks; three first, because many mistakes look alike on two
+# Ranks and the gradient's type; three first, because many mistakes look alike on two.
+CASES = ((3, torch.float64), (2, torch.float64), (4, torch.float64), (2, torch.float32))
 NUMEL = 40
 HINTS = (
     "let all ranks but 0 send their gradient to rank 0 and receive the mean from it. Rank 0 does the "
@@ -96,11 +97,12 @@ def check_average(fn: Callable) -> str | None:
     return examine(CASES, partial(_look, fn))
 
 
-def _look(fn: Callable, world_size: int) -> Finding:
-    own = [gradient(rank) for rank in range(world_size)]
-    outcome = attempt(call_with, [(fn, rank) for rank in range(world_size)])
+def _look(fn: Callable, case: tuple[int, torch.dtype]) -> Finding:
+    world_size, dtype = case
+    own = [gradient(rank, dtype) for rank in range(world_size)]
+    outcome = attempt(call_with, [(fn, rank, dtype) for rank in range(world_size)])
     return Finding(
-        f"{world_size} ranks",
+        f"{world_size} ranks{', a gradient of float32' * (dtype is torch.float32)}",
         outcome.unusable("dist.send and dist.recv"),
         outcome.values,
         [sum_of(own) / world_size] * world_size,
@@ -112,11 +114,11 @@ def _look(fn: Callable, world_size: int) -> Finding:
     )
 
 
-def gradient(rank: int) -> torch.Tensor:
+def gradient(rank: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     """A rank's gradient: different for every rank and element."""
-    return torch.randn(NUMEL, generator=torch.Generator().manual_seed(rank), dtype=torch.float64)
+    return torch.randn(NUMEL, generator=torch.Generator().manual_seed(rank), dtype=dtype)
 
 
-def call_with(fn: Callable, rank: int) -> torch.Tensor | Odd:
+def call_with(fn: Callable, rank: int, dtype: torch.dtype = torch.float64) -> torch.Tensor | Odd:
     """In the worker: what fn makes of the rank's gradient."""
-    return returned(fn(given(gradient(rank))))
+    return returned(fn(given(gradient(rank, dtype))))

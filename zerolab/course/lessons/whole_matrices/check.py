@@ -1,6 +1,7 @@
 """Lesson 10's exercise: give matrices to ranks so that no rank works longer than needed."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from types import CodeType
 
 from zerolab.course.attempts import Odd, attempt
@@ -54,7 +55,7 @@ def check_owners(fn: Callable) -> str | None:
         return odd
     wrong = [case for case in CASES if _too_long(case, first[case])]
     by_hash = [] if wrong else by_hash_seed(fn, CASES)
-    if differ := _differ(first, other, again, by_hash):
+    if differ := _differ(fn, first, other, again, by_hash):
         return differ
     return f"{_mistake(fn, first, wrong[0])} (seen with {wrong[0]})" if wrong else None
 
@@ -97,13 +98,17 @@ def _possible(case: Case) -> int:
     return max(case.loads(owners(list(case.work), case.world_size)))
 
 
-def _differ(first: Plans, other: Plans, again: Plans, by_hash: Sequence[Sequence[Plan]]) -> str | None:
+def _differ(
+    fn: Callable, first: Plans, other: Plans, again: Plans, by_hash: Sequence[Sequence[Plan]]
+) -> str | None:
     """Whether the owners differ by rank, by call, or by what hash() returns, which differs by process."""
     where = lambda these, those: next((case for case in CASES if these[case] != those[case]), None)
     if case := where(first, other):
+        asks = "get_rank" in _names(getattr(fn, "__code__", None))
+        instead = "dist.get_rank()" if asks else "random numbers, and no order that differs by process"
         return (
             f"two ranks come to different owners (seen with {case}): every rank computes the list by itself, "
-            "so use no random numbers, and no order that differs by process"
+            f"so use no {instead}"
         )
     if case := where(first, again):
         return (
@@ -129,6 +134,8 @@ def _mistake(fn: Callable, answers: Plans, case: Case) -> str:
             "matrices of equal work all have one owner: note the owner by the place of the matrix in the "
             "list, and not by its work"
         )
+    if told := _of_all(answers):
+        return told
     loads = case.loads(answers[case])
     busiest, least = loads.index(max(loads)), loads.index(min(loads))
     return (
@@ -136,6 +143,28 @@ def _mistake(fn: Callable, answers: Plans, case: Case) -> str:
         f"{least} has {loads[least]:,}, where {_possible(case):,} is possible for the busiest. Begin with "
         "the longest matrix, and give each to the rank that has the least work so far"
     )
+
+
+def _of_all(answers: Plans) -> str | None:
+    """What all lists have in common, whatever rule has made them."""
+    shared = {case: plan for case, plan in answers.items() if case.world_size > 1 and len(set(plan)) > 1}
+    if not shared:
+        return None
+    enough = [plan for case, plan in answers.items() if len(plan) >= case.world_size > 1]
+    sizes = [case.world_size for case in answers if len(case.work) >= case.world_size > 1]
+    if all(max(plan) < size - 1 for plan, size in zip(enough, sizes, strict=True)):
+        return "rank world_size - 1 never gets a matrix: the ranks are 0 to world_size - 1"
+    longest_first = lambda case: sorted(range(len(case.work)), key=lambda place: -case.work[place])
+    for order, said in (
+        (lambda case: range(len(case.work)), "each rank gets a run of neighbours in the list"),
+        (longest_first, "rank 0 is filled up with the longest matrices, then rank 1 with the next ones"),
+    ):
+        if all(plan[a] <= plan[b] for case, plan in shared.items() for a, b in pairwise(order(case))):
+            return (
+                f"{said}: begin with the longest matrix, and give each to the rank that has the least work "
+                "so far"
+            )
+    return None
 
 
 def _by_work(answers: Plans) -> bool:

@@ -100,8 +100,15 @@ def _not_opened(call: Call, done: Loaded, element: int) -> str:
     """Whether the file that has an element was never read, and which were."""
     needed = [file for file, _, _ in call.needed()]
     file = (call.first + element) // call.case.saved
+    place = (call.first + element) % call.case.saved
+    if any(each == file and start <= place < stop for each, start, stop in done.reads):
+        return f". You have read it: it is in file {file}, at {place}"
     if file in done.opened:
-        return f". You have read it: it is in file {file}, at {(call.first + element) % call.case.saved}"
+        start, stop = next((start, stop) for each, start, stop in done.reads if each == file)
+        return (
+            f". It is in file {file}, at {place}, and read({file}, {start}, {stop}) does not reach it: stop "
+            "is the place behind the last"
+        )
     if not done.opened:
         return f". It is in file {file}, and nothing was read"
     return (

@@ -40,12 +40,34 @@ def read(case: Case, findings: Sequence[Finding], micro: int) -> str | None:
             "it keeps the whole buffer after the reduction, and only this rank's chunk of that is a sum: "
             "keep a clone of the chunk, which ring.reduce_scatter returns"
         )
+    if told := _of_partial_sums(finding, values):
+        return told
     if not case.even:
         return _of_uneven(case, values)
     if micro == 0:
         return None
     before = findings[micro - 1].right
     return _of_others(finding, values, micro) or _of_two(finding, values, before)
+
+
+def _of_partial_sums(finding: Finding, values: Mapping[int, Tensor]) -> str | None:
+    """Whether every wrong rank has another chunk of flat, where the ring leaves the sums of a few ranks."""
+    chunks = {}
+    for rank, value in values.items():
+        found = factors(value, finding.right[rank], finding.parts(rank))
+        there = [tuple(map(int, re.findall(r"\d+", name))) for name in present(found[0])] if found else []
+        peers = {int(re.findall(r"\d+", name)[0]) for name in found[1]} if found else set()
+        here = {chunk for _, _, chunk in there}
+        if len(here) != 1 or here == {rank} or {peer for peer, _, _ in there} == peers:
+            return None
+        chunks[rank] = here.pop()
+    if not chunks:
+        return None
+    rank, chunk = next(iter(chunks.items()))
+    return (
+        f"rank {rank} keeps chunk {chunk} of flat. ring.reduce_scatter leaves rank r the sum in chunk r "
+        "alone, and partial sums in the others: keep what it returns"
+    )
 
 
 def _has_own_sum(case: Case, rank: int, value: Tensor, finding: Finding) -> bool:
