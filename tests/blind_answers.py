@@ -74,6 +74,9 @@ def said(answer: Answer, lesson: str) -> tuple[bool, str]:
 
 def main(chosen: list[str]) -> int:
     counts: Counter[str] = Counter()
+    if unknown := set(chosen) - {path.stem for path in ANSWERS.glob("*.py")}:
+        print(f"{', '.join(sorted(unknown))}: no such lesson in {ANSWERS}", file=sys.stderr)
+        return 2
     for path in sorted(ANSWERS.glob("*.py")):
         if chosen and path.stem not in chosen:
             continue
