@@ -27,7 +27,7 @@ import zerolab
 from zerolab import data, memory, models
 from zerolab.course import answer, explore, figure, predict, show, slider
 from zerolab.course.lessons.whole_matrices import check_owners, quiz
-from zerolab.course.look import INK, PALE, QUIET, rank_colour
+from zerolab.course.look import INK, PALE, QUIET
 from zerolab.optimizer.owners import choose_owners, update_flops
 from zerolab.optimizer.probe import kind_of
 from zerolab.parity import compute_deterministically
@@ -189,8 +189,8 @@ predict(my_guess, round(percent["4 parts"][-1].item(), -1), quiz.DISTANCE)
 # %%
 fig = figure(height=2.4)
 ax = fig.subplots()
-for rank, (name, each) in enumerate(percent.items()):
-    ax.plot(each, label=name, color=rank_colour(rank), marker="")
+for name, each in percent.items():
+    ax.plot(each, label=name, markevery=10)
 ax.set(xlabel="step", ylabel="distance (%)", ylim=(0, 125))
 show(fig, "The distances of both cuts grow with every step; that of the run a millionth larger is small.")
 
