@@ -556,8 +556,8 @@ for stage in range(4):
 # > - `run.alone`: the same after the same training in one process.
 # > - `run.memory[rank]`: what `optimizer.memory()` says there after the last step. It has `params_bytes`,
 # >   `grads_bytes` and `optimizer_bytes`, one for each term of the formula. Its `total_bytes` has more in it.
-# > - `run.sent[rank]`: the logical bytes of the last step, as the paper counts them: twice the tensor for an
-# >   all-reduce, once for its halves. Every micro-batch is reduced by itself: the loop has no `no_sync()`.
+# > - `run.sent[rank]`: the *logical bytes* of the last step, as the paper counts them: twice the tensor for
+# >   an all-reduce, once for its halves. Every micro-batch is reduced by itself: the loop has no `no_sync()`.
 # > - `run.psi`: the number of parameters.
 # >
 # > The check runs your test with the right engine first, and then with each mutant.

@@ -67,7 +67,7 @@ class InOrder:
             self.shards[name] = ring.reduce_scatter(self.waiting.pop(name)).clone()
 
 
-# %% check_order | reduces from the last unit to the first, as backward goes | The one of sizes is a
+# %% check_order | reduces from the last unit to the first, as backward goes | The order of sizes is a, b, c, d
 class InOrder:
     def __init__(self, sizes):
         self.sizes, self.shards = sizes, {}

@@ -19,7 +19,7 @@ def most_whole(root, blocks, prefetch):
     return root + max(sum(blocks[i : i + prefetch + 1]) for i in windows)
 
 
-# %% check_peak | leaves out the last full window | the last group of full length is left out
+# %% check_peak | leaves out the last full window | last group of full length is left out
 def most_whole(root, blocks, prefetch):
     last = max(1, len(blocks) - prefetch - 1)
     return root + max(sum(blocks[i : i + prefetch + 1]) for i in range(last))

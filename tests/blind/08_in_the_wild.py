@@ -105,7 +105,7 @@ def deepspeed():
     }
 
 
-# %% check_json | the stage is not inside zero_optimization | it stands inside "zero_optimization"
+# %% check_json | the stage is not inside zero_optimization | belongs inside
 def deepspeed():
     return {
         "train_batch_size": 64,
@@ -218,7 +218,7 @@ def choose(cluster):
     }[cluster]
 
 
-# %% check_choices | the order of a choice is (precision, stage, checkpointing) | is no choice. A stage from 0
+# %% check_choices | the order of a choice is (precision, stage, checkpointing) | the stage is 'mixed_fp16'
 def choose(cluster):
     return {
         "Colab": ("mixed_fp16", 0, False),
@@ -230,7 +230,7 @@ def choose(cluster):
     }[cluster]
 
 
-# %% check_choices | checkpointing is "on" or "off", as in the figure above | and True or False
+# %% check_choices | checkpointing is "on" or "off", as in the figure above | checkpointing is 'off'
 def choose(cluster):
     return {
         "Colab": (0, "mixed_fp16", "off"),

@@ -54,8 +54,8 @@ def _no_dictionary(name: str, value: Any, instead: str) -> str:
 
 def _wrong_stage(config: dict) -> str | None:
     zero = config.get("zero_optimization", {})
-    if "stage" in config or "zero_stage" in config:
-        return '"stage" belongs inside "zero_optimization"; at the top DeepSpeed does not look for it'
+    if "stage" in config and isinstance(zero, dict) and "stage" in zero:
+        return 'the "stage" inside "zero_optimization" counts, and the one at the top does not'
     if zero is True:
         return '"zero_optimization": true is the old form, which means stage 1. Stage 2 is {"stage": 2}'
     if zero is False:
