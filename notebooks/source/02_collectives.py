@@ -1,11 +1,11 @@
 # %% [markdown]
 # # 02 · Collectives: four ways to move a tensor
 #
-# > **45 minutes, and 15 more for the second exercise, which can wait: lesson 03 does not need it.** *You
-# > need:* lesson 00 (rank, send, receive), and some index arithmetic.
+# > **45 minutes, and 15 more for the second exercise.** *You need:* lesson 00 (rank, send, receive), and some
+# > index arithmetic.
 # >
 # > *Afterwards you can* say what four operations do in which all ranks take part, build a ring that carries
-# > them, and compute the bytes each rank sends.
+# > them, and compute the bytes each rank sends. (The second exercise can wait. Lesson 03 does not need it.)
 # >
 # > *Paper:* ZeRO, §7.1, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
 # >

@@ -1,11 +1,12 @@
 # %% [markdown]
 # # 03 · Data parallelism: the mean of the gradients
 #
-# > **60 minutes, and 10 more for the first exercise, which can be left out.** *You need:* a PyTorch training
-# > loop, ranks and messages (lesson 00), and the two halves of an all-reduce (lesson 02).
+# > **60 minutes, and 10 more for the first exercise.** *You need:* a PyTorch training loop, ranks and
+# > messages (lesson 00), and the two halves of an all-reduce (lesson 02).
 # >
 # > *Afterwards you can* say what data parallelism averages and when that average is wrong, why gradients are
-# > sent several at a time and during the backward pass, and which copies the ranks hold.
+# > sent several at a time and during the backward pass, and which copies the ranks hold. (The first exercise
+# > can be left out.)
 # >
 # > *Paper:* ZeRO, §3.1 and §7.1, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
 # >
