@@ -299,8 +299,9 @@ print("close to one process with both batches:", torch.allclose(weights, in_step
 # > before it. It must not hang, with two ranks and with more. The same calls as in the first exercise are
 # > allowed.
 # >
-# > A check may have *targets* beyond a right answer, and says which one your function has reached. Here
-# > they are: *Bronze:* the values are right. *Silver:* each rank sends one message.
+# > A check may have *targets* beyond a right answer, and says which one your function has reached. (Where the
+# > answer is a number or a choice, nothing is sent or held, so there are none.) Here they are: *Bronze:* the
+# > values are right. *Silver:* each rank sends one message.
 
 
 # %%

@@ -43,11 +43,14 @@ def _why_more(calls: Mapping[str, float], micro_batches: int) -> str:
     """What the functions that sent tell: what is all-reduced, or reduced or gathered more than once."""
     if any("all_reduce" in call for call in calls):
         reduces = any("reduce_scatter" in call for call in calls)
-        whole = "parameters" if reduces else "gradients"
-        better = "all-gather" if reduces else "reduce-scatter"
+        if reduces:
+            return (
+                ". An all-reduce of the parameters moves 2Ψ, because every rank gets the whole sum. Each "
+                "rank has its own shard to send and no more, so all-gather them: Ψ"
+            )
         return (
-            f". An all-reduce of the {whole} moves 2Ψ, because every rank gets the whole sum. Each rank has "
-            f"or needs its shard alone, so {better} them: Ψ"
+            ". An all-reduce of the gradients moves 2Ψ, because every rank gets the whole sum. Each rank "
+            "needs its own shard of the sum and no more, so reduce-scatter them: Ψ"
         )
     gathers = sum(sent for call, sent in calls.items() if "all_gather" in call)
     if gathers > 1.3:

@@ -126,9 +126,10 @@ def _too_much_sent(outcome: Attempt) -> str | None:
     """More than one message from a rank, whatever their sizes."""
     for rank, sent in enumerate(outcome.messages):
         if len(sent) > 1:
-            to = ", ".join(str(message.peer) for message in sent)
+            peers = sorted({message.peer for message in sent})
+            to = f"rank{'s' * (len(peers) > 1)} {' and '.join(map(str, peers))}"
             return bronze(
-                f"rank {rank} sends {len(sent)} messages, to {to}, and one is enough: send the whole tensor "
+                f"rank {rank} sends {len(sent)} messages to {to}, and one is enough: send the whole tensor "
                 "to the next rank"
             )
     return None

@@ -66,7 +66,7 @@ MISTAKES: dict[str, Callable[..., float]] = {
         lambda p, d, e, m, x: moved(p, d * m, e, m, x),
     "the inputs are divided by n_d, too: the data-parallel ranks have other samples, which no rank shares":
         lambda p, d, e, m, x: moved(p, d, e, d * m, x),
-    "K is 12 in both precisions: in fp32 the parameters are their own master weights, so K is 8, m and v":
+    "K is 12 in both precisions: in fp32 the parameters are their own master weights, so K is 8, for m and v":
         lambda *case: moved(*case, k=12),
     "K is 8 in both precisions: in mixed precision the master weights belong to it, so K is 12":
         lambda *case: moved(*case, k=8),

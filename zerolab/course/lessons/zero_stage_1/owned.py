@@ -76,7 +76,8 @@ def _mistake(answers: Mapping[Case, Any], wrong: list[Case]) -> str:
     if named := ends.explained(answers) or _fitting(answers, wrong):
         return ", or else ".join(named)
     if len(got) != len(case.sizes):
-        return f"your list has {len(got)} slices for {len(case.sizes)} parameters: return one for each"
+        many = f"{len(got)} slice{'s' * (len(got) != 1)}"
+        return f"your list has {many} for {len(case.sizes)} parameters: return one for each"
     return beyond(answers, case) or described(answers, case)
 
 
