@@ -1,9 +1,10 @@
 """A hundred random faults in a row: python tests/soak.py --faults 100 --seed 0 --out benchmarks/results
 
-In each one rank of a training run is killed, raises, or hangs (support/faults.py). The parent has to name
-that rank, no process and no file may stay, and the last checkpoint has to go on to the bits of undisturbed
-training. All 486 faults there are come in the seed's order, and again after the last; each strikes in a
-step and at a call of its own. The exit code is 1 if anything was wrong.
+In each fault one rank of a training run is killed, raises, or hangs (support/faults.py). The parent has to
+name that rank, no process and no file may stay, and training from the last checkpoint has to end with the
+bits of training without a fault. There are 486 kinds of faults. They come in an order that the seed decides,
+and begin again after the last. The step and the call of each are drawn. The exit code is 1 if anything was
+wrong.
 """
 
 import argparse
@@ -38,16 +39,16 @@ def planned_faults(seed: int) -> Iterator[Fault]:
             yield Fault(kind, phase, size, rank, stage, step, call, late=chance.random() < 0.5)
 
 
-def strike(planned: Iterator[Fault], deadline_seconds: float) -> Iterator[Outcome]:
-    """Let the faults strike, one after the other, and judge each."""
+def run_all(planned: Iterator[Fault], deadline_seconds: float) -> Iterator[Outcome]:
+    """Run with one fault after the other, and judge each."""
     with tempfile.TemporaryDirectory() as scratch:
         launches = tempfile.tempdir = os.path.join(scratch, "launches")
         os.mkdir(launches)
         try:
-            zerolab.launch(int, 1, backend="gloo")  # starts what forks the ranks: seconds, and but once
+            zerolab.launch(int, 1, backend="gloo")  # the first launch takes seconds longer
             for number, fault in enumerate(planned):
                 folder = Path(scratch, str(number))
-                outcome = faults.suffer(fault, folder, deadline_seconds)
+                outcome = faults.run_with(fault, folder, deadline_seconds)
                 faults.judge([outcome], [folder])
                 outcome.left += os.listdir(launches)
                 yield outcome
@@ -65,10 +66,10 @@ class Soak:
     outcomes: list[Outcome] = field(default_factory=list)
 
     def summary(self) -> dict:
-        """What has to be all, or 0; and the seconds."""
+        """How many faults there were, how many were named, what was left or lost; and the seconds."""
         by_kind = {kind: [o.seconds for o in self.outcomes if o.fault.kind == kind] for kind in KINDS}
         return {
-            "struck": len(self.outcomes),
+            "faults": len(self.outcomes),
             "named_rightly": sum(outcome.named_rightly for outcome in self.outcomes),
             "left_over": sum(len(outcome.left) for outcome in self.outcomes),
             "lost": sum(bool(outcome.lost) for outcome in self.outcomes),
@@ -88,18 +89,18 @@ class Soak:
     def text(self) -> str:
         """The report, in Markdown."""
         phases, found = (*PHASES, "all"), self.summary()
-        table = [["struck in", *phases], ["---", *["---:"] * len(phases)]]
+        table = [["fault in", *phases], ["---", *["---:"] * len(phases)]]
         table += [[kind, *(self.cell(kind, phase) for phase in phases)] for kind in (*KINDS, "all")]
         seconds = [f"{kind} {a} and {b}" for kind, (a, b) in found["median_and_most_seconds"].items()]
         wrong = [f"- WRONG: {outcome.fault}: {each}" for outcome in self.outcomes for each in outcome.wrong]
         return "\n".join([
             f"`{self.command}` on {machine.in_words(self.machine)}.", "",
-            "Of so many faults so many were named rightly: the rank, it alone, and what befell it.", "",
+            "How many faults were named, of how many: the rank, that alone, and what happened to it.", "",
             *(f"| {' | '.join(row)} |" for row in table), "",
-            f"- Named rightly: {found['named_rightly']} of {found['struck']}.",
+            f"- Named rightly: {found['named_rightly']} of {found['faults']}.",
             f"- Left over, processes and files: {found['left_over']}.",
             f"- Lost, checkpoints that did not go on to the same bits: {found['lost']}.",
-            f"- Seconds to the report, median and most: {', '.join(seconds)}. Counted from the strike; for a",
+            f"- Seconds to the report, median and most: {', '.join(seconds)}. Counted from the fault; for a",
             f"  hang from the deadline that the launch was given, {self.deadline_seconds:g} s.",
             *wrong, "",
         ])  # fmt: skip
@@ -129,7 +130,7 @@ def main(argv: list[str]) -> int:
         parser.error(f"--faults is {args.faults}: pass 1 or more")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     soak = Soak(f"python tests/soak.py {' '.join(argv)}", args.deadline, machine.describe())
-    for outcome in strike(itertools.islice(planned_faults(args.seed), args.faults), args.deadline):
+    for outcome in run_all(itertools.islice(planned_faults(args.seed), args.faults), args.deadline):
         soak.outcomes.append(outcome)
         verdict = "; ".join(outcome.wrong) or "named, nothing left, nothing lost"
         place = f"{len(soak.outcomes):>{len(str(args.faults))}}"

@@ -41,7 +41,7 @@ def mismatch_missed(found: dict) -> list[str]:
     return ["a model on a GPU was accepted with gloo alone"] * accepted + ["no DirectComm"] * (not direct)
 
 
-def _struck(kind: str, stage: int, note: Path) -> None:
+def _faulty(kind: str, stage: int, note: Path) -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).to(zerolab.device())
     optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=stage, lr=0.1)
     for step in range(3):
@@ -61,9 +61,9 @@ def faults() -> dict:
     """One of two ranks is killed, raises or hangs: whom the launch names, and after how many seconds."""
     found = {}
     for kind in ("kill", "raise", "hang"):
-        note = Path(tempfile.mkdtemp()) / "struck"
+        note = Path(tempfile.mkdtemp()) / "happened"
         try:
-            zerolab.launch(_struck, 2, kind, 2, note, backend=backend(), timeout=15 if kind == "hang" else 60)
+            zerolab.launch(_faulty, 2, kind, 2, note, backend=backend(), timeout=15 if kind == "hang" else 60)
             found[kind] = {"named": None}
         except zerolab.WorkerError as error:
             found[kind] = {"named": error.rank, "said": str(error).splitlines()[0]}

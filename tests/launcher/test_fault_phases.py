@@ -1,4 +1,4 @@
-"""Promise: whichever rank is struck, however and wherever in a step, it is named and nothing is lost."""
+"""Promise: a rank with a fault is named, whatever the fault and the phase of a step, and nothing is lost."""
 
 import itertools
 import os
@@ -55,8 +55,8 @@ def outcomes(tmp_path_factory) -> Iterator[dict[Fault, Outcome]]:
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("temporary")))
         folders = {fault: scratch / str(index) for index, fault in enumerate(FAULTS)}
-        suffered = pool.map(lambda fault: faults.suffer(fault, folders[fault], DEADLINE_SECONDS), FAULTS)
-        found = dict(zip(FAULTS, suffered, strict=True))
+        outcomes = pool.map(lambda fault: faults.run_with(fault, folders[fault], DEADLINE_SECONDS), FAULTS)
+        found = dict(zip(FAULTS, outcomes, strict=True))
         for size in WORLD_SIZES:
             alike = [fault for fault in FAULTS if fault.world_size == size]
             faults.judge([found[fault] for fault in alike], [folders[fault] for fault in alike])
@@ -64,7 +64,7 @@ def outcomes(tmp_path_factory) -> Iterator[dict[Fault, Outcome]]:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
-def test_the_struck_rank_is_named_and_the_last_checkpoint_goes_on(fault: Fault, outcomes):
+def test_the_rank_with_the_fault_is_named_and_the_last_checkpoint_is_good(fault: Fault, outcomes):
     assert outcomes[fault].wrong == []
 
 

@@ -1,4 +1,4 @@
-"""Promise: a soak strikes what its seed says, reports it all, and fails if any fault was not borne."""
+"""Promise: a soak runs the faults of its seed, reports them all, and fails if one was not handled."""
 
 import itertools
 import json
@@ -32,7 +32,7 @@ def test_a_short_soak_as_it_is_run_by_hand(tmp_path: Path):
     found = json.loads((out / f"soak-{FAULTS}-seed-{SEED}.json").read_text())
     text = (out / f"soak-{FAULTS}-seed-{SEED}.md").read_text()
     assert done.stdout.endswith(text + "\n")
-    counts = {"struck": FAULTS, "named_rightly": FAULTS, "left_over": 0, "lost": 0}
+    counts = {"faults": FAULTS, "named_rightly": FAULTS, "left_over": 0, "lost": 0}
     assert found["summary"].items() >= counts.items()
     assert found["summary"]["median_and_most_seconds"].keys() == set(faults.KINDS)
     planned = itertools.islice(soak.planned_faults(SEED), FAULTS)
@@ -54,18 +54,18 @@ def test_a_seed_is_one_order_of_all_faults():
     every = 3 * 6 * 9 * 3
     first, again, other = (list(itertools.islice(soak.planned_faults(seed), every)) for seed in (0, 0, 1))
     assert first == again != other
-    struck_once = Counter((f.kind, f.phase, f.world_size, f.rank, f.stage) for f in first)
-    assert len(struck_once) == every and set(struck_once.values()) == {1}
+    once = Counter((f.kind, f.phase, f.world_size, f.rank, f.stage) for f in first)
+    assert len(once) == every and set(once.values()) == {1}
     assert all(f.rank < f.world_size and f.call < faults.calls_of(f.phase) for f in first)
     assert len({f.step for f in first}) == 3 and {f.late for f in first} == {True, False}
 
 
 FAULT = Fault("raise", "save", world_size=2, rank=1, stage=2, step=1)
-RIGHTLY = zerolab.WorkerError("rank 1 failed: OSError: rank 1 failed with Struck: in save", rank=1)
+RIGHTLY = zerolab.WorkerError("rank 1 failed: OSError: rank 1 failed with Injected: in save", rank=1)
 WRONG = {
     "another rank": Outcome(FAULT, zerolab.WorkerError(str(RIGHTLY), rank=0), 0.1),
     "another cause": Outcome(FAULT, zerolab.WorkerError("rank 1 failed: connection closed", rank=1), 0.1),
-    "a deadline": Outcome(FAULT, zerolab.LaunchTimeout("in save: Struck: in save", (1,)), 0.1),
+    "a deadline": Outcome(FAULT, zerolab.LaunchTimeout("in save: Injected: in save", (1,)), 0.1),
     "no error": Outcome(FAULT, None, 0.1),
     "a process left": Outcome(FAULT, RIGHTLY, 0.1, left=["process 7"]),
     "a weight lost": Outcome(FAULT, RIGHTLY, 0.1, lost=["before.weight after 1 steps"]),
@@ -73,9 +73,9 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_one_fault_that_was_not_borne_fails_the_soak(name: str, monkeypatch, capsys, tmp_path: Path):
+def test_one_fault_that_was_not_handled_fails_the_soak(name: str, monkeypatch, capsys, tmp_path: Path):
     outcomes = [Outcome(FAULT, RIGHTLY, 0.1), WRONG[name]]
-    monkeypatch.setattr(soak, "strike", lambda planned, deadline_seconds: iter(outcomes))
+    monkeypatch.setattr(soak, "run_all", lambda planned, deadline_seconds: iter(outcomes))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert soak.main(["--faults", "2", "--out", str(tmp_path)]) == 1
     assert "- WRONG: raise      in save" in capsys.readouterr().out
@@ -83,10 +83,10 @@ def test_one_fault_that_was_not_borne_fails_the_soak(name: str, monkeypatch, cap
     assert good["wrong"] == [] and len(bad["wrong"]) == 1
 
 
-def test_a_fault_that_strikes_nobody_and_a_process_that_stays_are_found(monkeypatch, tmp_path: Path):
+def test_a_fault_that_never_happens_and_a_process_that_stays_are_found(monkeypatch, tmp_path: Path):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     never = Fault("kill", "update", world_size=2, rank=1, stage=1, step=1, call=99)
-    outcome = faults.suffer(never, tmp_path / "never", deadline_seconds=5)
+    outcome = faults.run_with(never, tmp_path / "never", deadline_seconds=5)
     faults.judge([outcome], [tmp_path / "never"])
     assert outcome.wrong[0] == "not named: nothing was reported"
     assert outcome.lost == ["3 steps were saved, not 1"] * 2

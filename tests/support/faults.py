@@ -1,7 +1,7 @@
-"""A training run in which one rank is struck: killed, by an exception, or by hanging, in a phase of a step.
+"""A training run with a fault: one rank is killed, raises an exception, or hangs, in a phase of a step.
 
-The run saves a checkpoint after every step, and whoever resumes it compares with training that nothing
-befell, support/training.py's in one process; so a bit that a fault has cost is found.
+The run saves a checkpoint after every step. Then it is resumed, and the result is compared with the same
+training without a fault in one process (support/training.py). So a bit that differs is found.
 """
 
 import contextlib
@@ -27,19 +27,19 @@ KINDS = ("kill", "raise", "hang")
 PHASES = ("forward", "backward", "reduce", "update", "gather", "save")
 STAGES = (1, 2, 3)
 STEPS = 3
-PATIENCE_SECONDS = 120.0  # no kill and no exception is meant to come near it
-LEAVE_SECONDS = 10.0  # for a busy machine to end what was told to
+PATIENCE_SECONDS = 120.0  # a kill or an exception is reported long before
+LEAVE_SECONDS = 10.0  # for processes to end on a busy machine
 
 
-class Struck(Exception):
-    """What a rank that is to raise raises."""
+class Injected(Exception):
+    """What a rank raises whose fault is an exception."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What befalls which rank of how many, in which phase of which step, and at which call in that phase.
+    """What happens to which rank of how many, in which phase of which step, and at which call in that phase.
 
-    ``late``: when the call is done, or what it issues is under way; else before it.
+    ``late``: after the call, when what it issues is under way; otherwise before it.
     """
 
     kind: str
@@ -55,13 +55,13 @@ class Fault:
         place = f"rank {self.rank} of {self.world_size}, stage {self.stage}, step {self.step}"
         return f"{self.kind:<5} {'late in' if self.late else 'in':>7} {self.phase:<9} {place}"
 
-    def strike(self, folder: Path) -> None:
-        """Note the time and suffer it."""
-        (folder / "struck").write_text(repr(time.monotonic()))
+    def happen(self, folder: Path) -> None:
+        """Note the time, and then be killed, raise or hang."""
+        (folder / "happened").write_text(repr(time.monotonic()))
         if self.kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if self.kind == "raise":
-            raise Struck(f"in {self.phase}")
+            raise Injected(f"in {self.phase}")
         while True:
             time.sleep(1.0)
 
@@ -75,14 +75,14 @@ def calls_of(phase: str) -> int:
 
 
 def train(folder: Path, fault: Fault) -> None:
-    """Train, and save after every step, until the fault strikes."""
+    """Train, and save after every step, until the fault happens."""
     (folder / f"pid-{dist.get_rank()}").write_text(str(os.getpid()))
     model = seeded(Net)
     optimizer = zerolab.ZeroOptimizer(model, torch.optim.AdamW, stage=fault.stage, **training.DEFAULTS)
     zerolab.save(optimizer, folder / "run", extra=0)
     for step in range(STEPS):
         if (optimizer.rank, step) == (fault.rank, fault.step):
-            lay(fault, optimizer, functools.partial(fault.strike, folder))
+            inject(fault, optimizer, functools.partial(fault.happen, folder))
         take(optimizer, step)
         zerolab.save(optimizer, folder / "run", extra=step + 1)
 
@@ -95,8 +95,8 @@ def take(optimizer: zerolab.ZeroOptimizer, step: int) -> None:
     optimizer.zero_grad()
 
 
-def lay(fault: Fault, optimizer: zerolab.ZeroOptimizer, strike: Callable[[], None]) -> None:
-    """Have ``strike`` called where this rank comes to the fault's call in its phase, from now on."""
+def inject(fault: Fault, optimizer: zerolab.ZeroOptimizer, happen: Callable[[], None]) -> None:
+    """From now on call ``happen`` when this rank comes to the fault's call in its phase."""
     calls = 0
 
     def around(function: Callable) -> Callable:
@@ -104,10 +104,10 @@ def lay(fault: Fault, optimizer: zerolab.ZeroOptimizer, strike: Callable[[], Non
             nonlocal calls
             now, calls = calls == fault.call, calls + 1
             if now and not fault.late:
-                strike()
+                happen()
             result = function(*args, **kwargs)
             if now and fault.late:
-                strike()
+                happen()
             return result
 
         return called
@@ -161,9 +161,9 @@ def differing(optimizer: zerolab.ZeroOptimizer, steps: int) -> list[str]:
 
 @dataclass
 class Outcome:
-    """What the parent said of a fault, after how many seconds, and what it left.
+    """What the parent reported of a fault, after how many seconds, and what it left.
 
-    ``seconds``: from the strike to the report; for a hang, from the deadline to the report.
+    ``seconds``: from the fault to the report; for a hang, from the deadline to the report.
     """
 
     fault: Fault
@@ -181,12 +181,12 @@ class Outcome:
 
     @property
     def named_rightly(self) -> bool:
-        """Whether it named the struck rank, that one alone, and what befell it."""
+        """Whether it named the rank with the fault, that one alone, and what happened to it."""
         said = str(self.error)
         rightly = {
             "kill": lambda: self.error.exitcode == -signal.SIGKILL,
-            "raise": lambda: f"Struck: in {self.fault.phase}" in said,
-            "hang": lambda: "in strike" in said,
+            "raise": lambda: f"Injected: in {self.fault.phase}" in said,
+            "hang": lambda: "in happen" in said,
         }[self.fault.kind]
         kind = zerolab.LaunchTimeout if self.fault.kind == "hang" else zerolab.WorkerError
         return isinstance(self.error, kind) and self.named == (self.fault.rank,) and rightly()
@@ -198,8 +198,8 @@ class Outcome:
         return misnamed + [f"left over: {each}" for each in self.left] + [f"lost: {e}" for e in self.lost]
 
 
-def suffer(fault: Fault, folder: Path, deadline_seconds: float) -> Outcome:
-    """Launch a run and let the fault strike. What it lost is not known yet."""
+def run_with(fault: Fault, folder: Path, deadline_seconds: float) -> Outcome:
+    """Launch a run with the fault. What it lost is not known yet."""
     folder.mkdir()
     started, error = time.monotonic(), None
     timeout = deadline_seconds if fault.kind == "hang" else PATIENCE_SECONDS
@@ -208,8 +208,8 @@ def suffer(fault: Fault, folder: Path, deadline_seconds: float) -> Outcome:
     except (zerolab.WorkerError, zerolab.LaunchTimeout) as caught:
         error = caught
     reported = time.monotonic()
-    struck = folder / "struck"
-    since = float(struck.read_text()) if struck.exists() and fault.kind != "hang" else started + timeout
+    happened = folder / "happened"
+    since = float(happened.read_text()) if happened.exists() and fault.kind != "hang" else started + timeout
     return Outcome(fault, error, reported - since, list(leftovers(folder)))
 
 
