@@ -160,7 +160,7 @@ def test_a_hyperparameter_that_takes_code_is_named_once(tmp_path: Path):
 
 def test_a_hyperparameter_that_does_not_pickle_is_refused_by_name_on_every_rank(tmp_path: Path):
     for said, warned in zerolab.launch(save_with_hyperparameter, 2, tmp_path, lambda: lambda step: step):
-        assert re.match(f"ValueError: {NAMED} cannot be saved: .*lambda.*. Keep there what pickles", said)
+        assert re.match(f"ValueError: {NAMED} cannot be saved: .*lambda.*. Keep what can be pickled", said)
         assert warned == []
 
 

@@ -145,11 +145,11 @@ REFUSED = {
     tensor_parallel: r"parameter 0.weight is a DTensor, .*: pass a model of plain parameters",
     shared_with_another_model: "parameter 0.weight belongs to another ZeroOptimizer, that of a Sequential",
     part_of_another_model: "parameter weight belongs to another ZeroOptimizer, that of a Sequential",
-    thawed_parameter: "parameter 0.weight was frozen when .* and freeze it then",
+    thawed_parameter: "parameter 0.weight was frozen when .* and freeze it afterwards",
     replaced_module: "module 1 was replaced or removed .*: change the model first",
     removed_module: "module 1 was replaced or removed .*: change the model first",
     complex_parameter: r"weight is torch.complex64, .* torch.view_as_real\(...\), the parameter",
-    uneven_inputs: r"Join is not supported: let every rank make as many steps. .* count=0",
+    uneven_inputs: r"Join is not supported: let every rank make the same number of steps. .* count=0",
     grad_scaler: r'GradScaler .* precision="mixed_fp16" and call optimizer.scale\(loss\).backward\(\)',
 }
 

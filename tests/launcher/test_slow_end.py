@@ -58,4 +58,4 @@ def test_a_rank_that_does_not_end_is_named(slow_kills, monkeypatch, caplog):
     monkeypatch.setattr(watch, "KILLED_SECONDS", 0.2)
     monkeypatch.setattr(logging.getLogger("zerolab"), "filters", [])  # the course lets it through once
     assert len(launch_and_fail()) == 1
-    assert caplog.records[0].getMessage().startswith("rank 0 still there 0.2 seconds after SIGKILL")
+    assert caplog.records[0].getMessage().startswith("rank 0 had not ended 0.2 seconds after SIGKILL")

@@ -187,7 +187,7 @@ def cut_a_matrix() -> str:
 
 def test_a_stage_that_cuts_a_whole_parameter_is_refused():
     (found,) = zerolab.launch(cut_a_matrix, 1, timeout=60)
-    assert "a stage takes the range that Stage.share returns" in found
+    assert "take the range that Stage.share returns" in found
 
 
 @pytest.mark.parametrize("given", [nn.Linear(2, 2), "Muon", nn.Linear])

@@ -3,10 +3,11 @@
     zerolab.save(optimizer, "runs/a", extra={"step": step})
     extra = zerolab.load(optimizer, "runs/a")
 
-What is stored is named after parameters and knows nothing of ranks, stages or units: ``model.<name>`` is the
-parameter as the optimizer updates it, in fp32 also where the model keeps 16 bits, ``optimizer.<name>.<key>``
-its state. Each rank writes its 1/N of every unit, and reads whatever it owns at its stage, at its N. Padding
-is never stored. Buffers are every rank's own, and so are the modules' extra state and ``extra``.
+What is stored is named after parameters and does not depend on ranks, stages or units: ``model.<name>`` is
+the parameter as the optimizer updates it, in fp32 also where the model keeps 16 bits,
+``optimizer.<name>.<key>`` its state. Each rank writes its 1/N of every unit, and reads whatever it owns at
+its stage, at its N. Padding is never stored. Buffers are every rank's own, and so are the modules' extra
+state and ``extra``.
 """
 
 from collections.abc import Iterator
@@ -82,7 +83,8 @@ def _write_generation(
     def write() -> list[Record]:
         if not folder.is_dir():
             raise FileNotFoundError(
-                f"rank 0 made {folder} and here it is not: save to a file system that all ranks share"
+                f"rank 0 made {folder} and this rank does not find it: save to a file system that all "
+                "ranks share"
             )
         manifest.check_modules(description, optimizer.model)
         own_buffers = buffers.to_store(optimizer.model, comm.rank, first)
@@ -111,7 +113,7 @@ def _write_generation(
 
 
 def load(optimizer: ZeroOptimizer, path: str | Path, trust: bool = False) -> Any:
-    """Take up a run where `save` left it, at any world size, stage, precision and layout of units; ``extra``.
+    """Continue a run from `save`, at any world size, stage, precision and layout of units; returns ``extra``.
 
     Collective. Parameters, optimizer state, hyperparameters and buffers become the stored ones and gradients
     are cleared. Each rank gets back its own buffers, extra state and ``extra`` if there are as many as saved,
@@ -164,7 +166,7 @@ def _verified(comm: Comm, folder: Path, trust: bool) -> dict:
                 way_out = f"The last good generation is {other}: load it by that path"
                 break
         else:
-            way_out = "There is no other good generation: copy it again, if it is a copy"
+            way_out = "There is no other good generation: if this checkpoint is a copy, copy it again"
         error = OSError(f"{damage}. {way_out}")
         vars(error).update(vars(damage))  # its ``raised_on``
         raise error from damage

@@ -74,7 +74,7 @@ def discard(folder: Path) -> None:
 def find(path: Path) -> Path:
     """Return the generation to load: the latest in ``path``, or ``path`` itself if it is one.
 
-    Whoever loads goes on from there, so that other processes may have saved into ``path`` before.
+    A run that loads continues from that generation, so other processes may have saved into ``path`` before.
     Raises: FileNotFoundError where there is none; OSError where LATEST is damaged; ValueError for one that an
         older version wrote.
     """
@@ -90,7 +90,7 @@ def find(path: Path) -> Path:
     try:
         folder = path / _latest(path)
     except (FileNotFoundError, NotADirectoryError):
-        raise FileNotFoundError(f"no checkpoint in {path}: nothing was saved there to the end") from None
+        raise FileNotFoundError(f"no checkpoint in {path}: no save into this folder was completed") from None
     if not (folder / MANIFEST).exists():
         raise FileNotFoundError(
             f"{path / LATEST} names {folder.name}, which is not there or incomplete; {_complete(path)}"
@@ -119,7 +119,7 @@ def _checksummed(name: str) -> str:
 
 def _complete(path: Path) -> str:
     names = ", ".join(each.name for each in others(path / LATEST)) or "none"
-    return f"complete are: {names}. Load one of those by its own path"
+    return f"complete generations: {names}. Load one of them by its own path"
 
 
 def others(folder: Path) -> list[Path]:

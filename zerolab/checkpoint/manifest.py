@@ -90,7 +90,7 @@ def _require_storable(what: str, value: Any) -> None:
         try:
             pickled(what, value)
         except Exception as error:
-            raise ValueError(f"{what} cannot be saved: {error}. Keep there what pickles") from error
+            raise ValueError(f"{what} cannot be saved: {error}. Keep what can be pickled there") from error
 
 
 def write(folder: Path, manifest: dict) -> None:
@@ -148,7 +148,8 @@ def check(manifest: dict, optimizer: ZeroOptimizer) -> None:
     if parts != optimizer.axes.size:
         raise ValueError(
             f"the checkpoint is of {parts} tensor-parallel ranks, and the optimizer has "
-            f"{optimizer.axes.size}: load it with as many, and zerolab.export() then writes the whole model"
+            f"{optimizer.axes.size}: load it with as many ranks, and zerolab.export() then writes the whole "
+            "model"
         )
     _check_forms("parameter", manifest["parameters"], _forms(optimizer.model))
     check_modules(manifest, optimizer.model)
@@ -181,7 +182,7 @@ def _check_groups(stored: list[list[str]], ours: list[list[str]]) -> None:
             if (name in theirs) != (name in mine):
                 here, there = ("checkpoint", "optimizer") if name in theirs else ("optimizer", "checkpoint")
                 raise ValueError(
-                    f"parameter group {place} of the {here} has {name}, and that of the {there} has not: "
+                    f"parameter group {place} of the {here} has {name}, and that of the {there} does not: "
                     "build the optimizer with the groups that were saved"
                 )
     if len(stored) != len(ours):

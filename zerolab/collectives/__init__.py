@@ -76,8 +76,9 @@ def connect(
 def gloo_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
     """Return the group itself where it has gloo for CPUs, or a new one of the same ranks.
 
-    The new one has the timeout of the group's own collectives: a shorter one would end a run that they let go
-    on, and with gloo's default of 30 minutes the CPUs would wait for a rank that the devices have given up.
+    The new one has the timeout of the group's own collectives: a shorter one would end a run that these
+    collectives allow to continue. With gloo's default of 30 minutes the CPUs would still wait for a rank
+    after the devices' collectives have timed out.
     """
     if backend_for("cpu", group) == "gloo":
         return group

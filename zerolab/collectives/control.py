@@ -82,7 +82,7 @@ class Control:
         seconds = self.group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
         return (
             f"rank {self._check.rank} waited {seconds:g} s for {others} at {what}; that is the timeout of "
-            "the process group. Find out what they do meanwhile, or give the group more time: "
+            "the process group. Find out what the other ranks do meanwhile, or give the group more time: "
             "torch.distributed.init_process_group(timeout=...), or new_group(timeout=...)"
         )
 
@@ -109,7 +109,7 @@ class Control:
 
     @property
     def rounds(self) -> int:
-        """How many messages it takes until every rank has heard of every other: log2 N, rounded up."""
+        """How many messages it takes until every rank has data from every other: log2 N, rounded up."""
         return (self.world_size - 1).bit_length()
 
     def _gather(self, shifted: torch.Tensor, tag: int) -> Collective:

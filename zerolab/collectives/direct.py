@@ -14,10 +14,10 @@ from zerolab.collectives.control import arrival
 from zerolab.trace import Event
 
 IN_ROUNDS_FROM = 2**19
-"""Messages of so many bytes go in rounds: one is over before the next begins. In a round each rank sends to
-another rank, so a message has its links for itself. If all go at once, they share links unevenly, and in the
-end some links wait for others: docs/benchmarks.md has what this takes. Short ones are not worth the wait
-between rounds.
+"""Messages of at least so many bytes are sent in rounds: one ends before the next begins. In a round each
+rank sends to one other rank, so no two messages share a link. If all go at once, they share links unevenly,
+and in the end some links wait for others: docs/benchmarks.md has what this takes. Short ones are not worth
+the wait between rounds.
 """
 
 

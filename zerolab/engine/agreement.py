@@ -30,7 +30,8 @@ _WAYS_OUT = {
     "seed if the model has dropout",
     COPIES: "With hybrid sharding each group of ranks has a copy, with the same optimizer state. Load the "
     "same files in all groups, by zerolab.load(), and change optimizer.state on all ranks alike",
-    CLEARED: "Clear gradients on every rank or on none: what is there is a part of all ranks' gradients",
+    CLEARED: "Clear gradients on every rank or on none: a rank that clears alone removes its part of all "
+    "ranks' gradients",
 }
 
 

@@ -56,7 +56,7 @@ class Engine:
         before_exit(self.finish_gathers)
 
     def require_idle(self, action: str) -> None:
-        """See that no pass and no full_params() is open, because the shards are not all there is then.
+        """Check that no pass and no full_params() is open, because some values are then outside the shards.
 
         Raises: RuntimeError where one is.
         """
@@ -65,7 +65,7 @@ class Engine:
         if self.training.in_backward or any(run.depth for run in self.units):
             raise RuntimeError(
                 f"{action} in the middle of a forward or backward pass ({self.state_of(self._open_unit)}): "
-                "call it between steps, and after an exception that broke a backward pass off call "
+                "call it between steps. After an exception that ended a backward pass early, call "
                 "optimizer.zero_grad() first"
             )
         self.finish_gathers()
@@ -172,7 +172,7 @@ class Engine:
         if replaced:
             raise RuntimeError(
                 f"parameter {replaced[0]} was given another tensor inside full_params(), as p.data = ... "
-                "does, and that is lost: write into it, as in p.copy_(...)"
+                "does, and its new values are lost: write into the parameter, as in p.copy_(...)"
             )
 
     # What users do to parameters and gradients between steps, for the ranks to compare at the next one.

@@ -13,8 +13,8 @@ from zerolab.unit.states import ParamState
 class Gatherer:
     """Makes units whole in time and shards them again, through the stage's unshard and reshard.
 
-    The order in which a forward pass enters the units is learned as it goes; the next pass prefetches by it,
-    and the backward pass by its reverse.
+    The order in which a forward pass enters the units is recorded during the pass; the next pass prefetches
+    in this order, and the backward pass in its reverse.
 
     Attributes:
         full_params_open: how many full_params() are open; while any is, nothing is sharded.

@@ -7,7 +7,7 @@ import torch
 
 
 class Hook:
-    """A module hook that stays behind when its module is copied or pickled: the copy is plain again.
+    """A module hook that is not copied or pickled with its module: the copy has a hook that does nothing.
 
     torch.compile does not look into it. It ends a compiled graph there instead, and so gathers and frees stay
     between the graphs of two units.

@@ -181,7 +181,7 @@ class ModelHooks:
         self.gatherer.prefetch_backward(run, self.reducer.has_all_gradients)
 
     def _mark_unused(self, run: UnitRun) -> None:
-        """Backward has come to another unit: gradients that are no longer on their way here count as zero.
+        """Backward is in another unit now: gradients of this unit that will not come count as zero.
 
         Another rank may have used that parameter, and has reduced the unit already. If this rank waited for
         the end of backward, it would reduce the unit after gathers that come later on the other rank. The

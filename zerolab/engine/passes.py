@@ -10,20 +10,21 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointFunction
 
 NESTED = (
-    "a backward pass inside another, as reentrant checkpointing makes one for each segment: nothing tells "
-    "then when a unit's gradients are complete. Pass use_reentrant=False to checkpoint(), for the same "
-    "values. Or one begun after another broke off in an exception: call optimizer.zero_grad() before it"
+    "a backward pass began inside another one, as with reentrant checkpointing, which runs one for each "
+    "segment: the engine cannot tell then when a unit's gradients are complete. Pass use_reentrant=False to "
+    "checkpoint(), which computes the same values. If instead an exception ended an earlier backward pass, "
+    "call optimizer.zero_grad() before the next one"
 )
 
 
 AT_STAGE_3 = (
-    "at stage 3, because it needs weights that are freed when their unit is done: take stage 2, or make the "
-    "forward and backward pass inside `with optimizer.full_params():`"
+    "at stage 3, because they need weights that are freed after their unit was computed: take stage 2, or "
+    "run the forward and backward pass inside `with optimizer.full_params():`"
 )
 
 AFTER_AN_UPDATE = (
     "its parameters were still on their way from other ranks when vmap, torch.func or forward-mode "
-    "differentiation took them. Take them inside `with optimizer.full_params():`, or build the optimizer "
+    "differentiation used them. Use them inside `with optimizer.full_params():`, or build the optimizer "
     "with prefetch=0, whose step() waits for them"
 )
 

@@ -118,8 +118,8 @@ class Reducer:
     def finish_unreduced(self) -> None:
         """Reduce what no backward pass did.
 
-        That is so after no_sync alone, and on a rank whose loss did not use the model: the others have
-        reduced, so it has to.
+        This is needed after passes under no_sync only, and on a rank whose loss did not use the model: the
+        other ranks have issued the reductions, so this rank has to.
         """
         self._notice_cleared()
         if self.unreduced:

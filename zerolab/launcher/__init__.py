@@ -3,7 +3,7 @@
 launcher.py is the way in; rendezvous.py joins torchrun, mpirun and srun. The other modules serve these two.
 In the order of a launch: payload pickles the function, forkclient asks the forkserver for processes,
 inherited is what of zerolab these need not import, rank is one of them, output carries its prints, watch
-waits for all, failures and stacks say what went wrong. protocol is what these processes say to each other.
+waits for all, failures and stacks say what went wrong. protocol has the messages between these processes.
 What `__all__` names is public; the modules are not.
 """
 

@@ -1,9 +1,9 @@
 """Run a function on several processes that form one process group, from a notebook or a script.
 
 ``launch`` writes the job down once (function, arguments, environment), asks the fork server for the ranks,
-and then only listens: to rank 0's output, to the ranks' reports, to their deaths, to the clock. Whatever ends
-that wait, a result, a failure, a deadline or a keyboard interrupt, the ranks are gone and their files removed
-before it returns."""
+and then waits: for rank 0's output, the ranks' reports, the end of their processes, or the deadline. Whatever
+ends this wait, a result, a failure, a deadline or a keyboard interrupt, the ranks are gone and their files
+removed before it returns."""
 
 import linecache
 import math

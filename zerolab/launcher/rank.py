@@ -58,7 +58,7 @@ def run(
 
 
 def exit_with_launcher(lifeline: int) -> NoReturn:
-    """Wait for the launcher to let go of the lifeline, by intent or by dying, and end this process."""
+    """Wait until the launcher closes the lifeline pipe or ends, and end this process."""
     os.read(lifeline, 1)
     os._exit(0)
 
@@ -176,8 +176,8 @@ def join_group(rank: int, job: Job, directory: str) -> None:
         world_size=job["world_size"],
         timeout=FOREVER,
     )
-    # A rank that returned at once would hang up on one that is still connecting. Over gloo: NCCL starts when
-    # it is first used.
+    # A rank that returned at once would close its connection to one that is still connecting. Over gloo: NCCL
+    # starts when it is first used.
     dist.all_reduce(torch.zeros(1))
     if job["backend"] == "nccl":
         check_sharing(job["world_size"], job["gpus"])

@@ -108,8 +108,9 @@ def find_place(environment: Environment) -> Place | None:
         )
     if environment.get("PMI_SIZE", "1") != "1":  # else each of them would train alone
         raise ValueError(
-            f"PMI_SIZE is {environment['PMI_SIZE']!r}, as MPICH and its relatives set it, which are not "
-            "supported; use torchrun, srun or Open MPI's mpirun, or set RANK, WORLD_SIZE and MASTER_ADDR"
+            f"PMI_SIZE is {environment['PMI_SIZE']!r}, as MPICH and the libraries made from it set it. These "
+            "are not supported; use torchrun, srun or Open MPI's mpirun, or set RANK, WORLD_SIZE and "
+            "MASTER_ADDR"
         )
     return None
 
@@ -139,8 +140,8 @@ def local_job(launcher: Launcher, environment: Environment, here: bool) -> str:
     if here or is_loopback(address):
         if not environment.get(launcher.job[0]):
             raise ValueError(
-                f"{launcher.job[0]} is not set, which tells this job from others on this host; set it to the "
-                "same number on every rank, and to another for each job"
+                f"{launcher.job[0]} is not set, and it has to distinguish this job from others on this host; "
+                "set it to the same number on every rank, and to another number for each job"
             )
         return "-".join([launcher.name, *(environment.get(name, "") for name in launcher.job)])
     if not address:

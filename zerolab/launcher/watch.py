@@ -216,7 +216,9 @@ class Launch:
             if not self.listen(gone, KILLED_SECONDS):
                 ranks = name_ranks(self.running)
                 log.warning(
-                    "%s still there %g seconds after SIGKILL; let them end first", ranks, KILLED_SECONDS
+                    "%s had not ended %g seconds after SIGKILL; wait until they have ended",
+                    ranks,
+                    KILLED_SECONDS,
                 )
 
     def signal_all(self, number: int) -> None:

@@ -161,7 +161,7 @@ class LocalUpdate:
     def together(self, unit: FlatUnit) -> list[FlatUnit]:
         """Return the units that `step` updates when it is called with ``unit``, itself the first.
 
-        None where it is one of the small units that are updated with another.
+        An empty list where it is one of the small units that are updated with another.
         """
         return self._together.get(unit, [])
 

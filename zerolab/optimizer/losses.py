@@ -34,7 +34,8 @@ class Losses(OptimizerBase):
             total_count: instead of it, how many there are on all ranks. Where a step has several
                 micro-batches, pass with each the same number: `total` of what this rank has in all of them.
         Comm: 8 bytes a rank, unless total_count is given.
-        Raises: ValueError for a count that is negative or not finite, for a total of 0, and for neither.
+        Raises: ValueError for a count that is negative or not finite, for a total of 0, and for neither or
+        both.
         """
         if (count is None) == (total_count is None):
             raise ValueError(

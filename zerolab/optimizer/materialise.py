@@ -43,7 +43,7 @@ def _materialise(name: str, module: nn.Module, device: torch.device) -> None:
     if not hasattr(module, "reset_parameters"):
         raise ValueError(
             f"{where} and has no reset_parameters() to initialize it: give the class one that fills its own "
-            "parameters and buffers, or build the model with memory"
+            "parameters and buffers, or build the model on a device with memory"
         )
     parameters = {key: p for key, p in module._parameters.items() if p is not None and p.is_meta}
     buffers = {key: b for key, b in module._buffers.items() if b is not None and b.is_meta}

@@ -1,8 +1,8 @@
 """Offload: masters and optimizer state leave the device, and come back while they are updated.
 
 Their tensors stay, with shape and dtype, and their storages are freed. So the stock optimizers keep their
-tensors, and an update sees nothing of it. What leaves together is a `Parcel`: the master of one unit, or the
-state of the units that are updated together.
+tensors, and an update works as without offloading. What leaves together is a `Parcel`: the master of one
+unit, or the state of the units that are updated together.
 """
 
 from collections import Counter

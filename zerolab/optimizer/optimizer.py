@@ -80,7 +80,8 @@ class ZeroOptimizer(WholeTensors, ShardedState, Losses):
             Adam; "mixed_fp32_grads" for 2+4+12; "mixed_fp16" for fp16, where losses go through `scale`.
         process_group: the ranks that train together; all of them by default.
         prefetch: units gathered ahead of the one at work (stage 3). At stages 1 and 2 `step` does not wait
-            for its gathers: what reads a parameter next does. 0 is the synchronous textbook.
+            for its gathers: what reads a parameter next does. With 0 each collective is waited for where it
+            is issued.
         reduces_in_flight: reductions left under way while backward goes on; 0 waits for each.
         tensor_parallel: the ranks that share one copy of the model, if `parallelize` has cut it. Then
             ``process_group`` has the ranks that hold the same part of it.
@@ -264,8 +265,8 @@ class ZeroOptimizer(WholeTensors, ShardedState, Losses):
         Raises: NotImplementedError, with the way out.
         """
         raise NotImplementedError(
-            "torch.distributed.algorithms.join.Join is not supported: let every rank make as many steps. One "
-            "that has no data left takes any batch with optimizer.mean_loss(loss_sum, count=0)"
+            "torch.distributed.algorithms.join.Join is not supported: let every rank make the same number of "
+            "steps. A rank that has no data left takes any batch with optimizer.mean_loss(loss_sum, count=0)"
         )
 
     def no_sync(self) -> AbstractContextManager[None]:

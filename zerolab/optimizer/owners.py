@@ -69,7 +69,7 @@ class Balance(NamedTuple):
     def __str__(self) -> str:
         return (
             f"the busiest rank has {self.multiplications:.2f} times the mean of the multiplications, and the "
-            f"largest {self.elements:.2f} times the mean of the elements"
+            f"rank that owns most has {self.elements:.2f} times the mean of the elements"
         )
 
 

@@ -73,7 +73,7 @@ class Slots:
             raise RuntimeError(
                 f"parameter {thawed[0].name} was frozen when its ZeroOptimizer was built, requires a "
                 "gradient now and would not be trained: build the optimizer while it requires one, and "
-                "freeze it then"
+                "freeze it afterwards"
             )
 
 

@@ -129,8 +129,8 @@ class Updates:
             theirs = others.pop()
             raise ValueError(
                 f"these parameters are laid out for {theirs.name} ({theirs.kind.short}), and the group's "
-                f"optimizer is {update.name} ({update.kind.short}), with options of its own: list them with "
-                "it when the ZeroOptimizer is built, with lr=0 from then on if they are to start later"
+                f"optimizer is {update.name} ({update.kind.short}), with options of its own: put them "
+                "into such a group when the ZeroOptimizer is built, with lr=0 if their training starts later"
             )
 
     def require_kind(self, place: int, options: dict) -> None:

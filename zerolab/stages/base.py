@@ -10,7 +10,7 @@ from zerolab.unit import FlatUnit
 class Stage(ABC):
     """What one rank keeps of each unit, and how it gets the rest.
 
-    The verbs come in the order in which a unit meets them in a training step.
+    The methods are in the order in which a training step calls them for a unit.
 
     Attributes:
         comm: the ranks that share one copy of the model; with hybrid sharding a part of all ranks.

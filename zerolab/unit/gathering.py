@@ -11,7 +11,7 @@ from zerolab.unit.sharded import Sharded, describes
 
 
 class Gathering(Sharded):
-    """A parameter that was updated, a shard on each rank. It says what it is; any use of it waits for it.
+    """A parameter that was updated, a shard on each rank. Its shape and dtype can be read; other uses wait.
 
     A training loop goes on while the shards are sent, and needs no call that waits for them.
     """

@@ -270,7 +270,7 @@ class FlatGrads:
                 cleared.append(span)
             elif gradient is not None and gradient is not self._markers.get(span):
                 raise RuntimeError(
-                    f"{span.name}.grad was set by hand, and gradients live in the optimizer's flat buffers: "
+                    f"{span.name}.grad was set by hand, and gradients are in the optimizer's flat buffers: "
                     "change the loss, or register a hook on the parameter, which may replace its gradient"
                 )
         return cleared

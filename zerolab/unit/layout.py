@@ -73,8 +73,8 @@ class Layout:
             part = span.within(owned.start, owned.stop)
             if part.stop - part.start not in (0, span.numel):
                 raise ValueError(
-                    f"elements {owned.start} to {owned.stop} of unit {name} have a part of {span.name}, and "
-                    "its optimizer updates whole parameters: a stage takes the range that Stage.share returns"
+                    f"elements {owned.start} to {owned.stop} of unit {name} have only a part of {span.name}, "
+                    "and its optimizer updates whole parameters: take the range that Stage.share returns"
                 )
 
 

@@ -1,12 +1,12 @@
 """Placeholders for a freed parameter and for a moved gradient. Using their values raises an error.
 
-At stage 3 a parameter's storage is freed between uses. PyTorch does not know that such a tensor is a trap:
-its sum, a clone or a state dict reads freed memory and ends the process, and torch.save writes garbage
-without a word. So while its storage is away a parameter's class is `Sharded`, which still says what it is
-(shape, dtype, numel, repr) and answers everything else with the way out.
+At stage 3 a parameter's storage is freed between uses. PyTorch does not know that: its sum, a clone or a
+state dict reads freed memory and ends the process, and torch.save writes wrong values without an error. So
+while its storage is freed a parameter's class is `Sharded`. Its shape, dtype, numel and repr can be read, and
+everything else raises an error that says what to do.
 
 A gradient that has moved into the optimizer's flat buffer leaves a `ReducedGradient` in ``parameter.grad``.
-Were there a None, torch.nn.utils.clip_grad_norm_ would find nothing to clip and say so by returning 0, and
+If it left None instead, torch.nn.utils.clip_grad_norm_ would find nothing to clip and return 0, and
 model.zero_grad() would find nothing to clear, so that gradients would add up for ever.
 """
 

@@ -3,8 +3,8 @@
     parameters   WHOLE -> SHARDED -> GATHERING -> WHOLE, and WHOLE -> ARRIVING -> WHOLE after an update
     gradients    EMPTY -> COLLECTING -> REDUCING -> REDUCED -> AVERAGED, and back to EMPTY when cleared
 
-A state is changed by `change` alone, which checks it. So a verb called at the wrong time is an error that
-names the state, and not a wrong number.
+A state is changed by `change` alone, which checks it. So a method called at the wrong time raises an error
+that names the state, and gives no wrong number.
 """
 
 from enum import Enum

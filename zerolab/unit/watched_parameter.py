@@ -1,8 +1,8 @@
 """WatchedParameter: a parameter whose ``data`` has a version counter that the engine can read.
 
 PyTorch increases a tensor's version counter at every write in place. ``parameter.data`` is another tensor in
-the same memory. Its counter is its own, and is gone when it is, so nobody can tell whether it was written to.
-Here all tensors that ``parameter.data`` returns share one counter, which is kept.
+the same memory. That tensor has its own counter, which is deleted with the tensor, so writes to it cannot be
+detected. Here all tensors that ``parameter.data`` returns share one counter, which is kept.
 """
 
 from typing import Any

@@ -62,10 +62,10 @@ class Writes:
         self.note()  # this error is raised once
         what = f"parameter {span.name}" if span else f"a parameter of unit {self._unit}"
         raise RuntimeError(
-            f"{what} was written to while it was gathered, and at stage 3 that is lost when it is sharded "
-            "again. Write inside `with optimizer.full_params():`, between steps. If forward itself writes "
-            "to its weights, as nn.Embedding(max_norm=...) and clamping do, take stage 2, where it may write "
-            "the same on every rank"
+            f"{what} was written to while it was gathered, and at stage 3 the written values are lost when "
+            "it is sharded again. Write inside `with optimizer.full_params():`, between steps. If forward "
+            "itself writes to its weights, as nn.Embedding(max_norm=...) and clamping do, take stage 2, "
+            "where forward may write the same values on every rank"
         )
 
     def spoil(self) -> None:

@@ -146,7 +146,11 @@ def _failure(build: Build, shape: tuple[int, ...]) -> str:
 
 
 def _untried(build: Build, failure: str) -> Refused:
-    """Say why no step succeeds. With a closure and in one group some do, and show across what they look."""
+    """Say why no step succeeds.
+
+    With a closure and one group some optimizers succeed, and show whether an update depends on other
+    parameters.
+    """
     plan = _plan(_SMALL, {1, 2}, ("smooth", "smooth", "spiky"))
     plan = plan._replace(groups=(0,) * len(plan.groups))
     failed = Refused(f"its step failed ({failure})", WHOLE_CLASS)

@@ -105,8 +105,8 @@ def keywords_of_group(optimizer_class: type[torch.optim.Optimizer], group: dict)
         return keywords, others
     named, own = ", ".join(others), ", ".join(key for key in known if key != "params")
     raise TypeError(
-        f"{optimizer_class.__name__} has no keyword {named}: its keywords are {own}. Write an entry of your "
-        "own into optimizer.param_groups after the ZeroOptimizer is built"
+        f"{optimizer_class.__name__} has no keyword {named}: its keywords are {own}. To add an entry "
+        "of your own, write it into optimizer.param_groups after the ZeroOptimizer is built"
     )
 
 

@@ -126,7 +126,7 @@ def _too_much_sent(outcome: Attempt) -> str | None:
     """More than one message from a rank, whatever their sizes."""
     for rank, sent in enumerate(outcome.messages):
         if len(sent) > 1:
-            peers = sorted({message.peer for message in sent})
+            peers = sorted({message.peer for message in sent if message.peer is not None})
             to = f"rank{'s' * (len(peers) > 1)} {' and '.join(map(str, peers))}"
             return bronze(
                 f"rank {rank} sends {len(sent)} messages to {to}, and one is enough: send the whole tensor "
