@@ -43,7 +43,7 @@ def save(optimizer: ZeroOptimizer, path: str | Path, extra: Any = None, keep: in
     if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
         raise ValueError(f"keep is {keep!r}: pass how many generations to keep, 1 or more")
     optimizer.require_idle("save")
-    optimizer.require_equal_copies()
+    optimizer.require_one_state()
     comm = optimizer.axes.everyone
     description = _describe(optimizer)
     lock = FolderLock(Path(path).resolve())

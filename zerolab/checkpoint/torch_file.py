@@ -42,7 +42,7 @@ def export(optimizer: ZeroOptimizer, path: str | Path) -> None:
     """
     require_zero_optimizer(optimizer)
     optimizer.require_idle("export")
-    optimizer.require_equal_copies()
+    optimizer.require_one_state()
     archive = Archive(Path(path).resolve())
 
     def write(parameters: dict[str, torch.Tensor]) -> None:

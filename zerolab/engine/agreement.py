@@ -20,6 +20,7 @@ DIGEST_BYTES = 16
 TENSOR_PARALLEL = "a step of tensor-parallel ranks"
 COPIES = "the values of a copy of the model"
 WRITTEN, CLEARED = "the values written to parameters", "the gradients that were cleared"
+LOADED = "the calls of optimizer.load_state_dict"
 _WAY_OUT = (
     "Every rank must build the same model and optimizer, keep the same settings, and take the same path"
 )
@@ -32,6 +33,8 @@ _WAYS_OUT = {
     "same files in all groups, by zerolab.load(), and change optimizer.state on all ranks alike",
     CLEARED: "Clear gradients on every rank or on none: a rank that clears alone removes its part of all "
     "ranks' gradients",
+    LOADED: "Load on every rank, each its own state_dict of one moment; zerolab.save() and zerolab.load() do "
+    "that",
 }
 
 

@@ -11,6 +11,7 @@ from zerolab.engine import Engine
 from zerolab.engine.agreement import (
     CLEARED,
     COPIES,
+    LOADED,
     TENSOR_PARALLEL,
     WRITTEN,
     agree_on,
@@ -52,6 +53,7 @@ class OptimizerBase(torch.optim.Optimizer):
     trace: Trace
     meter: MemoryMeter
     _slots: Slots
+    _loaded: list[str]  # a line for each call of load_state_dict since the ranks last compared
     state: Any  # a SliceStates or StatesAway, where torch declares a defaultdict
 
     @property
@@ -89,8 +91,10 @@ class OptimizerBase(torch.optim.Optimizer):
         if not reducer.order_is_agreed:
             reducer.set_order(agree_on_order(self.comm, reducer.flats, reducer.completed))
         hyperparameters = describe_groups(self.param_groups, self.local.members)
+        loaded, self._loaded = self._loaded, []
         by_hand = {
             "the hyperparameters": hyperparameters,
+            LOADED: loaded,
             WRITTEN: self.engine.written_values(),
             CLEARED: self.engine.reducer.cleared_since_last_call(),
         }
@@ -98,6 +102,7 @@ class OptimizerBase(torch.optim.Optimizer):
         if self.axes.parallel is not None:
             lines = [
                 *hyperparameters,
+                *(f"load_state_dict, call {number}" for number in range(len(loaded))),
                 *sorted(f"{span.name} was used" for span in used),
                 self._uncut_in_turn(),
             ]

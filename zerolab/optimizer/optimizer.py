@@ -158,7 +158,7 @@ class ZeroOptimizer(WholeTensors, ShardedState, Losses):
         self.training = TrainingRun(self.trace, self.meter)
         self.engine = Engine(model, runs, self.stage, self.training, prefetch, reduces_in_flight)
         self._attach()
-        self._state_entries = 0
+        self._state_entries, self._loaded = 0, []
         self.training.become(TrainingState.FORWARD)
         self.meter.reset_peak()
         self._next_step()

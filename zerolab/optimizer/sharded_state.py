@@ -1,12 +1,13 @@
 """The state of a ZeroOptimizer that state_dict() and checkpoints read and write: this rank's shards."""
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 
 import torch
 
-from zerolab.engine.agreement import COPIES, agree_on
+from zerolab.engine.agreement import COPIES, LOADED, agree_on
 from zerolab.engine.states import TrainingState
 from zerolab.optimizer.base import OptimizerBase
 from zerolab.optimizer.owners import Balance, balance_of
@@ -31,6 +32,7 @@ class ShardedState(OptimizerBase):
     def load_state_dict(self, state_dict: dict) -> None:
         """Load a `state_dict` that was saved on the same rank, at the same stage, world size and layout.
 
+        Every rank has to load. They compare that at the next update, and at stage 0 what they loaded.
         Raises: ValueError where its tag names another rank, world size, layout or optimizer.
         """
         if state_dict.get("zerolab") != self._tag():
@@ -45,6 +47,15 @@ class ShardedState(OptimizerBase):
         ours = {key: value for key, value in state_dict.items() if key not in ("zerolab", "loss_scale")}
         self.local.load_state_dict(ours, self.param_groups)
         self._note_state()
+        self._loaded.append(self._owned_state())
+
+    def _owned_state(self) -> str:
+        """What ranks compare of a state that they loaded: its hash where each of them owns all of it."""
+        if any(unit.owned.stop - unit.owned.start < unit.numel for unit in self.units):
+            return "a part of a state"
+        with closing(self.shards()) as shards:
+            hashes = b"".join(digest(each.values) for each in shards if each.key)
+        return f"a state with the hash {hashlib.blake2b(hashes, digest_size=16).hexdigest()}"
 
     def _tag(self) -> dict:
         layout = [(unit.name, unit.numel, unit.owned.start, unit.owned.stop) for unit in self.units]
@@ -69,12 +80,14 @@ class ShardedState(OptimizerBase):
         self.engine.require_idle(action)
         self.axes.everyone.check_same_collective(action)
 
-    def require_equal_copies(self) -> None:
-        """With hybrid sharding, check that all copies have the same values and optimizer state.
+    def require_one_state(self) -> None:
+        """Before a save, check that ranks have parts of one state: that all of them loaded one, or none.
 
-        Each rank stores a part of its own copy, so a checkpoint of copies that differ would be none of them.
+        With hybrid sharding, check also that all copies have the same values and optimizer state. Each rank
+        stores a part of its own copy, so a checkpoint of copies that differ would be none of them.
         Collective. Raises: RuntimeError on every rank where they differ.
         """
+        agree_on(self.comm, LOADED, self._loaded)
         if self.stage.copies is None:
             return
         with closing(self.shards()) as shards:

@@ -1,0 +1,79 @@
+"""Promise: ranks that load different optimizer states, or of which one loads none, do not update."""
+
+import contextlib
+import copy
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from support.trained import build, on_two_ranks, train, values_of
+
+import zerolab
+
+AFTERWARDS = 3  # steps
+
+
+def with_states(stage: int, loads: dict[int, list[int]]) -> str:
+    """On a rank: train, load the states of these moments (0 or 1), train on; what the next update says."""
+    model, optimizer = build(stage)
+    moments = []
+    for _ in range(2):
+        train(model, optimizer)
+        moments.append(copy.deepcopy(optimizer.state_dict()))
+    for moment in loads.get(optimizer.rank, []):
+        optimizer.load_state_dict(copy.deepcopy(moments[moment]))
+    with optimizer.full_params():
+        before = values_of(model)
+    try:
+        train(model, optimizer)
+    except RuntimeError as error:
+        optimizer.zero_grad()
+        with optimizer.full_params():
+            unchanged = all(before[name].equal(value) for name, value in values_of(model).items())
+        optimizer.load_state_dict(moments[1])  # now on every rank, and training goes on
+        train(model, optimizer, AFTERWARDS)
+        return f"{error}; parameters unchanged: {unchanged}"
+    return "trained"
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_a_state_that_one_rank_loads_alone_is_found(stage: int):
+    for said in on_two_ranks(with_states, stage, {1: [0]}):
+        assert "ranks disagree about the calls of optimizer.load_state_dict" in said
+        assert "rank 0 has nothing, rank 1 has a" in said and said.endswith("parameters unchanged: True")
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_a_state_that_one_rank_loads_twice_is_found(stage: int):
+    for said in on_two_ranks(with_states, stage, {0: [0], 1: [0, 0]}):
+        assert "ranks disagree about the calls of optimizer.load_state_dict" in said
+
+
+def test_states_that_differ_are_found_at_stage_0():
+    for said in on_two_ranks(with_states, 0, {0: [0], 1: [1]}):
+        assert "rank 0 has a state with the hash" in said and "rank 1 has a state with the hash" in said
+
+
+def saved(path: Path, alone: bool) -> list[int]:
+    """On a rank: load a state, on rank 1 alone or on both, and save; the checkpoint that is there."""
+    model, optimizer = build(stage=2)
+    train(model, optimizer)
+    first = copy.deepcopy(optimizer.state_dict())
+    train(model, optimizer)
+    if optimizer.rank == 1 or not alone:
+        optimizer.load_state_dict(first)
+    with contextlib.suppress(RuntimeError):
+        zerolab.save(optimizer, path)
+    dist.barrier()
+    train(model, optimizer) if not alone else None
+    return sorted(int(each.name[-6:]) for each in path.glob("generation-*"))
+
+
+def test_parts_of_two_states_are_not_saved(tmp_path: Path):
+    assert on_two_ranks(saved, tmp_path / "alone", True) == [[], []]
+    assert on_two_ranks(saved, tmp_path / "both", False) == [[1], [1]]
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_ranks_that_all_load_train_on(stage: int):
+    assert on_two_ranks(with_states, stage, {0: [0, 1], 1: [0, 1]}) == ["trained"] * 2
