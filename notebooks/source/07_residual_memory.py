@@ -484,7 +484,7 @@ for ranks in (1, 2, 4):
 
 # %% [markdown]
 # We stay with 12, the paper's estimate. Keep in mind that it is too large where several ranks share a copy.
-# With one rank it is too small: the formula gives 16, so lesson 01's batches are up to a quarter too large.
+# With one rank it is too small: the formula gives 16, so lesson 01's batches are up to a third too large.
 #
 # ## Move the optimizer state away
 #

@@ -36,7 +36,7 @@ _UNEVEN = (
     "and torch's all_gather needs parts of one size, so pad the last one. Each rank keeps part number "
     "dist.get_rank(), and puts it where that part was"
 )
-MOST_RANKS = max(case.world_size for case in CASES)  # more than the elements of padding
+_MOST_RANKS = max(case.world_size for case in CASES)  # more than the elements of padding
 _BESIDE = "the input whose number of elements N divides is right, and this one is not: "
 HINTS = (
     "in __init__ keep three things: the tensor's shape, where this rank's part lies in the flat tensor, and "
@@ -121,7 +121,7 @@ def _padded(stopped: str) -> str | None:
     if not sizes:
         return None
     numel, size = prod(map(int, sizes[1].split(","))), int(sizes[2])
-    if not numel < size < numel + MOST_RANKS:
+    if not numel < size < numel + _MOST_RANKS:
         return None
     return (
         f"{stopped}. The {size} elements are the input's {numel} and padding: take flat[:{numel}] before you "

@@ -150,9 +150,8 @@ def _of_all(answers: Plans) -> str | None:
     shared = {case: plan for case, plan in answers.items() if case.world_size > 1 and len(set(plan)) > 1}
     if not shared:
         return None
-    enough = [plan for case, plan in answers.items() if len(plan) >= case.world_size > 1]
-    sizes = [case.world_size for case in answers if len(case.work) >= case.world_size > 1]
-    if all(max(plan) < size - 1 for plan, size in zip(enough, sizes, strict=True)):
+    enough = {case: plan for case, plan in answers.items() if len(plan) >= case.world_size > 1}
+    if all(max(plan) < case.world_size - 1 for case, plan in enough.items()):
         return "rank world_size - 1 never gets a matrix: the ranks are 0 to world_size - 1"
     longest_first = lambda case: sorted(range(len(case.work)), key=lambda place: -case.work[place])
     for order, said in (
