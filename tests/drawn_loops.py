@@ -17,6 +17,8 @@ from support.loops import campaign, shrinking
 from support.loops.plans import Loop, Setting, draw
 from support.loops.session import Report
 
+from zerolab.launcher.gpus import BACKENDS
+
 BATCH = 25
 MOST_DIFFERENCES = 12  # how many of them are shrunk, as each may have another cause
 
@@ -24,12 +26,12 @@ MOST_DIFFERENCES = 12  # how many of them are shrunk, as each may have another c
 class Tally:
     """What came of the loops so far."""
 
-    def __init__(self, shrinks: bool):
+    def __init__(self, shrinks: bool, backend: str):
         self.loops = self.actions = 0
         self.seen: Counter[str] = Counter()
         self.kinds: Counter[str] = Counter()
         self.refused: Counter[tuple[str, str]] = Counter()
-        self.shrinks = shrinks
+        self.shrinks, self.backend = shrinks, backend
 
     def add(self, report: Report, loop: Loop) -> None:
         self.loops += 1
@@ -46,7 +48,7 @@ class Tally:
         """Print a finding, shrunk; its kind."""
         print(f"\nseed {report.seed}: {report.at}\n    {report.problem}", flush=True)
         if self.shrinks:
-            loop, report, trials = shrinking.shrunk(loop, report)
+            loop, report, trials = shrinking.shrunk(loop, report, self.backend)
             print(f"    after {trials} smaller loops: {report.problem}")
         print(f"    --replay {str(loop)!r}", flush=True)
         kind = shrinking.kind_of(report)
@@ -68,16 +70,17 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the first loop; the next has the next")
     parser.add_argument("--no-shrinking", action="store_true", help="print findings as they were drawn")
     parser.add_argument("--replay", help="run this one loop, as a finding prints it")
+    parser.add_argument("--backend", choices=BACKENDS, default="gloo", help="nccl lets ranks share a GPU")
     args = parser.parse_args(argv)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    tally = Tally(not args.no_shrinking and not args.replay)
+    tally = Tally(not args.no_shrinking and not args.replay, args.backend)
     if args.replay:
         loop = eval(args.replay, {"Loop": Loop, "Setting": Setting, "inf": float("inf")})
-        tally.add(*campaign.run([(0, loop)]), loop)
+        tally.add(*campaign.run([(0, loop)], args.backend), loop)
     end, seed, last = time.monotonic() + 60 * args.minutes, args.seed, args.seed + args.loops
     while not args.replay and time.monotonic() < end and seed < last:
         planned = [(each, draw(each)) for each in range(seed, min(seed + BATCH, last))]
-        for report, (_, loop) in zip(campaign.run(planned), planned, strict=True):
+        for report, (_, loop) in zip(campaign.run(planned, args.backend), planned, strict=True):
             tally.add(report, loop)
         seed += BATCH
     print(tally.text())

@@ -46,19 +46,32 @@ def collectives() -> dict:
 # Parity.
 
 
-def _all_cases() -> list[tuple]:
-    """On a rank: the reference and every stage, in each precision. One launch, because a start takes long."""
+def train_case(stage: int, settings: dict) -> tuple:
+    """On a rank: a sharded run and, on rank 0, the reference of one process on the same device."""
     arguments = (verified.small_gpt, verified.random_tokens)
-    found = []
-    for precision in MEASURED_PRECISIONS:
-        expected = reference(
-            *arguments, dist.get_world_size(), torch.optim.Adam, STEPS, torch.get_num_threads(), precision
-        )
-        for stage in STAGES:
-            settings = {"precision": precision}
-            run = verified._train_sharded(stage, *arguments, torch.optim.Adam, STEPS, settings)
-            found.append((stage, precision, run, expected if dist.get_rank() == 0 else None))
-    return found
+    run = verified._train_sharded(stage, *arguments, torch.optim.Adam, STEPS, settings)
+    if dist.get_rank() > 0:
+        return run, None
+    plain = {name: value for name, value in settings.items() if not name.startswith("offload")}
+    return run, reference(
+        *arguments, dist.get_world_size(), torch.optim.Adam, STEPS, torch.get_num_threads(), **plain
+    )
+
+
+def compared(stage: int, runs: list, expected: tuple) -> dict:
+    """What `verify` reports of a case."""
+    report = verified._compare(stage, runs, *expected)
+    names = ("backend", "bit_identical", "max_abs_diff", "memory_matches", "traffic_matches")
+    return {name: getattr(report, name) for name in names}
+
+
+def _all_cases() -> list[tuple]:
+    """On a rank: every stage in each precision. One launch, because a start takes long."""
+    return [
+        (stage, precision, *train_case(stage, {"precision": precision}))
+        for precision in MEASURED_PRECISIONS
+        for stage in STAGES
+    ]
 
 
 def parity() -> list[dict]:
@@ -67,9 +80,7 @@ def parity() -> list[dict]:
     for world_size in (1, 2, 4):
         for cases in zip(*launch(_all_cases, world_size), strict=True):
             stage, precision, _, expected = cases[0]
-            report = verified._compare(stage, [run for _, _, run, _ in cases], *expected)
-            names = ("backend", "bit_identical", "max_abs_diff", "memory_matches", "traffic_matches")
-            told = {name: getattr(report, name) for name in names}
+            told = compared(stage, [run for *_, run, _ in cases], expected)
             found.append({"stage": stage, "world_size": world_size, "precision": precision, **told})
     return found
 

@@ -7,8 +7,10 @@ import torch
 from census_part import census, census_missed
 from common import backend
 from faults_part import faults, faults_missed, mismatch, mismatch_missed
+from features_part import features, features_missed, tensor_parallel, tensor_parallel_missed
 from host_part import kernels, kernels_missed, waits, waits_missed
 from lessons_part import lessons, lessons_missed
+from loops_part import loops, loops_missed, models, models_missed
 from numbers_part import collectives, jitter, jitter_missed, parity, parity_missed
 from speed_part import speed, speed_missed
 
@@ -48,6 +50,10 @@ PARTS: dict[str, Part] = {  # less than eight minutes in all
     "kernels": Part(kernels, 20, kernels_missed),
     "jitter": Part(jitter, 35, jitter_missed),
     "parity": Part(parity, 50, parity_missed),
+    "features": Part(features, 60, features_missed),
+    "tensor_parallel": Part(tensor_parallel, 40, tensor_parallel_missed),
+    "models": Part(models, 90, models_missed),
+    "loops": Part(loops, 120, loops_missed),
     "speed": Part(speed, 55, speed_missed),
     "lessons": Part(lessons, 135, lessons_missed),
 }

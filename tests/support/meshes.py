@@ -9,7 +9,7 @@ from zerolab.tensor_parallel import TensorParallel, parallelize
 
 
 def mesh_of(data_parallel: int, tensor_parallel: int):
-    return init_device_mesh("cpu", (data_parallel, tensor_parallel), mesh_dim_names=("dp", "tp"))
+    return init_device_mesh(zerolab.device().type, (data_parallel, tensor_parallel), mesh_dim_names=("dp", "tp"))
 
 
 def cut_and_optimizer(
@@ -22,7 +22,7 @@ def cut_and_optimizer(
     mesh = mesh_of(data_parallel, tensor_parallel)
     torch.manual_seed(torch.distributed.get_rank())
     parallel = TensorParallel(mesh.get_group("tp"))
-    model = parallelize(whole_model(), parallel)
+    model = parallelize(whole_model().to(zerolab.device()), parallel)
     for parameter in model.parameters():
         parameter.data += noise * torch.distributed.get_rank()
     settings = {"process_group": mesh.get_group("dp"), "tensor_parallel": parallel, "lr": 0.01} | settings
@@ -31,7 +31,7 @@ def cut_and_optimizer(
 
 def batch(step: int, micro: int, replica: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(1000 * step + 100 * micro + replica)
-    return torch.randint(0, 32, (2, 9), generator=generator)
+    return torch.randint(0, 32, (2, 9), generator=generator).to(zerolab.device())
 
 
 def loss_of(model, tokens: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,14 @@ Losses = Callable[[nn.Module, torch.Tensor, int], Iterator[torch.Tensor | Callab
 
 
 def micro_batch(step: int, rank: int) -> torch.Tensor:
-    return torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(1000 * step + rank))
+    """The same numbers on every device, on this rank's."""
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    return torch.randn(BATCH, WIDTH, generator=generator).to(zerolab.device())
+
+
+def on_device(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    """Have a model built on this rank's device."""
+    return lambda: build().to(zerolab.device())
 
 
 def passes(losses: Losses, model: nn.Module, step: int, rank: int) -> Iterator[None]:
@@ -49,14 +56,14 @@ def train_plain(
     Args: groups: parameter groups with optimizers of their own.
     """
     optimizer = torch.optim.AdamW if groups is None else together
-    replicas = Replicas(build, world_size, optimizer, groups, precision, **DEFAULTS)
+    replicas = Replicas(on_device(build), world_size, optimizer, groups, precision, **DEFAULTS)
     replicas.train(lambda model, step, rank: passes(losses, model, step, rank), steps)
     return copies(replicas.whole.named_parameters())
 
 
 def train_sharded(build: Callable[[], nn.Module], losses: Losses, stage: int, steps: int = STEPS, **settings):
     """The parameters by name after training as one rank of the process group."""
-    model = seeded(build)
+    model = seeded(on_device(build))
     optimizer = zerolab.ZeroOptimizer(model, torch.optim.AdamW, stage=stage, **settings, **DEFAULTS)
     for step in range(steps):
         for _ in passes(losses, model, step, dist.get_rank()):

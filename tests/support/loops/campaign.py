@@ -14,6 +14,8 @@ from support.loops.odd_rank import run_odd
 from support.loops.plans import Loop
 from support.loops.session import Report, Session
 
+from zerolab.parity.reference import compute_deterministically
+
 MOST_RANKS = 3
 PATIENCE_SECONDS = 60  # of a message between ranks: none is meant to come near it
 Planned = tuple[int, Loop]
@@ -27,6 +29,7 @@ def groups_by_size() -> dict[int, dist.ProcessGroup]:
 
 def run_batch(planned: list[Planned], scratch: Path) -> list[Report]:
     """On a rank: one loop after the other, up to the first that shows a problem and may have left a mess."""
+    compute_deterministically()
     warnings.simplefilter("ignore")  # torch's, of schedules and groups that no user would choose
     groups, reports = groups_by_size(), []
     for seed, loop in planned:
@@ -36,24 +39,24 @@ def run_batch(planned: list[Planned], scratch: Path) -> list[Report]:
     return reports
 
 
-def run(planned: list[Planned]) -> Iterator[Report]:
+def run(planned: list[Planned], backend: str = "gloo") -> Iterator[Report]:
     """What came of these loops, in order. Ranks are started anew only after a problem."""
     waiting = list(planned)
     while waiting:
         odd = bool(waiting[0][1].odd)
         count = next((i for i, (_, loop) in enumerate(waiting) if bool(loop.odd) != odd), len(waiting))
-        found = [run_odd(*waiting[0])] if odd else launched(waiting[:count])
+        found = [run_odd(*waiting[0], backend)] if odd else launched(waiting[:count], backend)
         yield from found
         waiting = waiting[len(found) :]
 
 
-def launched(planned: list[Planned]) -> list[Report]:
+def launched(planned: list[Planned], backend: str) -> list[Report]:
     """A batch in one launch. Where that failed as a whole, the loop it was at has the problem."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             deadline = 2 * PATIENCE_SECONDS + 5 * len(planned)
             return zerolab.launch(
-                run_batch, MOST_RANKS, planned, Path(folder), backend="gloo", timeout=deadline
+                run_batch, MOST_RANKS, planned, Path(folder), backend=backend, timeout=deadline
             )[0]
         except (zerolab.WorkerError, zerolab.LaunchTimeout) as error:
             return after_a_crash(planned, Path(folder), str(error).splitlines()[0])

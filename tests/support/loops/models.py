@@ -7,6 +7,8 @@ from torch import nn
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
+import zerolab
+
 WIDTH, BATCH = 6, 3
 
 
@@ -157,4 +159,5 @@ def picked(model: nn.Module, places: tuple[int, ...]) -> list[nn.Parameter]:
 
 
 def micro_batch(data: int, rank: int) -> torch.Tensor:
-    return torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(997 * data + rank))
+    generator = torch.Generator().manual_seed(997 * data + rank)
+    return torch.randn(BATCH, WIDTH, generator=generator).to(zerolab.device())

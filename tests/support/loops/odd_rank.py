@@ -12,6 +12,8 @@ import zerolab
 from support.loops.plans import Action, Loop
 from support.loops.session import Report, Session, differences, in_words, is_clear
 
+from zerolab.parity.reference import compute_deterministically
+
 TAIL = (("train", 1), ("step",), ("train", 2), ("step",), ("look",))
 OWN_SHARE = {
     "train",
@@ -32,14 +34,14 @@ RETURNED = "which had returned by then"
 """What a launch says of a rank that did more than the others, which have ended."""
 
 
-def run_odd(seed: int, loop: Loop) -> Report:
+def run_odd(seed: int, loop: Loop, backend: str) -> Report:
     """One launch for one loop, because ranks that part leave messages that nobody takes."""
     report = Report(seed, len(loop.actions) + len(TAIL) + 1, at=loop.odd)
     with tempfile.TemporaryDirectory() as folder:
         try:
             size = loop.setting.world_size
             ranks = zerolab.launch(
-                part, size, seed, loop, Path(folder), backend="gloo", timeout=PATIENCE_SECONDS
+                part, size, seed, loop, Path(folder), backend=backend, timeout=PATIENCE_SECONDS
             )
         except zerolab.WorkerError as error:
             said = Path(folder) / f"error-{error.rank}"
@@ -66,6 +68,7 @@ def judge(ranks: list[dict[str, list[str]]]) -> str:
 def part(seed: int, loop: Loop, folder: Path) -> dict[str, list[str]]:
     """On a rank: the common actions, then what one does alone, then one more step of all."""
     warnings.simplefilter("ignore")
+    compute_deterministically()
     session = Session(seed, loop, {loop.setting.world_size: dist.group.WORLD}, folder / "loop")
     if session.run().problem:
         return {"before": []}  # found by the loops that all ranks take together

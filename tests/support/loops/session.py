@@ -176,7 +176,7 @@ class Session:
 
 
 def differences(seen, expected) -> Iterator[str]:
-    """Where two answers differ in a bit."""
+    """Where two answers differ in a bit, wherever the tensors are."""
     if isinstance(seen, dict):
         if seen.keys() != expected.keys():
             yield f"names {sorted(seen.keys() ^ expected.keys())}"
@@ -193,4 +193,5 @@ def differences(seen, expected) -> Iterator[str]:
 def same(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
     if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
         return False
+    ours, theirs = ours.cpu(), theirs.cpu()
     return torch.equal(ours, theirs) or bool(((ours == theirs) | (ours.isnan() & theirs.isnan())).all())

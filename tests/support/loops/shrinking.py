@@ -49,16 +49,15 @@ def smaller(loop: Loop) -> Iterator[Loop]:
         yield replace(loop, setting=replace(loop.setting, **{name: one_less}))
 
 
-def shrunk(loop: Loop, report: Report) -> tuple[Loop, Report, int]:
+def shrunk(loop: Loop, report: Report, backend: str = "gloo") -> tuple[Loop, Report, int]:
     """The smallest loop found, its report, and how many were tried."""
     wanted, trials = kind_of(report), 0
     if not loop.odd:
         loop = replace(loop, actions=loop.actions[: report.actions])
     while trials < MOST_TRIALS:
         candidates = [each for each in dict.fromkeys(smaller(loop)) if each != loop and is_possible(each)]
-        for each, found in zip(
-            candidates, campaign.run([(report.seed, each) for each in candidates]), strict=True
-        ):
+        reports = campaign.run([(report.seed, each) for each in candidates], backend)
+        for each, found in zip(candidates, reports, strict=True):
             trials += 1
             if found.problem and kind_of(found) == wanted:
                 loop, report = each, found

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+import zerolab
 from support.loops.models import Stack, micro_batch, picked
 from support.loops.plans import Loop
 from support.seeding import seed_all
@@ -17,7 +18,7 @@ class Refusal(Exception):
 
 
 def build(loop: Loop) -> nn.Module:
-    return Stack(loop.kinds, loop.tied, loop.frozen)
+    return Stack(loop.kinds, loop.tied, loop.frozen).to(zerolab.device())
 
 
 def held_back(loop: Loop, model: nn.Module) -> list[nn.Parameter]:

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 from torch.nn.utils import prune
 
+import zerolab
 from support.training import WIDTH
 from support.user_models import Block, Net, cases, squares
 
@@ -119,7 +120,7 @@ def parameters_of_a_class_of_their_own():
     class Typed(Block):
         def __init__(self):
             super().__init__()
-            self.scale = Named(torch.ones(WIDTH))
+            self.scale = Named(torch.ones(WIDTH, device=zerolab.device()))  # .to() to another makes a Parameter
             self.scale.role = "scale"
 
         def forward(self, x):

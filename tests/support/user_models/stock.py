@@ -47,7 +47,7 @@ def a_transformer_with_a_padding_mask():
             self.transformer = nn.Transformer(WIDTH, 2, 2, 2, 16, dropout=0.0, batch_first=True)
 
         def forward(self, x):
-            padding = torch.zeros(1, len(x), dtype=torch.bool)
+            padding = torch.zeros(1, len(x), dtype=torch.bool, device=x.device)
             padding[0, -1] = True
             return self.transformer(x[None], x[None], src_key_padding_mask=padding)
 
