@@ -1,8 +1,10 @@
 """What an engine costs the CPU in each step: python benchmarks/host_time.py --out benchmarks/results
 
 288 parameters of a few elements in 24 units, on one rank: nothing is sent and computing takes no time, so the
-processor time of the main thread over the plain loop's is the engine's own. A GPU's step that is shorter than
-this waits for the CPU. All contestants take turns in one process, so their ratios hold on a busy machine too.
+time over the plain loop's is the engine's own. A GPU's step that is shorter than this waits for the CPU.
+On a CPU the time is the processor time of the main thread, and computing is in it. With --backend nccl the
+model is on a GPU, and the time is how long the CPU takes to issue a step. All contestants take turns in one
+process, so their ratios hold on a busy machine too.
 """
 
 import argparse
@@ -38,7 +40,7 @@ class SmallBlocks(nn.Module):
 
 def mixed(stage: int) -> Contestant:
     """zerolab with bf16 parameters and fp32 masters."""
-    model = SmallBlocks()
+    model = SmallBlocks().to(zerolab.device())
     optimizer = zerolab.ZeroOptimizer(
         model, torch.optim.Adam, stage=stage, precision="mixed", **UPDATES["fused"]
     )
@@ -47,23 +49,29 @@ def mixed(stage: int) -> Contestant:
 
 def contestants() -> dict[str, Callable[[], Contestant]]:
     """By name, how each is built; all begin with the same parameters."""
-    found = {name: lambda name=name: CONTESTANTS[name](SmallBlocks(), UPDATES["fused"]) for name in NAMES}
+    build = lambda name: CONTESTANTS[name](SmallBlocks().to(zerolab.device()), UPDATES["fused"])
+    found: dict[str, Callable[[], Contestant]] = {name: partial(build, name) for name in NAMES}
     return found | {f"zerolab-{stage}, mixed": partial(mixed, stage) for stage in (0, 2, 3)}
 
 
 def measure(rounds: int) -> dict[str, float]:
-    """On one rank: milliseconds of processor time of each contestant's step, the median."""
+    """On one rank: milliseconds of each contestant's step, the median."""
     torch.set_num_threads(1)
-    batch = (torch.ones(2, WIDTH),)
+    on_gpu = zerolab.device().type == "cuda"
+    clock = time.perf_counter if on_gpu else time.thread_time  # backward has a thread of its own on a GPU
+    batch = (torch.ones(2, WIDTH, device=zerolab.device()),)
     built = {name: build() for name, build in contestants().items()}
     times: dict[str, list[float]] = {name: [] for name in built}
     for _ in range(rounds):
         for name, contestant in built.items():
             for step in range(WARM_UP_STEPS + MEASURED_STEPS):
-                begin = time.thread_time()
+                begin = clock()
                 contestant.step(batch)
+                took = clock() - begin
+                if on_gpu:
+                    torch.cuda.synchronize()
                 if step >= WARM_UP_STEPS:
-                    times[name].append(1e3 * (time.thread_time() - begin))
+                    times[name].append(1e3 * took)
     return {name: statistics.median(each) for name, each in times.items()}
 
 
@@ -84,11 +92,13 @@ def table(ms: dict[str, float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=at_least(1), default=10, help="turns of each contestant")
+    parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo", help="nccl: on a GPU")
     parser.add_argument("--out", type=folder, help="a folder for host_time.txt, made if it is not there")
     arguments = parser.parse_args()
     steps = arguments.rounds * MEASURED_STEPS
-    title = f"processor time of the main thread, fused Adam, medians of {steps} steps"
-    (found,) = zerolab.launch(measure, 1, arguments.rounds, backend="gloo", timeout=600)
+    what = {"gloo": "processor time of the main thread", "nccl": "time to issue a step to the GPU"}
+    title = f"{what[arguments.backend]}, fused Adam, medians of {steps} steps"
+    (found,) = zerolab.launch(measure, 1, arguments.rounds, backend=arguments.backend, timeout=600)
     text = f"{in_words(describe())}\n\n{title}\n{table(found)}\n"
     publish(text, arguments.out, "host_time.txt")
 

@@ -1,4 +1,4 @@
-"""Measure how much memory tensors take, from their storages, not their shapes."""
+"""Measure how much memory tensors take, from their storages, not their shapes; hash and copy storages."""
 
 import hashlib
 from collections.abc import Hashable, Iterable, Iterator
@@ -37,6 +37,16 @@ def allocated(tensor: torch.Tensor) -> Iterator[None]:
     finally:
         if freed:
             storage.resize_(0)
+
+
+def copy_together(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Copy the second tensor of each pair into the first, which may have another dtype.
+
+    On a GPU this is one kernel for many pairs, if the first tensors have one dtype and so have the second.
+    """
+    if pairs:
+        targets, sources = zip(*pairs, strict=True)
+        torch._foreach_copy_(targets, sources)
 
 
 COLUMNS = 16

@@ -51,7 +51,9 @@ def features() -> dict[str, dict]:
         with tempfile.TemporaryDirectory(dir="/var/tmp") as disk:
             for ranks in zip(*launch(_train_cases, world_size, Path(disk)), strict=True):
                 name, stage, _, expected = ranks[0]
-                found[f"{name}, {world_size} ranks"] = compared(stage, [run for _, _, run, _ in ranks], expected)
+                found[f"{name}, {world_size} ranks"] = compared(
+                    stage, [run for _, _, run, _ in ranks], expected
+                )
     return found
 
 
@@ -61,7 +63,9 @@ def features_missed(found: dict[str, dict]) -> list[str]:
         exact = not name.endswith("mixed")
         if case["max_abs_diff"] > (0.0 if exact else 1e-2):
             missed.append(f"{name}: off by {case['max_abs_diff']:.1e}")
-        missed += [f"{name}: {flag} is no" for flag in ("memory_matches", "traffic_matches") if not case[flag]]
+        missed += [
+            f"{name}: {flag} is no" for flag in ("memory_matches", "traffic_matches") if not case[flag]
+        ]
     return missed
 
 
@@ -84,7 +88,13 @@ def _cut(disk: Path) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for stage in STAGES:
         expected: dict = {}
-        for name in ("plain", "checkpointing", "partitioned", "partitioned, to the CPU", "partitioned, to a disk"):
+        for name in (
+            "plain",
+            "checkpointing",
+            "partitioned",
+            "partitioned, to the CPU",
+            "partitioned, to a disk",
+        ):
             model, optimizer = cut_and_optimizer(2, 2, stage)
             model.checkpointing = _checkpointings(optimizer.axes.parallel, disk)[name]
             for step in range(STEPS):

@@ -1,14 +1,16 @@
-"""What a step asks of the CPU and the GPU: lines in which the CPU waits, and kernels.
+"""What a step asks of the CPU and the GPU: lines in which the CPU waits, kernels, and the time to issue them.
 
 On a GPU both come from CUDA and torch's profiler. On a CPU they come from the stand-in, so that the same code
 is tried.
 """
 
+import sys
 import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from common import STAGES, launch, on_cuda, synchronize
@@ -18,6 +20,10 @@ from torch.profiler import ProfilerActivity, profile
 
 import zerolab
 from zerolab import models
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+import host_time
 
 MEASURED_PRECISIONS = ("fp32", "mixed", "mixed_fp16")
 WARM_UP = 3
@@ -51,9 +57,9 @@ def _noting_waits(found: list[str]) -> Iterator[None]:
     """Note the line of the package, or of torch, where the CPU waits for the device."""
 
     def note(message, *_, **__) -> None:
-        if "synchroniz" not in str(
+        if "called a synchronizing CUDA operation" not in str(
             message
-        ):  # the mode's own warning says "called a synchronizing CUDA operation"
+        ):  # there is one that the mode is new, too
             return
         stack = traceback.extract_stack()[:-1]
         ours = [each for each in stack if "/zerolab/" in each.filename]
@@ -196,4 +202,35 @@ def kernels_missed(found: dict[str, int]) -> list[str]:
         f"stage {case}: {ratio:.2f} times the plain loop's kernels, and the target is {bounds[case]}"
         for case, ratio in ratios.items()
         if ratio > bounds[case]
+    ]
+
+
+# Time.
+
+HOST_MS = {"zerolab-0": 5, "zerolab-1": 5, "zerolab-2": 5, "zerolab-3": 8} | {
+    f"zerolab-{stage}, mixed": 12 for stage in (0, 2, 3)
+}
+"""The targets: how much longer than the plain loop the CPU may take to issue a step."""
+
+
+def host() -> dict[str, dict]:
+    """Milliseconds in which the CPU issues a step of 288 small parameters, beside the plain loop's."""
+    (ms,) = launch(host_time.measure, 1, 5)
+    over = {name: each - ms[host_time.FLOOR] for name, each in ms.items()}
+    return {
+        name: {
+            "ms": each,
+            "over_plain_ms": over[name],
+            "of_ddp": over[name] / over["ddp"],
+            "of_fully_shard": over[name] / over["fully_shard"],
+        }
+        for name, each in ms.items()
+    }
+
+
+def host_missed(found: dict[str, dict]) -> list[str]:
+    return [
+        f"{name}: {found[name]['over_plain_ms']:.1f} ms over the plain loop, and the target is {bound} ms"
+        for name, bound in HOST_MS.items()
+        if found[name]["over_plain_ms"] > bound
     ]

@@ -9,7 +9,9 @@ from zerolab.tensor_parallel import TensorParallel, parallelize
 
 
 def mesh_of(data_parallel: int, tensor_parallel: int):
-    return init_device_mesh(zerolab.device().type, (data_parallel, tensor_parallel), mesh_dim_names=("dp", "tp"))
+    return init_device_mesh(
+        zerolab.device().type, (data_parallel, tensor_parallel), mesh_dim_names=("dp", "tp")
+    )
 
 
 def cut_and_optimizer(

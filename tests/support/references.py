@@ -135,7 +135,9 @@ class Replicas:
         """Reduce what is pending, and scale the mean gradients to a norm of at most ``max_norm``."""
         self.reduce()
         self.average()
-        norms = [gradient.double().norm(norm_type).cpu() for gradient in self.total.values() if gradient.numel()]
+        norms = [
+            gradient.double().norm(norm_type).cpu() for gradient in self.total.values() if gradient.numel()
+        ]
         norm = torch.stack([torch.zeros(()).double(), *norms]).norm(norm_type).float() / self.applied
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         for name, gradient in self.total.items():

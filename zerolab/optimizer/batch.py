@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_map
 from zerolab.optimizer.probe.values import tensors_in
 from zerolab.optimizer.slices import Slice
 from zerolab.optimizer.updates import Update
+from zerolab.storages import copy_together
 from zerolab.unit import FlatUnit
 from zerolab.unit.span import Span
 
@@ -118,12 +119,23 @@ class Batch:
         Memory: no copy in that dtype, unless they have to be divided by ``scale``.
         """
         found: list[torch.Tensor] = []
-        for unit, slices, part, sizes, places in self._cuts:
-            gradients = unit.grads.reduced[part].to(unit.master.dtype)
+        for (_, slices, _, sizes, places), gradients in zip(self._cuts, self._converted(), strict=True):
             if scale != 1:
                 gradients = gradients / scale
             cut = gradients.split_with_sizes(sizes)
             found += [each.formed(cut[place]) for each, place in zip(slices, places, strict=True)]
+        return found
+
+    def _converted(self) -> list[torch.Tensor]:
+        """Return the gradients of each unit's slices, in the dtype of the values that are updated."""
+        found, converted = [], []
+        for unit, _, part, *_ in self._cuts:
+            gradients, dtype = unit.grads.reduced[part], unit.master.dtype
+            if gradients.dtype != dtype:
+                converted.append((torch.empty_like(gradients, dtype=dtype), gradients))
+                gradients = converted[-1][0]
+            found.append(gradients)
+        copy_together(converted)
         return found
 
     def _sort(self) -> None:

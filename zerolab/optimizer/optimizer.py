@@ -56,7 +56,7 @@ from zerolab.storages import MemoryMeter
 from zerolab.tensor_parallel import TensorParallel
 from zerolab.tier import check_offload, tier_of
 from zerolab.trace import Trace
-from zerolab.unit import FlatUnit
+from zerolab.unit import FlatUnit, publish
 from zerolab.unit.span import Span
 
 STAGES = {0: Stage0, 1: Stage1, 2: Stage2, 3: Stage3}
@@ -230,8 +230,8 @@ class ZeroOptimizer(WholeTensors, ShardedState, Losses):
                 events.append(self.trace.begin("update", each.name, each.values(), each.describe(each.owned)))
                 each.grads.average()
             self.local.step(unit, used, self._gradient_scale)
+            publish(units)
             for each, event in zip(units, events, strict=True):
-                each.publish()
                 each.mark_updated(used)
                 self.trace.finish(event)
 

@@ -13,7 +13,7 @@ from zerolab.optimizer.base import OptimizerBase
 from zerolab.optimizer.owners import Balance, balance_of
 from zerolab.optimizer.shards import Shard, allocate_state, contents, describe_state, form, owned_shards
 from zerolab.storages import digest
-from zerolab.unit import FlatUnit
+from zerolab.unit import FlatUnit, publish
 from zerolab.unit.span import Span
 
 
@@ -180,5 +180,5 @@ class ShardedState(OptimizerBase):
 
     def _publish(self, unit: FlatUnit) -> None:
         with self.offload.masters([unit]):
-            unit.publish()
+            publish([unit])
         unit.mark_updated(set(unit.spans))

@@ -5,6 +5,6 @@ producers.py knows the GPU streams that gradients come on, and sharded.py is wha
 parameter or a gradient that is not there.
 """
 
-from zerolab.unit.unit import FlatUnit
+from zerolab.unit.unit import FlatUnit, publish
 
-__all__ = ["FlatUnit"]
+__all__ = ["FlatUnit", "publish"]

@@ -7,7 +7,7 @@ free, refill and cut.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from zerolab.precision import Precision
-from zerolab.storages import MemoryMeter, checksum
+from zerolab.storages import MemoryMeter, checksum, copy_together
 from zerolab.unit.gathering import Gathering
 from zerolab.unit.grads import FlatGrads
 from zerolab.unit.layout import Layout
@@ -256,11 +256,6 @@ class FlatUnit:
 
     # Values: the parameters in their dtype, and the fp32 master where they have 16 bits.
 
-    def publish(self) -> None:
-        """After the update: round the master's new values into the shard, in mixed precision."""
-        if self.has_own_master:
-            self.shard.copy_(self.master)
-
     def write_back(self) -> None:
         """Copy what was written to the whole parameters into the shard; `values` will into the master."""
         if self.shard_is_detached:
@@ -315,3 +310,8 @@ class FlatUnit:
         kind = "trainable" if self.trainable else "frozen"
         padding_numel = self.padded_numel - self.numel
         return f"FlatUnit({self.name!r}, {kind}, {len(self.spans)} parameters, {self.numel}+{padding_numel})"
+
+
+def publish(units: Iterable[FlatUnit]) -> None:
+    """After the update: round the masters' new values into the shards, in mixed precision."""
+    copy_together([(unit.shard, unit.master) for unit in units if unit.has_own_master])

@@ -13,7 +13,6 @@ import zerolab
 from support.loops.odd_rank import run_odd
 from support.loops.plans import Loop
 from support.loops.session import Report, Session
-
 from zerolab.parity.reference import compute_deterministically
 
 MOST_RANKS = 3

@@ -11,7 +11,6 @@ import torch.distributed as dist
 import zerolab
 from support.loops.plans import Action, Loop
 from support.loops.session import Report, Session, differences, in_words, is_clear
-
 from zerolab.parity.reference import compute_deterministically
 
 TAIL = (("train", 1), ("step",), ("train", 2), ("step",), ("look",))

@@ -120,7 +120,8 @@ def parameters_of_a_class_of_their_own():
     class Typed(Block):
         def __init__(self):
             super().__init__()
-            self.scale = Named(torch.ones(WIDTH, device=zerolab.device()))  # .to() to another makes a Parameter
+            ones = torch.ones(WIDTH, device=zerolab.device())  # .to() another device makes a plain Parameter
+            self.scale = Named(ones)
             self.scale.role = "scale"
 
         def forward(self, x):
