@@ -23,7 +23,8 @@ def lessons() -> dict:
     at_once = min(MOST_AT_ONCE, max(1, (os.cpu_count() or 1) // 2), len(names))
     command = [
         sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-n", str(at_once), "--dist",
-        "loadscope", "--nbval", "--nbval-sanitize-with", str(ROOT / "tests" / "nbval_sanitize.cfg"), *map(str, names),
+        "loadscope", "--nbval", "--nbval-sanitize-with", str(ROOT / "tests" / "nbval_sanitize.cfg"),
+        *map(str, names),
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     lines = done.stdout.splitlines()

@@ -21,8 +21,8 @@ FIRST_SEED, BATCH, SECONDS = 20_261_126, 12, 60
 
 
 WITHOUT_FOREACH = {"parameters of a class of their own"}
-"""On a GPU torch updates parameters with its foreach kernels, and those of other classes one by one. Both have
-bits of their own, so the engine is told to update one by one, too.
+"""On a GPU torch updates parameters with its foreach kernels, and those of other classes one by one. The bits
+differ, so the engine is told to update one by one, too.
 """
 
 
