@@ -1,4 +1,4 @@
-"""Features: hybrid sharding, offload, buckets, whole matrices and tensor parallelism, over NCCL on a GPU."""
+"""Features: hybrid sharding, offload, whole matrices and tensor parallelism, over NCCL on a GPU."""
 
 import tempfile
 from pathlib import Path
@@ -45,7 +45,7 @@ def _train_cases(disk: Path) -> list[tuple]:
 
 
 def features() -> dict[str, dict]:
-    """Hybrid sharding, offload, buckets and Muon, against one process on the same device."""
+    """Hybrid sharding, offload and Muon, against one process on the same device."""
     found = {}
     for world_size in (2, 4):
         with tempfile.TemporaryDirectory(dir="/var/tmp") as disk:

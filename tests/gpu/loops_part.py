@@ -17,7 +17,7 @@ from support.user_models import every_case
 
 from zerolab.parity.reference import compute_deterministically
 
-FIRST_SEED, BATCH, SECONDS = 20_261_126, 12, 60
+FIRST_SEED, BATCH, SECONDS = 20_261_126, 12, 45
 
 
 WITHOUT_FOREACH = {"parameters of a class of their own"}
@@ -53,7 +53,7 @@ def models_missed(found: dict) -> list[str]:
 
 
 def loops() -> dict:
-    """Loops of what users do, drawn at random for a minute, against replicas in one process."""
+    """Loops of what users do, drawn at random for 45 seconds, against replicas in one process."""
     tally, seed, end = Tally(shrinks=False, backend=backend()), FIRST_SEED, time.monotonic() + SECONDS
     findings = []
     while time.monotonic() < end:

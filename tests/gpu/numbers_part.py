@@ -38,9 +38,13 @@ def _three_collectives() -> dict:
     return {"device": str(flat.device), "right": bool(torch.equal(whole, reduced))}
 
 
-def collectives() -> dict:
+def collectives() -> dict[str, dict]:
     """Reduce-scatter, all-gather and all-reduce on 1, 2 and 4 ranks."""
-    return {str(size): launch(_three_collectives, size) for size in (1, 2, 4)}
+    found = {}
+    for size in (1, 2, 4):
+        ranks = launch(_three_collectives, size)
+        found[f"{size} ranks"] = {name: [rank[name] for rank in ranks] for name in ("device", "right")}
+    return found
 
 
 # Parity.

@@ -40,6 +40,7 @@ def run_part(name: str) -> dict:
         process = subprocess.Popen(
             [sys.executable, __file__, "--part", name, "--out", str(file)],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},  # threads of many ranks would wait for each other
         )  # fmt: skip
         try:
             said, _ = process.communicate(timeout=limit)
@@ -91,6 +92,7 @@ def page(report: dict) -> str:
     lines = [f"# Measured on a {report['device']}, {report['date']}", ""]
     if report["device"] == "CPU":
         lines += ["A trial of the parts without a GPU. Nothing here says anything about GPUs.", ""]
+    lines += [*(f"- {each}" for each in report.get("notes", ())), ""]
     for name, part in report["parts"].items():
         title = PARTS[name].measure.__doc__.strip().splitlines()[0]
         lines += [f"## {name}", "", f"{title} {verdict(part).capitalize()}.", ""]
@@ -101,21 +103,23 @@ def page(report: dict) -> str:
 
 
 def table(found: object) -> str | None:
-    """Rows of the same numbers as a table of Markdown; None where it is not that."""
+    """Rows with the same columns as a table of Markdown; None where it is not that."""
     if not isinstance(found, dict | list):
         return None
     rows = list(found.items() if isinstance(found, dict) else enumerate(found))
     if not rows or not all(isinstance(row, dict) for _, row in rows):
         return None
     columns = list(dict.fromkeys(name for _, row in rows for name in row))
-    if any(isinstance(row.get(name), dict | list) for _, row in rows for name in columns):
-        return None
     head = ["| |", *(f" {name} |" for name in columns)], ["|---|", *("---|" for _ in columns)]
     body = ([f"| {label} |", *(f" {shown(row.get(name))} |" for name in columns)] for label, row in rows)
     return "\n".join("".join(cells) for cells in (*head, *body))
 
 
 def shown(value: object) -> str:
+    if isinstance(value, list):
+        return "<br>".join(map(str, value)) or "none"
+    if isinstance(value, dict):
+        return "<br>".join(f"{name}: {shown(each)}" for name, each in value.items())
     if isinstance(value, float):
         return f"{value:.4g}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

@@ -50,13 +50,13 @@ def test_a_part_runs_through_without_a_gpu(name: str):
 
 
 BROKEN = {
-    "collectives": {"2": [{"right": True}, {"right": False}]},
+    "collectives": {"2 ranks": {"right": [True, False]}},
     "mismatch": {"model on the CPU": ["accepted, with a DirectComm"], "model on a GPU": "accepted"},
     "faults": {
         "kill": {"named": 1, "seconds": 6}, "raise": {"named": 1, "seconds": 1},
         "hang": {"named": [1], "seconds": 9},
     },
-    "census": {"0": {"phases": {"zero_grad": {"allocated_bytes": 9 << 20, "engine_bytes": 1 << 20}}}},
+    "census": {"stage 0, zero_grad": {"allocated_bytes": 9 << 20, "engine_bytes": 1 << 20}},
     "waits": {"2 fp32": {"lines": ["unit/unit.py:1 x.item()"], "calls": {}}},
     "kernels": {"plain": 100, "2 fp32": 111, "2 mixed": 100},
     "jitter": {"stage 2, overlap 0": {"moved": ["weight"], "off_plain": 0.0}},
@@ -94,7 +94,8 @@ def test_the_page_shows_rows_as_a_table():
     assert report.table(found).splitlines() == [
         "| | step_ms | kernels |", "|---|---|---|", "| ddp | 1.235 | 1,234 |", "| plain | 2 | None |",
     ]  # fmt: skip
-    assert report.table({"a": {"b": [1]}}) is None and report.table("said") is None
+    assert report.table({"a": {"b": [], "c": {"x": 1}}}).splitlines()[-1] == "| a | none | x: 1 |"
+    assert report.table({"a": [1]}) is None and report.table("said") is None
 
 
 def test_a_part_that_hangs_or_fails_costs_itself_alone(monkeypatch, tmp_path: Path):
