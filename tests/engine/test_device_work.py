@@ -110,12 +110,12 @@ def kernels_over_plain(optimizer_class: type, flags: dict, cases: list[tuple[int
     return found
 
 
-BOUNDS = {(2, "fp32"): 1.1, (3, "fp32"): 1.17, (2, "mixed"): 1.3, (3, "mixed"): 1.3}
+BOUNDS = {(2, "fp32"): 1.1, (3, "fp32"): 1.17, (2, "mixed"): 1.22, (3, "mixed"): 1.18}
 
 
 @pytest.mark.parametrize("optimizer", [FUSED_ADAMW, FOREACH_SGD], ids=["fused AdamW", "foreach SGD"])
 def test_kernels_of_a_step(optimizer: tuple):
-    """At 288 parameters in 24 units. In mixed precision 1.3 is wanted; in bf16 these biases are padded."""
+    """At 288 parameters in 24 units. An H200 had 1.06 at stage 2 in fp32, and 1.27 in mixed precision."""
     (found,) = zerolab.launch(kernels_over_plain, 1, *optimizer, list(BOUNDS), backend="gloo", timeout=120)
     assert all(each <= bound for each, bound in zip(found, BOUNDS.values(), strict=True)), found
 
