@@ -393,7 +393,7 @@ def shift(own):
     return theirs
 
 
-# %% check_shift | send and receive have different tags, so no message ever matches |
+# %% check_shift | send and receive have different tags, so no message ever matches | which sent with tag
 def shift(own):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     theirs = torch.empty_like(own)

@@ -535,7 +535,7 @@ def my_all_reduce(tensor):
     return tensor
 
 
-# %% check_all_reduce | N rounds in the second half, one too many (bronze, no silver) |
+# %% check_all_reduce | N rounds in the second half, one too many (bronze, no silver) | A ring of N ranks needs N-1 rounds
 def exchange(outgoing, arriving):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     messages = [dist.P2POp(dist.isend, outgoing, (rank + 1) % world_size)]
@@ -744,7 +744,7 @@ def my_all_reduce(tensor):
     return tensor
 
 
-# %% check_all_reduce | swaps with rank ^ distance, so three ranks do not work |
+# %% check_all_reduce | swaps with rank ^ distance, so three ranks do not work | a power of two
 def my_all_reduce(tensor):
     rank, world_size, distance = dist.get_rank(), dist.get_world_size(), 1
     while distance < world_size:

@@ -593,7 +593,7 @@ def load_shard(read, saved_by, numel, world_size, rank):
     return shard
 
 
-# %% check_owned | cuts at rounded multiples of total / N |
+# %% check_owned | cuts at rounded multiples of total / N | multiples of numel / N, each rounded
 def owned_slices(sizes, world_size, rank):
     total = sum(sizes)
     low, high = round(rank * total / world_size), round((rank + 1) * total / world_size)
@@ -611,7 +611,7 @@ def owned_slices(sizes, world_size, rank):
     return [(rank * shard, min((rank + 1) * shard, sum(sizes)))]
 
 
-# %% check_owned | deals elements out like cards |
+# %% check_owned | deals elements out like cards | like cards
 def owned_slices(sizes, world_size, rank):
     first, owned = 0, []
     for size in sizes:

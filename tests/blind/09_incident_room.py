@@ -261,7 +261,7 @@ class Repaired(Engine6):
         super().reduce(name, gradient)
 
 
-# %% check_6 | pairs the names in one order with the gradients in the order of this rank |
+# %% check_6 | pairs the names in one order with the gradients in the order of this rank | although they are of different parameters
 class Repaired(Engine6):
     def step(self, batches):
         (batch,) = batches
@@ -622,7 +622,7 @@ def my_test(train):
             assert clip or run.sent[0] == sent
 
 
-# %% check_test | compares total_bytes, which has more in it |
+# %% check_test | compares total_bytes, which has more in it | padding_bytes
 def my_test(train):
     for stage in range(4):
         run = train(ranks=3, stage=stage, steps=2, micro_batches=2)
@@ -641,7 +641,7 @@ def my_test(train):
                 assert torch.equal(parameters, run.alone)
 
 
-# %% check_test | counts what is sent as if a step reduced once |
+# %% check_test | counts what is sent as if a step reduced once | After each micro-batch gradients are reduced
 def my_test(train):
     for stage in range(4):
         run = train(ranks=3, stage=stage, steps=2, micro_batches=2)

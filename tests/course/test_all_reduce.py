@@ -155,6 +155,17 @@ def growing(tensor):
     return tensor
 
 
+def swapped_by_distance(tensor):
+    rank, n, distance = dist.get_rank(), dist.get_world_size(), 1
+    while distance < n:
+        if (peer := rank ^ distance) < n:
+            arriving = torch.empty_like(tensor)
+            exchange(tensor, arriving, peer, peer)
+            tensor += arriving
+        distance *= 2
+    return tensor
+
+
 def without_its_own(tensor):
     return gathered_whole(tensor, lambda mine, total: total - mine)
 
@@ -410,6 +421,7 @@ WRONG = [
     (two_halves(finish=lambda sums, n: sums.half().double()), "went through float16"),
     (own_chunk_in_every_round, "a rank sends its own chunk in every round"),
     (growing, "what goes around is the growing sum"),
+    (swapped_by_distance, "reaches all ranks only where their number is a power of two"),
     (without_its_own, "its own numbers are missing"),
     (leaves_out_the_rest, "the remainder is lost"),
     (own_chunk, "it returned its own chunk only"),

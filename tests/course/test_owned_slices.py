@@ -53,6 +53,22 @@ def floor(sizes, n, rank):
     return [(s.start, s.stop) for s in clipped(sizes, n, rank, size)] if size else [(0, 0)] * len(sizes)
 
 
+def between_multiples(sizes, n, rank, whole):
+    low, high = (whole(end * sum(sizes) / n) for end in (rank, rank + 1))
+    starts = [sum(sizes[:place]) for place in range(len(sizes))]
+    ends = [(max(low - at, 0), min(high - at, numel)) for at, numel in zip(starts, sizes, strict=True)]
+    return [end if end[0] < end[1] else (0, 0) for end in ends]
+
+
+def dealt_out(sizes, n, rank):
+    found, at = [], 0
+    for numel in sizes:
+        own = [element for element in range(numel) if (at + element) % n == rank]
+        found.append((own[0], own[-1] + 1) if own else (0, 0))
+        at += numel
+    return found
+
+
 def in_the_buffer(sizes, n, rank):
     starts = [sum(sizes[:place]) for place in range(len(sizes))]
     return [
@@ -310,6 +326,12 @@ SLICES_WRONG = [
     (largest_first, "every parameter is dealt out whole, so the ranks' parts are not equal"),
     (next_and_never_cut_off, "Besides, these are the slices of the next rank"),
     (lambda sizes, n, rank: sizes[rank + 9], "your function stopped with IndexError"),
+    (
+        partial(between_multiples, whole=round),
+        "multiples of numel / N, each rounded, so their lengths differ",
+    ),
+    (partial(between_multiples, whole=int), "multiples of numel / N, each rounded down"),
+    (dealt_out, "the elements go to the ranks in turn, like cards"),
 ]
 slices_of = together(check_owned, [*SLICES_RIGHT, *(wrong for wrong, _ in SLICES_WRONG)])
 

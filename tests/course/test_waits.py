@@ -10,7 +10,7 @@ from zerolab.course.waits import unmatched
 def notes(*ranks: str) -> list[list]:
     """By rank: "s1" sends to rank 1, "r1" receives from it, "r?" from any, "b" is a barrier, "." its end.
 
-    A capital letter starts a message and gives a handle.
+    A capital letter starts a message and gives a handle. "s1#7" has the tag 7.
     """
     return [[_note(word, number + 1) for number, word in enumerate(own.split())] for own in ranks]
 
@@ -18,11 +18,13 @@ def notes(*ranks: str) -> list[list]:
 def _note(word: str, line: int) -> Message | str:
     if word == ".":
         return RETURNED
+    word, _, tag = word.partition("#")
     op = {"s": "send", "r": "recv_", "b": "barrier", "a": "allreduce_"}[word[0].lower()]
     op = "recv_any_source_" if word == "r?" else op
     peer = int(word[1:]) if word[1:] not in ("", "?") else None
     call = {"b": "dist.barrier", "a": "dist.all_reduce"}.get(word[0], "")
-    return Message(op, peer, 3, 12, None, call, Place("answer.py", line, "f"), word[0].isupper())
+    place = Place("answer.py", line, "f")
+    return Message(op, peer, 3, 12, None, call, place, word[0].isupper(), tag=int(tag or 0))
 
 
 @pytest.mark.parametrize(
@@ -48,6 +50,12 @@ def _note(word: str, line: int) -> Message | str:
             "never sent (it sent 1): rank 0 has returned, after 1 send and no receive (line 2",
         ),
         (("r1", "r2 s2 .", "s1 r1 ."), "was never sent: rank 1 has returned (line 1"),
+        (
+            ("S1#0 r2#0", "S2#1 r0#1", "S0#2 r1#2"),
+            "rank 0 receives with tag 0 from rank 2, which sent with tag 2: a receive takes a message of its",
+        ),
+        (("s1#3 r1", "r0#3 r0#3", "b"), "rank 0 waits for a message from rank 1, and rank 1 waits for a"),
+        (("s0 ",), "with itself: its own tensor is there already. A ring of N ranks needs N-1 rounds"),
         (("s1 .", "r? r?"), "waits for message number 2 from any rank, and only 1 was sent to it"),
         (
             ("s1 r1 .", "s0 r0", "s1"),

@@ -52,6 +52,7 @@ def unmatched(notes: Notes) -> str | None:
     return (
         ways_that_do_not_meet(calls)
         or _with_itself(seen)
+        or _other_tags(seen)
         or _circle(seen)
         or _message_alone(seen)
         or _missing_call(seen)
@@ -62,7 +63,25 @@ def _with_itself(seen: Seen) -> str | None:
     for rank, call in seen.waiting.items():
         if seen.sent[rank, rank] + seen.awaited[rank, rank]:
             place = at(call.place)
-            return f"rank {rank} exchanges a message with itself: its own tensor is there already{place}"
+            rounds = " A ring of N ranks needs N-1 rounds, and of one rank none" * (len(seen.notes) == 1)
+            said = f"rank {rank} exchanges a message with itself: its own tensor is there already"
+            return f"{said}{'.' * bool(rounds)}{rounds}{place}"
+    return None
+
+
+def _other_tags(seen: Seen) -> str | None:
+    """A receive that waits for a message with another tag than the message that was sent."""
+    for rank, call in seen.waiting.items():
+        if not call.received or call.peer is None:
+            continue
+        sent = [each.tag for each in seen.calls[call.peer] if each.op == "send" and each.peer == rank]
+        awaited = [each.tag for each in seen.calls[rank] if each.received and each.peer == call.peer]
+        if len(sent) == len(awaited) and call.tag not in sent:
+            return (
+                f"rank {rank} receives with tag {call.tag} from rank {call.peer}, which sent with tag "
+                f"{sent[-1]}: a receive takes a message of its own tag only. Use one tag in both, or "
+                f"leave it out{at(call.place)}"
+            )
     return None
 
 

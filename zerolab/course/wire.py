@@ -100,6 +100,7 @@ class Wire(TorchDispatchMode):
             any(mine),
             torch.is_grad_enabled() and any(t.requires_grad for t in tensors),
             _content(tensors) if op == "send" else None,
+            tag=args[3] if op in ("send", "recv_") else 0,
         )
 
     def _note_early(self, number: int, frame: FrameType | None) -> None:

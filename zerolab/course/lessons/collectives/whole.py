@@ -44,6 +44,16 @@ def partial_sum(g: Brought, r: int, chunk: int) -> torch.Tensor:
     return sum_of(g[(chunk + 1 + hop) % len(g)] for hop in range((r - chunk - 1) % len(g) + 1))
 
 
+def swapped(g: Brought, r: int) -> torch.Tensor:
+    """What rank r has after each rank swapped sums with rank ^ 1, rank ^ 2, rank ^ 4, where there is one."""
+    sums, distance = list(g), 1
+    while distance < len(g):
+        peers = [rank ^ distance for rank in range(len(g))]
+        sums = [own + sums[peer] if peer < len(g) else own for own, peer in zip(sums, peers, strict=True)]
+        distance *= 2
+    return sums[r]
+
+
 UNCHANGED = "its own tensor is what it was, and nothing that arrived is in it"
 
 # A sentence, and what it leads to: `g` holds the ranks' tensors, r is the rank, `cuts` the chunks by rank.
@@ -68,6 +78,9 @@ MISTAKES: dict[str, Callable[[Brought, int, Cuts], torch.Tensor]] = {
         lambda g, r, cuts: sum_of(g) + g[r],
     "its own numbers are missing from the sum":
         lambda g, r, cuts: sum_of(g) - g[r],
+    "each rank swaps its sum with rank ^ distance, and that reaches all ranks only where their number is a "
+    "power of two: of 3 ranks, rank 1 has no partner at distance 2":
+        lambda g, r, cuts: swapped(g, r),
     "only the left neighbour's tensor was added":
         lambda g, r, cuts: g[r] + g[r - 1],
     "only the right neighbour's tensor was added":

@@ -104,6 +104,21 @@ def _one_of(case: Case, index: int) -> Slices:
     return [pair if place in touched[index:][:1] else (0, 0) for place, pair in enumerate(inside(case))]
 
 
+def _dealt_out(case: Case) -> Slices:
+    """From the first to the last of a parameter's elements, where elements go to the ranks in turn."""
+    found = []
+    for at, size in zip(case.offsets, case.sizes, strict=True):
+        mine = [place for place in range(size) if (at + place) % case.world_size == case.rank]
+        found.append((mine[0], mine[-1] + 1) if mine else (0, 0))
+    return found
+
+
+def _between_multiples(of: Callable[[float], int], case: Case) -> Slices:
+    """The slices where shards end at multiples of numel / N, made whole numbers by ``of``."""
+    start, stop = (of(case.numel * rank / case.world_size) for rank in (case.rank, case.rank + 1))
+    return inside(case, slice(start, stop))
+
+
 def _rounded_up(of: int, case: Case) -> Slices:
     """The slices where the length of a shard is rounded up to a multiple of so many elements."""
     shortest = -(-case.numel // case.world_size)
@@ -180,6 +195,15 @@ MISTAKES: dict[str, Callable[[Case], Slices]] = {
     "the length numel / N is rounded to the nearest whole number, which may be below it: round up, and the "
     "padding makes the shards equal":
         lambda c: inside(c, slice((size := round(c.numel / c.world_size)) * c.rank, size * (c.rank + 1))),
+    "the shards end at multiples of numel / N, each rounded, so their lengths differ: round the length up "
+    "once, and shard r begins at r times that":
+        partial(_between_multiples, round),
+    "the shards end at multiples of numel / N, each rounded down, so their lengths differ: round the length "
+    "up once, and shard r begins at r times that":
+        partial(_between_multiples, int),
+    "the elements go to the ranks in turn, like cards, and a slice reaches from a rank's first element to "
+    "its last: cut the buffer, so that each rank has one piece of it":
+        _dealt_out,
     "each shard begins and ends one element too late: shard r begins at r times its length":
         lambda c: inside(c, slice(c.shard.start + 1, c.shard.stop + 1)),
     "each shard begins and ends one element too early: shard r begins at r times its length":
