@@ -611,7 +611,7 @@ def owned_slices(sizes, world_size, rank):
     return [(rank * shard, min((rank + 1) * shard, sum(sizes)))]
 
 
-# %% check_owned | deals elements out like cards | like cards
+# %% check_owned | deals elements out like cards | elements go to the ranks in turn
 def owned_slices(sizes, world_size, rank):
     first, owned = 0, []
     for size in sizes:

@@ -331,7 +331,7 @@ SLICES_WRONG = [
         "multiples of numel / N, each rounded, so their lengths differ",
     ),
     (partial(between_multiples, whole=int), "multiples of numel / N, each rounded down"),
-    (dealt_out, "the elements go to the ranks in turn, like cards"),
+    (dealt_out, "the elements go to the ranks in turn, and a slice reaches from"),
 ]
 slices_of = together(check_owned, [*SLICES_RIGHT, *(wrong for wrong, _ in SLICES_WRONG)])
 

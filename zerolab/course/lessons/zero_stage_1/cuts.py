@@ -201,7 +201,7 @@ MISTAKES: dict[str, Callable[[Case], Slices]] = {
     "the shards end at multiples of numel / N, each rounded down, so their lengths differ: round the length "
     "up once, and shard r begins at r times that":
         partial(_between_multiples, int),
-    "the elements go to the ranks in turn, like cards, and a slice reaches from a rank's first element to "
+    "the elements go to the ranks in turn, and a slice reaches from a rank's first element to "
     "its last: cut the buffer, so that each rank has one piece of it":
         _dealt_out,
     "each shard begins and ends one element too late: shard r begins at r times its length":
