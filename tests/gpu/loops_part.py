@@ -19,7 +19,6 @@ from zerolab.parity.reference import compute_deterministically
 
 FIRST_SEED, BATCH, SECONDS = 20_261_126, 6, 45
 
-
 WITHOUT_FOREACH = {"parameters of a class of their own"}
 """On a GPU torch updates parameters with its foreach kernels, and those of other classes one by one. The bits
 differ, so the engine is told to update one by one, too.
@@ -36,12 +35,12 @@ def _compare(cases: dict, stages: tuple[int, ...]) -> dict[str, dict]:
 
 def models() -> dict:
     """Models as users write them, at stages 2 and 3 on two ranks, against replicas in one process."""
-    tried, differ = 0, {}
-    for group, named in every_case().items():
-        for name, by_stage in launch(_compare, 2, named, (2, 3))[0].items():
-            tried += 1
-            differ |= {f"{group}: {name}, stage {stage}": what for stage, what in by_stage.items() if what}
-    return {"models": tried, "differ": differ}
+    every, differ = every_case(), {}
+    for group, named in every.items():
+        for rank in launch(_compare, 2, named, (2, 3)):
+            for name, by_stage in rank.items():
+                differ |= {f"{group}: {name}, stage {at}": what for at, what in by_stage.items() if what}
+    return {"models": sum(map(len, every.values())), "differ": differ}
 
 
 def models_missed(found: dict) -> list[str]:
