@@ -11,7 +11,7 @@ takes a share of the same processor.
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import accumulate, cycle
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -162,9 +162,10 @@ class _Play:
         if alone is not None:
             passes, update = seconds_of_parts(alone.recording, self.cluster)
             factors = (alone.passes_seconds / passes, alone.update_seconds / update)
+        seconds = cache(self.cluster.operator_seconds)  # the same operators come again in every block
         for part, factor in zip(self.recording.parts(), cycle(factors), strict=False):
             for each in part:
-                yield factor * self.cluster.operator_seconds(*each)
+                yield factor * seconds(*each)
 
     @property
     def computation(self) -> float:
