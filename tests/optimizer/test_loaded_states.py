@@ -4,7 +4,10 @@ import copy
 from pathlib import Path
 
 import pytest
+import torch
+from support import training
 from support.trained import build, on_two_ranks, train, values_of
+from torch import nn
 
 import zerolab
 
@@ -79,3 +82,43 @@ def test_parts_of_two_states_are_not_saved(tmp_path: Path):
 @pytest.mark.parametrize("stage", range(4))
 def test_ranks_that_all_load_train_on(stage: int):
     assert on_two_ranks(with_states, stage, {0: [0, 1], 1: [0, 1]}) == ["trained"] * 2
+
+
+class Few(nn.Module):
+    """So few parameters that all of them are in the shard of one rank."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(training.WIDTH, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)
+
+
+class OneMatrix(nn.Module):
+    """One matrix in one block, which one rank owns whole under Muon."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(training.WIDTH, 4, bias=False)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.blocks[0](x)
+
+
+def of_few(stage: int, optimizer_class: type | None) -> str:
+    """On a rank: train a small model, load the state of an earlier moment, and train on."""
+    settings = {} if optimizer_class is None else {"params": zerolab.matrices_by(optimizer_class)}
+    model, optimizer = build(stage, Few if optimizer_class is None else OneMatrix, **settings)
+    train(model, optimizer)
+    first = copy.deepcopy(optimizer.state_dict())
+    train(model, optimizer)
+    optimizer.load_state_dict(first)
+    train(model, optimizer, AFTERWARDS)
+    return "trained"
+
+
+@pytest.mark.parametrize("optimizer_class", [None, torch.optim.Muon], ids=["cut", "whole"])
+@pytest.mark.parametrize("stage", range(4))
+def test_states_that_one_rank_owns_whole_are_loaded(stage: int, optimizer_class: type | None):
+    assert on_two_ranks(of_few, stage, optimizer_class) == ["trained"] * 2

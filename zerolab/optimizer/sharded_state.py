@@ -50,8 +50,12 @@ class ShardedState(OptimizerBase):
         self._loaded.append(self._owned_state())
 
     def _owned_state(self) -> str:
-        """What ranks compare of a state that they loaded: its hash where each of them owns all of it."""
-        if any(unit.owned.stop - unit.owned.start < unit.numel for unit in self.units):
+        """What ranks compare of a state that they loaded: its hash, where each of them owns all of it.
+
+        A rank may own a unit of whole parameters alone. So the units that may be cut anywhere decide.
+        """
+        evenly_cut = [unit for unit in self.units if unit.cuts is None]
+        if not evenly_cut or any(unit.owned != slice(0, unit.padded_numel) for unit in evenly_cut):
             return "a part of a state"
         with closing(self.shards()) as shards:
             hashes = b"".join(digest(each.values) for each in shards if each.key)
