@@ -6,6 +6,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -252,3 +253,15 @@ def test_a_notebook_kernel(tmp_path: Path):
         "1",
         "3 True",
     ]
+
+
+def test_code_keeps_the_name_of_its_file_in_a_rank():
+    """Stacks and checks quote the reader's lines, which they find by this name."""
+    names: dict = {}
+    exec(compile("def outer():\n    return lambda: None\n", "/tmp/a cell.py", "exec"), names)
+    ((outer, inner),) = zerolab.launch(files_of, 1, names["outer"])
+    assert outer == inner == "/tmp/a cell.py"
+
+
+def files_of(fn: Callable) -> tuple[str, str]:
+    return fn.__code__.co_filename, fn().__code__.co_filename

@@ -7,7 +7,7 @@ import io
 import pickle
 import sys
 from collections.abc import Callable, Iterator
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, BinaryIO, NamedTuple
 
 import cloudpickle
@@ -21,7 +21,7 @@ class Payload(NamedTuple):
 
 
 class Pickler(cloudpickle.Pickler):
-    """cloudpickle's, which pickles more modules and notes what it takes from the main module.
+    """cloudpickle's, with more modules and the file of each code; notes what it takes from the main module.
 
     Args: to_cpu: write tensors of other devices as tensors of the CPU.
     """
@@ -35,6 +35,8 @@ class Pickler(cloudpickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         """Return how to pickle a value whose own way fails, or is not wanted."""
         self.modules.add(module_of(value))
+        if isinstance(value, CodeType):
+            return code_of_file, (value.co_filename, *self.dispatch_table[CodeType](value))
         if is_unusual_module(value):
             return importlib.import_module, (value.__name__,)
         if self.to_cpu and is_on_a_device(value):
@@ -42,6 +44,14 @@ class Pickler(cloudpickle.Pickler):
         if isinstance(value, type | FunctionType) and is_found_in_main(value):
             self.of_main[value.__qualname__] = value
         return super().reducer_override(value)
+
+
+def code_of_file(file: str, build: Callable[..., CodeType], arguments: tuple) -> CodeType:
+    """Return code with the name of its file, by which stacks find its lines.
+
+    From version 3.1.3 on cloudpickle writes "<dynamic-code>" for the code of every file.
+    """
+    return build(*arguments).replace(co_filename=file)
 
 
 def module_of(value: Any) -> str:
@@ -72,6 +82,13 @@ def is_on_a_device(value: Any) -> bool:
     if torch is None or not isinstance(value, torch.Tensor) or isinstance(value, torch.nn.Parameter):
         return False  # a parameter is pickled by its data, which is asked about in its turn
     return value.device.type not in ("cpu", "meta")
+
+
+def dumps(value: Any) -> bytes:
+    """Pickle a value for another process on this machine. pickle.loads reads it."""
+    file = io.BytesIO()
+    Pickler(file).dump(value)
+    return file.getvalue()
 
 
 def dump(value: Any, file: BinaryIO) -> None:
@@ -131,7 +148,7 @@ def _parts(fn: Callable, args: tuple, kwargs: dict) -> Iterator[tuple[str, Any]]
 
 def _pickles(value: Any) -> bool:
     try:
-        Pickler(io.BytesIO()).dump(value)
+        dumps(value)
     except Exception:
         return False
     return True
