@@ -153,6 +153,8 @@ def wrong(kind: str) -> None:
         layers = Scaled(4, 4), torch.nn.Linear(4, 4)
         parallelize(torch.nn.Sequential(*layers), parallel, pairs=[layers])
     if kind == "group":
+        TensorParallel("tp")
+    if kind == "dimensions":
         TensorParallel(mesh)
     if kind in ("no group", "a mesh"):
         parallelize(cut_models.whole_model(), None if kind == "no group" else mesh)
@@ -187,7 +189,8 @@ REFUSALS = {
     "no pair": r"Linear has no zerolab.models.Block: name its pairs of linear layers",
     "foreign": r"is no linear layer of the model: pass nn.Linear modules that are found in",
     "own forward": r"0 is a Scaled with a forward of its own, which its part would not have: take a plain",
-    "group": r"group is DeviceMesh: pass the process group of the ranks that share one copy",
+    "group": r"group is str: pass the process group of the ranks that share one copy",
+    "dimensions": r"the mesh has 2 dimensions: pass one of them, as in init_device_mesh",
     "no group": r"parallel is NoneType: pass zerolab.TensorParallel\(group\), with the process group",
     "a mesh": r"parallel is DeviceMesh: pass zerolab.TensorParallel\(group\)",
     "no module": r"model is str: pass an nn.Module",
@@ -265,6 +268,22 @@ def test_a_rank_outside_its_group_is_told_to_make_one_of_its_own():
     assert outside.startswith(
         "this rank is not a member of the group: every rank needs one, as in init_device_mesh"
     )
+
+
+def in_a_mesh(sizes: tuple[int, int]) -> str:
+    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("dp", "tp"))
+    try:
+        return repr(zerolab.TensorParallel(mesh["tp"]))
+    except ValueError as error:
+        return str(error)
+
+
+def test_a_mesh_is_taken_by_the_ranks_in_it_and_refused_by_others():
+    assert zerolab.launch(in_a_mesh, 4, (2, 2), timeout=60) == ["a TensorParallel of 2 ranks"] * 4
+    *members, third, fourth = zerolab.launch(in_a_mesh, 4, (1, 2), timeout=60)
+    assert members == ["a TensorParallel of 2 ranks"] * 2
+    assert third.startswith("this rank is not in the mesh of the ranks [0, 1]: every rank needs one, as in")
+    assert third == fourth and third.endswith("whose sizes multiply to the number of ranks")
 
 
 def divided_and_not_cut() -> str:

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.distributed.device_mesh import DeviceMesh
 
 from zerolab.collectives import connect
 from zerolab.devices import device
@@ -56,30 +57,19 @@ class TensorParallel:
     """The ranks that share the matrix products of one copy of the model.
 
     Args:
-        group: a process group of these ranks, as from ``init_device_mesh(...).get_group("tp")``.
+        group: these ranks: one dimension of a mesh, as ``init_device_mesh(...)["tp"]``, or a process group.
 
     Attributes:
         rank, size: this rank's number in the group, and how many there are.
         comm: their collectives.
         trace: the events of these, apart from those of a ZeroOptimizer.
-    Raises: TypeError for anything but a process group; ValueError for one that this rank is not in.
+    Raises: TypeError for anything else; ValueError for a group or a mesh that this rank is not in, and for a
+        mesh of several dimensions.
     """
 
-    def __init__(self, group: dist.ProcessGroup):
-        if group is dist.GroupMember.NON_GROUP_MEMBER:
-            raise ValueError(
-                "this rank is not a member of the group: every rank needs one, as in "
-                'init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp")).get_group("tp"), whose sizes '
-                "multiply to the number of ranks"
-            )
-        if not isinstance(group, dist.ProcessGroup):
-            raise TypeError(
-                f"group is {type(group).__name__}: pass the process group of the ranks that share one copy "
-                'of the model, as in init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))'
-                '.get_group("tp")'
-            )
+    def __init__(self, group: dist.ProcessGroup | DeviceMesh):
         self.trace, self.meter = Trace(), MemoryMeter()
-        self.comm = connect(group, device(), self.trace, self.meter)
+        self.comm = connect(_group_of(group), device(), self.trace, self.meter)
         self.rank, self.size = self.comm.rank, self.comm.world_size
 
     def __repr__(self) -> str:
@@ -149,6 +139,26 @@ class TensorParallel:
         self.trace.phase = phase
         self.comm.all_gather(flat, Message(name, flat.numel())).wait()
         return flat
+
+
+def _group_of(ranks: dist.ProcessGroup | DeviceMesh) -> dist.ProcessGroup:
+    """The process group of a mesh of one dimension, or the one that was passed, after checks."""
+    example = 'init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))["tp"]'
+    outside = f"every rank needs one, as in {example}, whose sizes multiply to the number of ranks"
+    if isinstance(ranks, DeviceMesh):
+        if ranks.ndim != 1:
+            raise ValueError(f"the mesh has {ranks.ndim} dimensions: pass one of them, as in {example}")
+        if ranks.get_coordinate() is None:
+            raise ValueError(f"this rank is not in the mesh of the ranks {ranks.mesh.tolist()}: {outside}")
+        return ranks.get_group()
+    if ranks is dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError(f"this rank is not a member of the group: {outside}")
+    if not isinstance(ranks, dist.ProcessGroup):
+        raise TypeError(
+            f"group is {type(ranks).__name__}: pass the process group of the ranks that share one copy of "
+            f"the model, as in {example}"
+        )
+    return ranks
 
 
 class _Enter(torch.autograd.Function):
