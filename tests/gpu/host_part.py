@@ -57,9 +57,8 @@ def _noting_waits(found: list[str]) -> Iterator[None]:
     """Note the line of the package, or of torch, where the CPU waits for the device."""
 
     def note(message, *_, **__) -> None:
-        if "called a synchronizing CUDA operation" not in str(
-            message
-        ):  # there is one that the mode is new, too
+        of_a_wait = "called a synchronizing CUDA operation" in str(message)
+        if not of_a_wait:  # the mode itself warns, too: it is a prototype
             return
         stack = traceback.extract_stack()[:-1]
         ours = [each for each in stack if "/zerolab/" in each.filename]

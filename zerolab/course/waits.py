@@ -62,10 +62,13 @@ def unmatched(notes: Notes) -> str | None:
 def _with_itself(seen: Seen) -> str | None:
     for rank, call in seen.waiting.items():
         if seen.sent[rank, rank] + seen.awaited[rank, rank]:
-            place = at(call.place)
-            rounds = " A ring of N ranks needs N-1 rounds, and of one rank none" * (len(seen.notes) == 1)
-            said = f"rank {rank} exchanges a message with itself: its own tensor is there already"
-            return f"{said}{'.' * bool(rounds)}{rounds}{place}"
+            alone = (
+                ". A ring of N ranks needs N-1 rounds, and of one rank none" if len(seen.notes) == 1 else ""
+            )
+            return (
+                f"rank {rank} exchanges a message with itself: its own tensor is there already{alone}"
+                f"{at(call.place)}"
+            )
     return None
 
 
