@@ -21,7 +21,7 @@ class Payload(NamedTuple):
 
 
 class Pickler(cloudpickle.Pickler):
-    """cloudpickle's. It also keeps the file of code, pickles more modules, and notes what is of the main module.
+    """cloudpickle's. It also keeps the file of code, pickles more modules, and notes what is of `__main__`.
 
     Args: to_cpu: write tensors of other devices as tensors of the CPU.
     """
