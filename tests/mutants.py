@@ -2,8 +2,9 @@
 
 Each mutant is one change in a private copy of the tree: another operator, a condition turned round, a number
 one off, or a statement left out. Then the tests that can see that package run, until one fails and fails
-again: a test may fail by itself on a busy machine. A mutant that none fails for has survived: either a test
-is missing, or the change is no fault. The exit code is 1 if any survived.
+again: a test may fail by itself on a busy machine. Tests that saw earlier mutants of the same run go first. A
+mutant that none fails for has survived: either a test is missing, or the change is no fault. The exit code is
+1 if any survived.
 """
 
 import argparse
@@ -15,9 +16,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 
 from support import ROOT
 
@@ -67,6 +72,9 @@ TESTS = {
 """By package or module: the tests that can see it."""
 SEEN_EVERYWHERE = ("stages", "unit", "engine", "optimizer", "collectives")
 """Those for which the tests in `EVERYWHERE` run before these."""
+
+QUICKEST = 12
+"""So many of the tests that saw most mutants go first."""
 
 ON_GPUS = ("native.py", "producers.py")  # their work is seen on GPUs only
 
@@ -169,27 +177,64 @@ def chosen(count: int, seed: int, packages: list[str]) -> list[Mutant]:
     return found[:count]
 
 
-def survives(mutant: Mutant, tree: Path) -> tuple[bool, str]:
-    """Whether all tests pass with it, and what the first that did not was."""
+@contextmanager
+def applied(mutant: Mutant, tree: Path) -> Iterator[None]:
     target = tree / mutant.path
     source = target.read_text("utf-8")
     target.write_text(mutant.apply(source))
+    try:
+        yield
+    finally:
+        target.write_text(source)
+
+
+def survives(mutant: Mutant, tree: Path, quickest: list[str]) -> tuple[bool, str]:
+    """Whether all tests pass with it, and what the first that did not was. ``quickest`` go first."""
     seen = mutant.package in SEEN_EVERYWHERE
     general = [f"tests/{each}" for each in EVERYWHERE] if seen else []
     own = [f"tests/{each}" for each in TESTS[mutant.package]]
-    try:
-        said = failure(tree, general) if general else ""
-        said = said or failure(tree, [*own, *(f"--ignore={each}" for each in general)])
-    finally:
-        target.write_text(source)
-    return not said, said
+    with applied(mutant, tree):
+        for tests in (quickest, general, [*own, *(f"--ignore={each}" for each in general)]):
+            if tests and (said := failure(tree, tests)):
+                return False, said
+    return True, ""
+
+
+class Run:
+    """Mutants, several at once. Each worker has a copy of the tree."""
+
+    def __init__(self, folder: Path, jobs: int):
+        self.trees: SimpleQueue[Path] = SimpleQueue()
+        self.killers: Counter[str] = Counter()
+        """By test: how many mutants it saw."""
+        for job in range(jobs):
+            ignored = shutil.ignore_patterns(".git", ".venv", "__pycache__")
+            shutil.copytree(ROOT, tree := folder / f"tree_{job}", ignore=ignored)
+            self.trees.put(tree)
+
+    def alive(self, mutant: Mutant) -> bool:
+        """Try one mutant and print what came of it."""
+        tree = self.trees.get()
+        try:
+            alive, said = survives(mutant, tree, [name for name, _ in self.killers.most_common(QUICKEST)])
+        finally:
+            self.trees.put(tree)
+        if "::" in (name := name_of(said)):
+            self.killers[name] += 1
+        print(f"{'SURVIVED' if alive else 'killed':<9}{mutant}\n         {said[:150]}", flush=True)
+        return alive
+
+
+def name_of(failed: str) -> str:
+    """Return the test's name in pytest's line about it."""
+    return failed.partition(" ")[2].partition(" - ")[0]
 
 
 def failure(tree: Path, arguments: list[str]) -> str:
     """What these tests fail with twice, or nothing."""
     passing_alone: list[str] = []
     while failed := first_failure(tree, [*arguments, *(f"--deselect={each}" for each in passing_alone)]):
-        name = failed.partition(" ")[2].partition(" - ")[0]
+        name = name_of(failed)
         if "::" not in name or first_failure(tree, [name]):
             return failed
         passing_alone.append(name)
@@ -216,21 +261,18 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--count", type=int, default=60, help="how many")
     parser.add_argument("--seed", type=int, default=0, help="of their choice")
     parser.add_argument("--skip", type=int, default=0, help="so many of them, to go on with an earlier run")
+    parser.add_argument("--jobs", type=int, default=2, help="mutants at once")
     parser.add_argument("--minutes", type=float, default=1e9, help="for how long to begin new ones")
     parser.add_argument("--packages", nargs="+", choices=sorted(TESTS), default=list(TESTS), help="to break")
     args = parser.parse_args(argv)
-    end, survivors, tried = time.monotonic() + 60 * args.minutes, [], 0
-    with tempfile.TemporaryDirectory() as folder:
-        tree = Path(folder) / "tree"
-        shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".git", ".venv", "__pycache__"))
-        for mutant in chosen(args.count, args.seed, args.packages)[args.skip :]:
-            if time.monotonic() > end:
-                break
-            alive, said = survives(mutant, tree)
-            tried += 1
-            survivors += [mutant] if alive else []
-            print(f"{'SURVIVED' if alive else 'killed':<9}{mutant}\n         {said[:150]}", flush=True)
-    print(f"\n{tried - len(survivors)} of {tried} killed. Survivors:")
+    end = time.monotonic() + 60 * args.minutes
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(args.jobs) as workers:
+        run = Run(Path(folder), args.jobs)
+        attempt = lambda mutant: (mutant, run.alive(mutant)) if time.monotonic() < end else None
+        places = chosen(args.count, args.seed, args.packages)[args.skip :]
+        results = [each for each in workers.map(attempt, places) if each]
+    survivors = [mutant for mutant, alive in results if alive]
+    print(f"\n{len(results) - len(survivors)} of {len(results)} killed. Survivors:")
     print("\n".join(map(str, survivors)) or "none")
     return int(bool(survivors))
 

@@ -204,7 +204,7 @@ def fresh_model():
 def build(copies, ranks_of_a_copy, **options):
     shape = (copies, ranks_of_a_copy)
     mesh = init_device_mesh(zerolab.device().type, shape, mesh_dim_names=("dp", "tp"))
-    parallel = zerolab.TensorParallel(mesh.get_group("tp"))
+    parallel = zerolab.TensorParallel(mesh["tp"])
     model = zerolab.parallelize(fresh_model(), parallel)
     axes = {"process_group": mesh.get_group("dp"), "tensor_parallel": parallel}
     return model, zerolab.ZeroOptimizer(model, torch.optim.Adam, lr=1e-3, **axes, **options), parallel

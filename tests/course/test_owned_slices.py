@@ -330,7 +330,7 @@ SLICES_WRONG = [
         partial(between_multiples, whole=round),
         "multiples of numel / N, each rounded, so their lengths differ",
     ),
-    (partial(between_multiples, whole=int), "multiples of numel / N, each rounded down"),
+    (partial(between_multiples, whole=int), "the cuts are at numel * rank // world_size"),
     (dealt_out, "the elements go to the ranks in turn, and a slice reaches from"),
 ]
 slices_of = together(check_owned, [*SLICES_RIGHT, *(wrong for wrong, _ in SLICES_WRONG)])

@@ -98,7 +98,7 @@ def test_what_one_rank_does_alone_is_found():
 
 
 def test_shrinking_leaves_what_is_needed(monkeypatch):
-    def run(planned: list):
+    def run(planned: list, backend: str = "gloo"):
         for seed, loop in planned:
             names = [action[0] for action in loop.actions]
             wrong = "save" in names and "load" in names[names.index("save") :] and loop.setting.stage > 0

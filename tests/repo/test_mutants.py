@@ -46,9 +46,9 @@ def test_a_mutant_is_alive_where_no_test_fails_and_the_tree_is_as_it_was(monkeyp
 
     monkeypatch.setattr(mutants, "failure", failure)
     said = "FAILED this"
-    assert mutants.survives(mutant, tmp_path) == (False, "FAILED this") and len(ran) == 1
+    assert mutants.survives(mutant, tmp_path, ["quick"]) == (False, "FAILED this") and ran == [["quick"]]
     said = ""
-    assert mutants.survives(mutant, tmp_path) == (True, "") and len(ran) == 3
+    assert mutants.survives(mutant, tmp_path, []) == (True, "") and len(ran) == 3
     assert (tmp_path / path).read_text("utf-8") == source
 
 
@@ -73,3 +73,21 @@ def test_a_failure_is_one_that_happens_again_alone(monkeypatch, tmp_path: Path):
     assert mutants.failure(tmp_path, ["all"]) == ""
     answers = ["the tests hung"]
     assert mutants.failure(tmp_path, ["all"]) == "the tests hung"
+
+
+def test_tests_that_saw_earlier_mutants_go_first_and_each_worker_has_a_tree(monkeypatch, tmp_path: Path):
+    (tmp_path / "root" / "zerolab").mkdir(parents=True)
+    monkeypatch.setattr(mutants, "ROOT", tmp_path / "root")
+    run = mutants.Run(tmp_path, jobs=2)
+    failed = ["FAILED a.py::test - Wrong", "", "the tests hung", "FAILED b.py::test", "FAILED b.py::test"]
+    first = []
+
+    def survives(mutant: None, tree: Path, quickest: list[str]) -> tuple[bool, str]:
+        assert (tree / "zerolab").is_dir() and run.trees.qsize() == 1
+        first.append(quickest)
+        return not failed[0], failed.pop(0)
+
+    monkeypatch.setattr(mutants, "survives", survives)
+    assert [run.alive(None) for _ in range(5)] == [False, True, False, False, False]
+    assert first == [[], ["a.py::test"], ["a.py::test"], ["a.py::test"], ["a.py::test", "b.py::test"]]
+    assert run.killers.most_common() == [("b.py::test", 2), ("a.py::test", 1)] and run.trees.qsize() == 2

@@ -113,9 +113,9 @@ def _dealt_out(case: Case) -> Slices:
     return found
 
 
-def _between_multiples(of: Callable[[float], int], case: Case) -> Slices:
-    """The slices where shards end at multiples of numel / N, made whole numbers by ``of``."""
-    start, stop = (of(case.numel * rank / case.world_size) for rank in (case.rank, case.rank + 1))
+def _between_multiples(case: Case) -> Slices:
+    """The slices where shards end at multiples of numel / N, each rounded to the nearest whole number."""
+    start, stop = (round(case.numel * rank / case.world_size) for rank in (case.rank, case.rank + 1))
     return inside(case, slice(start, stop))
 
 
@@ -197,10 +197,7 @@ MISTAKES: dict[str, Callable[[Case], Slices]] = {
         lambda c: inside(c, slice((size := round(c.numel / c.world_size)) * c.rank, size * (c.rank + 1))),
     "the shards end at multiples of numel / N, each rounded, so their lengths differ: round the length up "
     "once, and shard r begins at r times that":
-        partial(_between_multiples, round),
-    "the shards end at multiples of numel / N, each rounded down, so their lengths differ: round the length "
-    "up once, and shard r begins at r times that":
-        partial(_between_multiples, int),
+        _between_multiples,
     "the elements go to the ranks in turn, and a slice reaches from a rank's first element to "
     "its last: cut the buffer, so that each rank has one piece of it":
         _dealt_out,
