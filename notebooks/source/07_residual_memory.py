@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 07 · Residual memory: what no stage divides
 #
-# > **60 minutes, and 35 more with the optional parts.** *You need:* lesson 06, after which all model states
-# > are divided by N.
+# > **60 minutes, and 35 more for the second exercise and the optional parts.** *You need:* lesson 06, after
+# > which all model states are divided by N.
 # >
 # > *Afterwards you can* say what else fills a GPU, split a block over ranks with two operators, predict what
 # > checkpoints take and what it costs to divide or to move them, bound a buffer, say why an allocation fails
