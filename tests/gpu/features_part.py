@@ -1,46 +1,46 @@
 """Features: hybrid sharding, offload, whole matrices and tensor parallelism, over NCCL on a GPU."""
 
 import tempfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from common import STAGES, launch
-from numbers_part import STEPS, compared, train_case
+from numbers_part import STEPS, compared, train_cases
 from support.meshes import backward, cut_and_optimizer, values_of
 
 import zerolab
 from zerolab.parity.reference import compute_deterministically
 
-Case = tuple[str, int, dict]
-"""What it is called, the stage, and the settings of `verify`."""
+Feature = tuple[str, Iterable[int], dict]
+"""What it is called, the stages it runs at, and the settings of `verify`."""
 
 
-def cases(world_size: int, disk: Path) -> list[Case]:
+def features_on(world_size: int, disk: Path) -> list[Feature]:
     """What runs on 2 ranks, and on 4."""
+    muon = {"params": zerolab.matrices_by(torch.optim.Muon)}
     if world_size == 4:
         return [
-            ("hybrid, groups of 2", 3, {"shard_size": 2}),
-            ("hybrid, groups of 2, mixed", 3, {"shard_size": 2, "precision": "mixed"}),
-            ("hybrid, groups of 1", 3, {"shard_size": 1}),
-            ("Muon", 3, {"params": zerolab.matrices_by(torch.optim.Muon)}),
+            ("hybrid, groups of 2", [3], {"shard_size": 2}),
+            ("hybrid, groups of 2, mixed", [3], {"shard_size": 2, "precision": "mixed"}),
+            ("hybrid, groups of 1", [3], {"shard_size": 1}),
+            ("Muon", [3], muon),
         ]
     on_disk = {"offload": "disk", "offload_dir": disk}
-    found: list[Case] = []
-    for stage in STAGES:
-        found += [
-            ("Muon", stage, {"params": zerolab.matrices_by(torch.optim.Muon)}),
-            ("offload to the CPU", stage, {"offload": "cpu"}),
-            ("offload to the CPU, mixed", stage, {"offload": "cpu", "precision": "mixed"}),
-            ("offload to a disk, mixed", stage, on_disk | {"precision": "mixed"}),
-        ]
-    return found
-
-
-def _train_cases(disk: Path) -> list[tuple]:
     return [
-        (f"{name}, stage {stage}", stage, *train_case(stage, settings))
-        for name, stage, settings in cases(dist.get_world_size(), disk)
+        ("Muon", STAGES, muon),
+        ("offload to the CPU", STAGES, {"offload": "cpu"}),
+        ("offload to the CPU, mixed", STAGES, {"offload": "cpu", "precision": "mixed"}),
+        ("offload to a disk, mixed", STAGES, on_disk | {"precision": "mixed"}),
+    ]
+
+
+def _all_cases(disk: Path) -> list[tuple]:
+    return [
+        (f"{name}, stage {case[0]}", *case)
+        for name, stages, settings in features_on(dist.get_world_size(), disk)
+        for case in train_cases(stages, settings)
     ]
 
 
@@ -49,7 +49,7 @@ def features() -> dict[str, dict]:
     found = {}
     for world_size in (2, 4):
         with tempfile.TemporaryDirectory(dir="/var/tmp") as disk:
-            for ranks in zip(*launch(_train_cases, world_size, Path(disk)), strict=True):
+            for ranks in zip(*launch(_all_cases, world_size, Path(disk)), strict=True):
                 name, stage, _, expected = ranks[0]
                 found[f"{name}, {world_size} ranks"] = compared(
                     stage, [run for _, _, run, _ in ranks], expected
@@ -66,14 +66,14 @@ def features_missed(found: dict[str, dict]) -> list[str]:
 # Tensor parallelism, with the inputs of blocks kept, partitioned and offloaded.
 
 
-def _checkpointings(parallel: zerolab.TensorParallel, disk: Path) -> dict:
-    return {
-        "plain": None,
-        "checkpointing": zerolab.Checkpointing(),
-        "partitioned": zerolab.Checkpointing(parallel),
-        "partitioned, to the CPU": zerolab.Checkpointing(parallel, "cpu"),
-        "partitioned, to a disk": zerolab.Checkpointing(parallel, "disk", disk),
-    }
+WAYS: dict[str, Callable] = {
+    "plain": lambda parallel, disk: None,
+    "checkpointing": lambda parallel, disk: zerolab.Checkpointing(),
+    "partitioned": lambda parallel, disk: zerolab.Checkpointing(parallel),
+    "partitioned, to the CPU": lambda parallel, disk: zerolab.Checkpointing(parallel, "cpu"),
+    "partitioned, to a disk": lambda parallel, disk: zerolab.Checkpointing(parallel, "disk", disk),
+}
+"""How the inputs of blocks are kept. The first is without checkpointing."""
 
 
 def _cut(disk: Path) -> dict[str, list[str]]:
@@ -82,15 +82,9 @@ def _cut(disk: Path) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for stage in STAGES:
         expected: dict = {}
-        for name in (
-            "plain",
-            "checkpointing",
-            "partitioned",
-            "partitioned, to the CPU",
-            "partitioned, to a disk",
-        ):
+        for name, checkpointing in WAYS.items():
             model, optimizer = cut_and_optimizer(2, 2, stage)
-            model.checkpointing = _checkpointings(optimizer.axes.parallel, disk)[name]
+            model.checkpointing = checkpointing(optimizer.axes.parallel, disk)
             for step in range(STEPS):
                 backward(model, optimizer, step)
                 optimizer.clip_grad_norm_(0.5)

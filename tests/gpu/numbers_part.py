@@ -3,7 +3,7 @@
 import functools
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from itertools import chain
 
@@ -50,16 +50,18 @@ def collectives() -> dict[str, dict]:
 # Parity.
 
 
-def train_case(stage: int, settings: dict) -> tuple:
-    """On a rank: a sharded run and, on rank 0, the reference of one process on the same device."""
+def train_cases(stages: Iterable[int], settings: dict) -> list[tuple]:
+    """On a rank: of each stage its number, the sharded run, and what all of them are compared with.
+
+    That is the reference: one process on the same device. Rank 0 trains it, once for all stages.
+    """
     arguments = (verified.small_gpt, verified.random_tokens)
-    run = verified._train_sharded(stage, *arguments, torch.optim.Adam, STEPS, settings)
-    if dist.get_rank() > 0:
-        return run, None
+    runs = [verified._train_sharded(stage, *arguments, torch.optim.Adam, STEPS, settings) for stage in stages]
     plain = {name: value for name, value in settings.items() if not name.startswith("offload")}
-    return run, reference(
-        *arguments, dist.get_world_size(), torch.optim.Adam, STEPS, torch.get_num_threads(), **plain
-    )
+    threads, expected = torch.get_num_threads(), None
+    if dist.get_rank() == 0:
+        expected = reference(*arguments, dist.get_world_size(), torch.optim.Adam, STEPS, threads, **plain)
+    return [(stage, run, expected) for stage, run in zip(stages, runs, strict=True)]
 
 
 def compared(stage: int, runs: list, expected: tuple) -> dict:
@@ -72,9 +74,9 @@ def compared(stage: int, runs: list, expected: tuple) -> dict:
 def _all_cases() -> list[tuple]:
     """On a rank: every stage in each precision. One launch, because a start takes long."""
     return [
-        (stage, precision, *train_case(stage, {"precision": precision}))
+        (precision, *case)
         for precision in MEASURED_PRECISIONS
-        for stage in STAGES
+        for case in train_cases(STAGES, {"precision": precision})
     ]
 
 
@@ -83,7 +85,7 @@ def parity() -> list[dict]:
     found = []
     for world_size in (1, 2, 4):
         for cases in zip(*launch(_all_cases, world_size), strict=True):
-            stage, precision, _, expected = cases[0]
+            precision, stage, _, expected = cases[0]
             told = compared(stage, [run for *_, run, _ in cases], expected)
             found.append({"stage": stage, "world_size": world_size, "precision": precision, **told})
     return found
