@@ -2,15 +2,16 @@
 
 Each mutant is one change in a private copy of the tree: another operator, a condition turned round, a number
 one off, or a statement left out. Then the tests that can see that package run, until one fails and fails
-again: a test may fail by itself on a busy machine. Tests that saw earlier mutants of the same run go first. A
-mutant that none fails for has survived: either a test is missing, or the change is no fault. The exit code is
-1 if any survived.
+again: a test may fail by itself on a busy machine. Tests that saw earlier mutants of the same run go first,
+then the files that name most of the broken module. A mutant that none fails for has survived: either a test
+is missing, or the change is no fault. The exit code is 1 if any survived.
 """
 
 import argparse
 import ast
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -71,7 +72,7 @@ TESTS = {
 }
 """By package or module: the tests that can see it."""
 SEEN_EVERYWHERE = ("stages", "unit", "engine", "optimizer", "collectives")
-"""Those for which the tests in `EVERYWHERE` run before these."""
+"""Those for which the tests in `EVERYWHERE` run after these."""
 
 QUICKEST = 12
 """So many of the tests that saw most mutants go first."""
@@ -190,14 +191,30 @@ def applied(mutant: Mutant, tree: Path) -> Iterator[None]:
 
 def survives(mutant: Mutant, tree: Path, quickest: list[str]) -> tuple[bool, str]:
     """Whether all tests pass with it, and what the first that did not was. ``quickest`` go first."""
+    own = nearest_first(mutant)
     seen = mutant.package in SEEN_EVERYWHERE
-    general = [f"tests/{each}" for each in EVERYWHERE] if seen else []
-    own = [f"tests/{each}" for each in TESTS[mutant.package]]
+    general = [f"tests/{each}" for each in EVERYWHERE if seen and f"tests/{each}" not in own]
     with applied(mutant, tree):
-        for tests in (quickest, general, [*own, *(f"--ignore={each}" for each in general)]):
+        for tests in (quickest, own, general):
             if tests and (said := failure(tree, tests)):
                 return False, said
     return True, ""
+
+
+def nearest_first(mutant: Mutant) -> list[str]:
+    """The files of tests that can see its package. First come those that name most of what its module has.
+
+    A name counts less where other files have it too.
+    """
+    nodes = ast.walk(ast.parse((ROOT / mutant.path).read_text("utf-8")))
+    names = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    names |= {*mutant.path.with_suffix("").parts}
+    places = [ROOT / "tests" / each for each in TESTS[mutant.package]]
+    files = [file for place in places for file in (sorted(place.rglob("test_*.py")) or [place])]
+    named = {file: names & set(re.findall(r"\w+", file.read_text("utf-8"))) for file in files}
+    files_with = Counter(name for each in named.values() for name in each)
+    weight = lambda file: sum(1 / files_with[name] for name in named[file])
+    return [str(file.relative_to(ROOT)) for file in sorted(files, key=weight, reverse=True)]
 
 
 class Run:
@@ -243,7 +260,7 @@ def failure(tree: Path, arguments: list[str]) -> str:
 
 def first_failure(tree: Path, arguments: list[str]) -> str:
     """The first failure of these tests, or nothing."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--timeout", "120"]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--timeout", "300"]
     environment = os.environ | {"PYTHONPATH": f"{tree}{os.pathsep}{tree / 'tests'}", "OMP_NUM_THREADS": "1"}
     try:
         done = subprocess.run(

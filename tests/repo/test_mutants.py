@@ -49,7 +49,21 @@ def test_a_mutant_is_alive_where_no_test_fails_and_the_tree_is_as_it_was(monkeyp
     assert mutants.survives(mutant, tmp_path, ["quick"]) == (False, "FAILED this") and ran == [["quick"]]
     said = ""
     assert mutants.survives(mutant, tmp_path, []) == (True, "") and len(ran) == 3
+    assert ran[1] == mutants.nearest_first(mutant) and not set(ran[1]) & set(ran[2])
     assert (tmp_path / path).read_text("utf-8") == source
+
+
+def test_the_files_that_name_most_of_a_module_go_first():
+    for path, nearest in (
+        ("optimizer/probe/by_parameter.py", "tests/optimizer/test_kinds"),
+        ("checkpoint/folder_lock.py", "tests/checkpoint/test_"),
+        ("tensor_parallel/group.py", "tests/tensor_parallel/test_"),
+    ):
+        mutant = next(mutants.mutants_of(Path("zerolab", path)))
+        files = mutants.nearest_first(mutant)
+        assert files[0].startswith(nearest) and len(files) == len(set(files)), files
+        folders = [ROOT / "tests" / each for each in mutants.TESTS[mutant.package]]
+        assert all(any((ROOT / file).is_relative_to(folder) for folder in folders) for file in files)
 
 
 def test_a_failure_is_one_that_happens_again_alone(monkeypatch, tmp_path: Path):
