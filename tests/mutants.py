@@ -3,12 +3,17 @@
 Each mutant is one change in a private copy of the tree: another operator, a condition turned round, a number
 one off, or a statement left out. Then the tests that can see that package run, until one fails and fails
 again: a test may fail by itself on a busy machine. Tests that saw earlier mutants of the same run go first,
-then the files that name most of the broken module. A mutant that none fails for has survived: either a test
-is missing, or the change is no fault. The exit code is 1 if any survived.
+then those that call the broken function, and then the files that name most of its module. A mutant that none
+fails for has survived: either a test is missing, or the change is no fault. The exit code is 1 if any
+survived.
+
+Which tests call which function is in the file of --recorded. The first run writes it, which takes as long as
+all these tests.
 """
 
 import argparse
 import ast
+import json
 import os
 import random
 import re
@@ -25,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
-from support import ROOT
+from support import ROOT, reached
 
 TIMEOUT_SECONDS = 900  # a mutant that hangs is killed too
 EVERYWHERE = (  # the quickest first
@@ -76,6 +81,8 @@ SEEN_EVERYWHERE = ("stages", "unit", "engine", "optimizer", "collectives")
 
 QUICKEST = 12
 """So many of the tests that saw most mutants go first."""
+MOST_CALLING = 200
+"""So many of those that call the broken function, the quickest of them, go next."""
 
 ON_GPUS = ("native.py", "producers.py")  # their work is seen on GPUs only
 
@@ -190,7 +197,10 @@ def applied(mutant: Mutant, tree: Path) -> Iterator[None]:
 
 
 def survives(mutant: Mutant, tree: Path, quickest: list[str]) -> tuple[bool, str]:
-    """Whether all tests pass with it, and what the first that did not was. ``quickest`` go first."""
+    """Whether all tests pass with it, and what the first that did not was.
+
+    Args: quickest: the tests that run first, before all that can see its package.
+    """
     own = nearest_first(mutant)
     seen = mutant.package in SEEN_EVERYWHERE
     general = [f"tests/{each}" for each in EVERYWHERE if seen and f"tests/{each}" not in own]
@@ -220,7 +230,8 @@ def nearest_first(mutant: Mutant) -> list[str]:
 class Run:
     """Mutants, several at once. Each worker has a copy of the tree."""
 
-    def __init__(self, folder: Path, jobs: int):
+    def __init__(self, folder: Path, jobs: int, recorded: dict[str, dict]):
+        self.recorded = recorded
         self.trees: SimpleQueue[Path] = SimpleQueue()
         self.killers: Counter[str] = Counter()
         """By test: how many mutants it saw."""
@@ -232,14 +243,27 @@ class Run:
     def alive(self, mutant: Mutant) -> bool:
         """Try one mutant and print what came of it."""
         tree = self.trees.get()
+        killers = [test for test, _ in self.killers.most_common(QUICKEST)]
+        calling = reached.tests_of(self.recorded, *function_of(mutant))[:MOST_CALLING]
         try:
-            alive, said = survives(mutant, tree, [name for name, _ in self.killers.most_common(QUICKEST)])
+            alive, said = survives(mutant, tree, list(dict.fromkeys([*killers, *calling])))
         finally:
             self.trees.put(tree)
         if "::" in (name := name_of(said)):
             self.killers[name] += 1
         print(f"{'SURVIVED' if alive else 'killed':<9}{mutant}\n         {said[:150]}", flush=True)
         return alive
+
+
+def function_of(mutant: Mutant) -> tuple[str, int, int]:
+    """The module in zerolab, and the lines from which and to which the function with the mutant goes."""
+    nodes = ast.walk(ast.parse((ROOT / mutant.path).read_text("utf-8")))
+    spans = [
+        (min([node.lineno, *(each.lineno for each in node.decorator_list)]), node.end_lineno)
+        for node in nodes
+        if isinstance(node, ast.FunctionDef) and node.lineno <= mutant.line <= node.end_lineno
+    ]
+    return "/".join(mutant.path.parts[1:]), *max(spans, default=(1, sys.maxsize))
 
 
 def name_of(failed: str) -> str:
@@ -273,18 +297,30 @@ def first_failure(tree: Path, arguments: list[str]) -> str:
     return "" if done.returncode == 0 else (lines or [f"exit code {done.returncode}"])[0]
 
 
+def recorded_in(file: Path | None, packages: list[str], jobs: int) -> dict[str, dict]:
+    """Read which tests call which function. If the file is missing, record it."""
+    if file is None:
+        return {"seconds": {}, "called": {}}
+    if not file.exists():
+        tests = {*EVERYWHERE, *(each for package in packages for each in TESTS[package])}
+        within = {each for each in tests for other in tests if each.startswith(f"{other}/")}
+        reached.record([f"tests/{each}" for each in sorted(tests - within)], jobs, file)
+    return json.loads(file.read_text())
+
+
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="mutants.py", description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=60, help="how many")
     parser.add_argument("--seed", type=int, default=0, help="of their choice")
     parser.add_argument("--skip", type=int, default=0, help="so many of them, to go on with an earlier run")
     parser.add_argument("--jobs", type=int, default=2, help="mutants at once")
+    parser.add_argument("--recorded", type=Path, help="a file that says which tests call which function")
     parser.add_argument("--minutes", type=float, default=1e9, help="for how long to begin new ones")
     parser.add_argument("--packages", nargs="+", choices=sorted(TESTS), default=list(TESTS), help="to break")
     args = parser.parse_args(argv)
     end = time.monotonic() + 60 * args.minutes
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(args.jobs) as workers:
-        run = Run(Path(folder), args.jobs)
+        run = Run(Path(folder), args.jobs, recorded_in(args.recorded, args.packages, args.jobs))
         attempt = lambda mutant: (mutant, run.alive(mutant)) if time.monotonic() < end else None
         places = chosen(args.count, args.seed, args.packages)[args.skip :]
         results = [each for each in workers.map(attempt, places) if each]

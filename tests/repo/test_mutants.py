@@ -5,7 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 import mutants
-from support import ROOT
+from support import ROOT, reached
 
 
 def test_every_mutant_parses_and_changes_the_program():
@@ -92,7 +92,9 @@ def test_a_failure_is_one_that_happens_again_alone(monkeypatch, tmp_path: Path):
 def test_tests_that_saw_earlier_mutants_go_first_and_each_worker_has_a_tree(monkeypatch, tmp_path: Path):
     (tmp_path / "root" / "zerolab").mkdir(parents=True)
     monkeypatch.setattr(mutants, "ROOT", tmp_path / "root")
-    run = mutants.Run(tmp_path, jobs=2)
+    monkeypatch.setattr(mutants, "function_of", lambda mutant: ("unit/unit.py", 10, 20))
+    recorded = {"seconds": {"c.py::test": 1.0}, "called": {"unit/unit.py": {"15": ["c.py::test"]}}}
+    run = mutants.Run(tmp_path, 2, recorded)
     failed = ["FAILED a.py::test - Wrong", "", "the tests hung", "FAILED b.py::test", "FAILED b.py::test"]
     first = []
 
@@ -103,5 +105,22 @@ def test_tests_that_saw_earlier_mutants_go_first_and_each_worker_has_a_tree(monk
 
     monkeypatch.setattr(mutants, "survives", survives)
     assert [run.alive(None) for _ in range(5)] == [False, True, False, False, False]
-    assert first == [[], ["a.py::test"], ["a.py::test"], ["a.py::test"], ["a.py::test", "b.py::test"]]
+    calling = "c.py::test"
+    assert first[:2] == [[calling], ["a.py::test", calling]] and first[-1] == [
+        "a.py::test",
+        "b.py::test",
+        calling,
+    ]
     assert run.killers.most_common() == [("b.py::test", 2), ("a.py::test", 1)] and run.trees.qsize() == 2
+
+
+def test_the_tests_that_call_a_function_are_recorded_in_ranks_too(tmp_path: Path):
+    """One of two tests starts ranks, and shards its gradients there."""
+    on_ranks = "tests/engine/test_full_params.py::test_full_grads_are_the_mean_over_ranks[2]"
+    alone = "tests/engine/test_units.py::test_a_model_without_containers_is_one_unit"
+    reached.record([on_ranks, alone], 1, tmp_path / "recorded")
+    recorded = mutants.recorded_in(tmp_path / "recorded", [], 1)
+    assert set(recorded["seconds"]) == {on_ranks, alone} and recorded["seconds"][on_ranks] > 0
+    path = Path("zerolab/stages/stage2.py")
+    mutant = next(each for each in mutants.mutants_of(path) if each.before.startswith("unit.own("))
+    assert reached.tests_of(recorded, *mutants.function_of(mutant)) == [on_ranks]

@@ -1,0 +1,59 @@
+"""Record which functions of zerolab each test calls, so that a broken function is met by its tests first."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+from support import ROOT
+
+TRACED = Path(__file__).parent / "traced"
+
+
+def record(tests: Iterable[str], jobs: int, out: Path) -> None:
+    """Run these tests once, and write into ``out`` what each test called and how long it took."""
+    with tempfile.TemporaryDirectory() as folder:
+        paths = (TRACED, ROOT, ROOT / "tests")
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(map(str, paths)),
+            "ZEROLAB_REACHED": folder,
+            "OMP_NUM_THREADS": "1",
+        }
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "sitecustomize", "-p", "no:cacheprovider"]
+        subprocess.run([*command, "-n", str(jobs), "--timeout", "600", *tests], cwd=ROOT, env=environment)
+        lines = [line for path in Path(folder).iterdir() for line in path.read_text().splitlines()]
+    out.write_text(json.dumps(merged(lines)))
+
+
+def merged(lines: Iterable[str]) -> dict[str, dict]:
+    """By test the seconds it took, and by module of zerolab and first line of a function the tests."""
+    phases: dict[str, dict[str, float]] = defaultdict(dict)
+    called: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for kind, test, *rest in (line.split("\t") for line in lines):
+        if kind == "took":
+            phases[test][rest[0]] = float(rest[1])
+        else:
+            called[rest[0]][int(rest[1])].add(test)
+    return {
+        "seconds": {test: sum(each.values()) for test, each in phases.items()},
+        "called": {
+            path: {str(line): sorted(tests) for line, tests in lines.items()}
+            for path, lines in called.items()
+        },
+    }
+
+
+def tests_of(recorded: dict[str, dict], path: str, first: int, last: int) -> list[str]:
+    """The tests that called a function of a module that begins on one of these lines; the quickest first."""
+    found = {
+        test
+        for line, tests in recorded["called"].get(path, {}).items()
+        if first <= int(line) <= last
+        for test in tests
+        if test in recorded["seconds"]
+    }
+    return sorted(found, key=lambda test: (recorded["seconds"][test], test))
