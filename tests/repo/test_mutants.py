@@ -124,3 +124,16 @@ def test_the_tests_that_call_a_function_are_recorded_in_ranks_too(tmp_path: Path
     path = Path("zerolab/stages/stage2.py")
     mutant = next(each for each in mutants.mutants_of(path) if each.before.startswith("unit.own("))
     assert reached.tests_of(recorded, *mutants.function_of(mutant)) == [on_ranks]
+
+
+def test_a_line_that_was_cut_off_is_no_record():
+    lines = [
+        "took\ta.py::t\tcall\t0.5\tend",
+        "took\ta.py::t\tsetup\t0.2",
+        "called\ta.py::t\tunit/unit.py\t12\tend",
+    ]
+    lines += ["called\ta.py::t\tunit/unit.py\t1", "called\ta.py::t", "took", ""]
+    assert reached.merged(lines) == {
+        "seconds": {"a.py::t": 0.5},
+        "called": {"unit/unit.py": {"12": ["a.py::t"]}},
+    }

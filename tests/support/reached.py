@@ -30,14 +30,18 @@ def record(tests: Iterable[str], jobs: int, out: Path) -> None:
 
 
 def merged(lines: Iterable[str]) -> dict[str, dict]:
-    """By test the seconds it took, and by module of zerolab and first line of a function the tests."""
+    """By test the seconds it took, and by module of zerolab and first line of a function the tests.
+
+    A line without all its fields is left out: tests kill processes, and limit the size of files.
+    """
     phases: dict[str, dict[str, float]] = defaultdict(dict)
     called: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
-    for kind, test, *rest in (line.split("\t") for line in lines):
-        if kind == "took":
-            phases[test][rest[0]] = float(rest[1])
-        else:
-            called[rest[0]][int(rest[1])].add(test)
+    for line in lines:
+        match line.rstrip("\n").split("\t"):
+            case ["took", test, phase, seconds, "end"]:
+                phases[test][phase] = float(seconds)
+            case ["called", test, path, number, "end"]:
+                called[path][int(number)].add(test)
     return {
         "seconds": {test: sum(each.values()) for test, each in phases.items()},
         "called": {

@@ -13,7 +13,7 @@ _called: set[int] = set()
 
 
 def _write(*fields: object) -> None:
-    line = "\t".join(map(str, fields)) + "\n"
+    line = "\t".join(map(str, (*fields, "end"))) + "\n"
     with open(os.path.join(os.environ["ZEROLAB_REACHED"], str(os.getpid())), "a") as file:
         file.write(line)
 
