@@ -66,6 +66,28 @@ def test_small_gradients_keep_their_places(memory_format: torch.memory_format, d
     assert unit.grads.local.count_nonzero() == 32 + size  # padding is zero
 
 
+@pytest.mark.parametrize("how", ["clear", "zero"])
+def test_a_gradient_that_waits_to_be_moved_can_be_cleared(how: str):
+    """As after a backward pass in no_sync that is thrown away: the next one may use other parameters."""
+    parameters = [nn.Parameter(torch.zeros(size)) for size in SIZES["small"]]
+    unit = FlatUnit("unit", 0, [("first", parameters[0]), ("second", parameters[1])], 2, PRECISIONS["fp32"])
+    first, second = unit.grads.spans
+    unit.grads.expect()
+    parameters[0].grad = torch.ones(3)
+    unit.grads.collect(first, unit.grads.take(first))
+    (gradient,) = unit.grads.arrivals.tensors
+    gone = weakref.ref(gradient)
+    del gradient
+    getattr(unit.grads, how)()
+    assert gone() is None and unit.grads.arrivals.held_bytes == 0
+    unit.grads.expect()
+    parameters[1].grad = torch.full((5,), 2.0)
+    unit.grads.collect(second, unit.grads.take(second))
+    unit.grads.prepare_to_reduce()
+    assert second.view(unit.grads.local).tolist() == [2.0] * 5
+    assert unit.grads.local.count_nonzero() == 5
+
+
 def test_the_buffer_is_no_users_gradient():
     parameter = nn.Parameter(torch.zeros(16))
     unit = FlatUnit("unit", 0, [("weight", parameter)], 1, PRECISIONS["fp32"])
