@@ -108,7 +108,7 @@ def test_torchs_own_guard_stands_behind_the_list_of_names(tmp_path: Path, monkey
     """The list is made without loading, so it could miss a name."""
     content, trap = io.BytesIO(), tmp_path / "sprung"
     torch.save(Trap(trap), content)
-    monkeypatch.setattr(records, "_needs_code", lambda buffer: "")
+    monkeypatch.setattr(records, "_needs_code", lambda content: "")
     with pytest.raises(pickle.UnpicklingError):
         records.unpickle("extra.0", content.getvalue(), trust=False)
     assert not trap.exists()

@@ -136,7 +136,7 @@ def read(folder: Path, record: Record, trust: bool = False) -> Any:
 def pickled(what: str, value: Any) -> bytes:
     """Return what torch.save writes of an object. Warns where `unpickle` will refuse it."""
     content = serialized(value)
-    if names := _needs_code(io.BytesIO(content)):
+    if names := _needs_code(content):
         warn_user(f"{what} holds {names}: only load(..., trust=True) will read it")
     return content
 
@@ -153,23 +153,20 @@ def unpickle(what: str, content: bytes, trust: bool) -> Any:
 
     Raises: UnpicklingError, which names the classes that are in the way.
     """
-    buffer = io.BytesIO(content)
-    if not trust and (names := _needs_code(buffer)):
+    if not trust and (names := _needs_code(content)):
         raise pickle.UnpicklingError(
             f"{what} holds {names}, and a file with those can run any code: if you trust everybody who could "
             "write it, pass load(..., trust=True)"
         )
-    return torch.load(buffer, map_location="cpu", weights_only=not trust)
+    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=not trust)
 
 
-def _needs_code(buffer: io.BytesIO) -> str:
+def _needs_code(content: bytes) -> str:
     """The classes and functions in a pickle that torch.load refuses with weights_only; empty if none."""
-    buffer.seek(0)
     try:
-        names = torch.serialization.get_unsafe_globals_in_checkpoint(buffer)
+        names = torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(content))
     except pickle.UnpicklingError as error:
         names = [str(error)]
-    buffer.seek(0)
     return ", ".join(sorted(names))
 
 
