@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 09 · The incident room: twelve engines, and one fault in each
 #
-# > **90 minutes, and 80 more for tickets 11 and 12, a test and all four stages, in a second sitting.** *You
-# > need:* the four collectives (lesson 02), stages 1 to 3 (lessons 04 to 06), and the ledger of messages
+# > **90 minutes, and 80 more for tickets 11 and 12, a test and all four stages, in a second sitting.**
+# > *You need:* the four collectives (lesson 02), stages 1 to 3 (lessons 04 to 06), and the ledger of messages
 # > (lesson 08).
 # >
 # > *Afterwards you can* read a loss curve, a ledger, a memory table and the report of a dead job, find the
