@@ -1,7 +1,7 @@
 """Features: hybrid sharding, offload, whole matrices and tensor parallelism, over NCCL on a GPU."""
 
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -13,7 +13,7 @@ from support.meshes import backward, cut_and_optimizer, values_of
 import zerolab
 from zerolab.parity.reference import compute_deterministically
 
-Feature = tuple[str, Iterable[int], dict]
+Feature = tuple[str, Sequence[int], dict]
 """What it is called, the stages it runs at, and the settings of `verify`."""
 
 

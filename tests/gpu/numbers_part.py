@@ -3,7 +3,7 @@
 import functools
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from itertools import chain
 
@@ -50,7 +50,7 @@ def collectives() -> dict[str, dict]:
 # Parity.
 
 
-def train_cases(stages: Iterable[int], settings: dict) -> list[tuple]:
+def train_cases(stages: Sequence[int], settings: dict) -> list[tuple]:
     """On a rank: of each stage its number, the sharded run, and what all of them are compared with.
 
     That is the reference: one process on the same device. Rank 0 trains it, once for all stages.

@@ -56,8 +56,7 @@ def test_a_mutant_is_alive_where_no_test_fails_and_the_tree_is_as_it_was(monkeyp
 def test_the_files_that_name_most_of_a_module_go_first():
     for path, nearest in (
         ("optimizer/probe/by_parameter.py", "tests/optimizer/test_kinds"),
-        ("checkpoint/folder_lock.py", "tests/checkpoint/test_"),
-        ("tensor_parallel/group.py", "tests/tensor_parallel/test_"),
+        ("checkpoint/folder_lock.py", "tests/checkpoint/test_two_runs"),
     ):
         mutant = next(mutants.mutants_of(Path("zerolab", path)))
         files = mutants.nearest_first(mutant)

@@ -37,7 +37,7 @@ def merged(lines: Iterable[str]) -> dict[str, dict]:
     phases: dict[str, dict[str, float]] = defaultdict(dict)
     called: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
     for line in lines:
-        match line.rstrip("\n").split("\t"):
+        match line.split("\t"):
             case ["took", test, phase, seconds, "end"]:
                 phases[test][phase] = float(seconds)
             case ["called", test, path, number, "end"]:
@@ -45,8 +45,8 @@ def merged(lines: Iterable[str]) -> dict[str, dict]:
     return {
         "seconds": {test: sum(each.values()) for test, each in phases.items()},
         "called": {
-            path: {str(line): sorted(tests) for line, tests in lines.items()}
-            for path, lines in called.items()
+            path: {str(first): sorted(tests) for first, tests in functions.items()}
+            for path, functions in called.items()
         },
     }
 
