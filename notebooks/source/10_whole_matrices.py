@@ -329,7 +329,8 @@ def shares(figure, blocks, ranks):
     ax.bar(range(ranks), [each / mean for each in work], color=QUIET, label="a rank's work over the mean")
     ax.axhline(1, color=INK, linewidth=1)
     busiest = max(work) / mean
-    ax.set(xlabel="rank", ylim=(0, max(2, 1.2 * busiest)), title=f"the busiest: {busiest:.2f}")
+    ax.set(xlabel="rank", xticks=range(0, ranks, 1 + ranks // 8), ylim=(0, max(2, 1.2 * busiest)))
+    ax.set_title(f"the busiest: {busiest:.2f}")
     return f"{blocks} blocks on {ranks} ranks: the busiest has {busiest:.2f} times the mean."
 
 

@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from support.explorers import explorers, look_at
 from support.lessons import drawing, source, spoken
 from torch.distributed.fsdp import FSDPModule, ShardingStrategy
 
@@ -197,3 +198,10 @@ def test_the_other_drawings():
         for price in (0.1, 20):
             alt = spoken(drawing("in_the_wild", "bill"), 2.8, price_per_GPU_hour=price, Gbit=Gbit)
             assert f"at {price:g} for an hour" in alt
+
+
+def test_axes_stay_in_place_and_words_in_view_while_a_slider_moves():
+    found = explorers("in_the_wild")
+    assert len(found) == 5
+    for explorer in found:
+        look_at(explorer)

@@ -66,14 +66,19 @@ def solutions_travel_by_value(module: str) -> None:
     cloudpickle.register_pickle_by_value(sys.modules[module])
 
 
-@cache
 def drawing(name: str, function: str) -> Callable[..., str]:
     """A drawing that a lesson's own cells define, with the other functions and constants of those cells."""
+    return defined(name)[function]
+
+
+@cache
+def defined(name: str) -> dict:
+    """All functions and constants that the cells of a lesson define, without what they run."""
     names = notebook_names(name)
     for code in code_cells(name)[1:]:
         own = [node for node in ast.parse(code).body if isinstance(node, ast.FunctionDef) or _constant(node)]
         exec(compile(ast.Module(own, []), name, "exec"), names)
-    return names[function]
+    return names
 
 
 def _constant(node: ast.stmt) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import ipywidgets
 from IPython.display import DisplayHandle, display
 
-from zerolab.course.look import Draw, bundle, figure, image_html, paint
+from zerolab.course.look import Draw, bundle, figure, image_html, keep_layout, paint
 
 Screen = Callable[[str, str], None]
 
@@ -85,6 +85,7 @@ def explore(draw: Draw, *, height: float = 2.8, **controls: ipywidgets.Widget) -
         screen(*paint(canvas, draw, {name: control.value for name, control in controls.items()}))
 
     redraw()
+    keep_layout(canvas)
     for control in controls.values():
         control.observe(redraw, names="value")
 

@@ -1,0 +1,80 @@
+"""The explorers of a lesson, with their sliders moved."""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any, NamedTuple
+from xml.etree import ElementTree
+
+import ipywidgets
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from support.lessons import code_cells, defined
+from zerolab.course.look import figure, keep_layout, paint
+
+
+class Explorer(NamedTuple):
+    """One call of ``explore`` in a lesson: what it draws, and its sliders."""
+
+    draw: Callable[..., str]
+    height: float
+    controls: dict[str, ipywidgets.Widget]
+
+    def defaults(self) -> dict[str, Any]:
+        return {name: control.value for name, control in self.controls.items()}
+
+    def moved(self) -> Iterator[dict[str, Any]]:
+        """Each slider at its first and last place, with the others where they are in the lesson."""
+        for name, control in self.controls.items():
+            for value in ends(control):
+                yield self.defaults() | {name: value}
+
+
+def ends(control: ipywidgets.Widget) -> tuple[Any, Any]:
+    if isinstance(control, ipywidgets.Dropdown):
+        values = [each[1] if isinstance(each, tuple) else each for each in control.options]
+        return values[0], values[-1]
+    return control.min, control.max
+
+
+def explorers(lesson: str) -> list[Explorer]:
+    """The explorers of a lesson, but those that draw what cells of the lesson measure when it is run."""
+    found = []
+
+    def record(draw: Callable[..., str], *, height: float = 2.8, **controls: ipywidgets.Widget) -> None:
+        explorer = Explorer(draw, height, controls)
+        draw(figure(height), **explorer.defaults())
+        found.append(explorer)
+
+    for code in code_cells(lesson):
+        if re.search(r"^explore\(", code, re.M):
+            with suppress(NameError):
+                exec(code, defined(lesson) | {"explore": record})
+    return found
+
+
+def words_out_of_view(canvas: Figure, drawn: str) -> list[str]:
+    """The words of a drawing that its edge cuts."""
+    words = {element.text for element in ElementTree.fromstring(drawn).iter() if element.text}
+    view, cut = canvas.bbox.padded(2), []
+    for text in canvas.findobj(Text):
+        box = text.get_window_extent()
+        if (
+            text.get_text().split("\n")[0] in words
+            and not (view.min <= box.min).all() & (box.max <= view.max).all()
+        ):
+            cut.append(text.get_text())
+    return cut
+
+
+def look_at(explorer: Explorer) -> None:
+    """Move each slider: the axes stay where they were, and all words are in view."""
+    canvas = figure(explorer.height)
+    paint(canvas, explorer.draw, explorer.defaults())
+    places = [axes.get_position().bounds for axes in canvas.axes]
+    keep_layout(canvas)
+    for values in explorer.moved():
+        drawn, _ = paint(canvas, explorer.draw, values)
+        assert [axes.get_position().bounds for axes in canvas.axes] == places, values
+        assert words_out_of_view(canvas, drawn) == [], values
