@@ -327,6 +327,16 @@ class Keeper:
     shelf = {}  # noqa: RUF012
 
 
+def test_a_new_storage_is_found_where_an_earlier_tensor_has_let_go_of_its_own():
+    """An engine gives parameters other storages. A new tensor may then get the address of an old storage."""
+    earlier = [torch.ones(50) for _ in range(50)]
+    alive, nothing = Alive(), torch.empty(0)
+    for tensor in earlier:
+        tensor.data = nothing
+    made = [torch.ones(50) for _ in range(50)]
+    assert len(alive.storages(at_least=200)) == len(made)
+
+
 def test_new_storages_are_found_and_the_name_that_keeps_each():
     alive, keeper = Alive(), Keeper()
     assert alive.storages() == {}

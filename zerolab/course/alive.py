@@ -18,14 +18,14 @@ MOST_THINGS = 2000  # that a search for a name looks at
 class Alive:
     """The tensors made since this was made and still alive; those of before are not counted.
 
-    Memory: it keeps the earlier tensors alive, so that no new storage gets the identity of an old one.
+    Memory: it keeps the earlier storages alive, so that no new one gets the identity of an old one.
     """
 
     def __init__(self):
         gc.collect()
-        self._before = list(_tensors())
+        self._before = [tensor.untyped_storage() for tensor in _tensors()]
         gc.freeze()  # later looks skip what is there now: a look is short
-        self._known = {_storage(tensor) for tensor in self._before}
+        self._known = {storage._cdata for storage in self._before}
 
     def storages(self, leave_out: Iterable[Any] = (), at_least: int = 1) -> dict[int, torch.Tensor]:
         """One tensor for each storage that is new, has so many bytes, and is of no tensor of `leave_out`."""
