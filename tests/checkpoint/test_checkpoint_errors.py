@@ -119,6 +119,17 @@ def test_a_save_that_fails_fails_on_every_rank_and_leaves_nothing(tmp_path: Path
     assert found[:2] == (0, {0.0})
 
 
+def fail_alone(folder: Path) -> tuple[str, list[str]]:
+    said = outcome(lambda: zerolab.save(build(), folder, extra=lambda: 0))
+    return said, os.listdir(folder)
+
+
+def test_a_save_that_fails_leaves_nothing_on_one_rank_either(tmp_path: Path):
+    """On two ranks this does not show which of them removes the folder."""
+    ((said, left),) = zerolab.launch(fail_alone, 1, tmp_path)
+    assert re.match("OSError: .*could not be written", said) and left == [".lock"]
+
+
 @pytest.mark.parametrize("keep", [1, 3])
 def test_so_many_generations_are_kept_and_each_can_be_loaded(tmp_path: Path, keep: int):
     zerolab.launch(save_numbers, 2, tmp_path, range(5), keep=keep)
