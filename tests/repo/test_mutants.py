@@ -2,6 +2,7 @@
 
 import ast
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 
 import mutants
@@ -84,8 +85,19 @@ def test_a_failure_is_one_that_happens_again_alone(monkeypatch, tmp_path: Path):
     assert ran[1] == ["a.py::test[two words]"] and ran[2] == ["all", "--deselect=a.py::test[two words]"]
     answers = ["FAILED a.py::test - Late", "", ""]
     assert mutants.failure(tmp_path, ["all"]) == ""
-    answers = ["the tests hung"]
-    assert mutants.failure(tmp_path, ["all"]) == "the tests hung"
+    answers = ["exit code 3"]
+    assert mutants.failure(tmp_path, ["all"]) == "exit code 3"
+
+
+def test_a_mutant_survives_where_its_tests_take_too_long(monkeypatch, tmp_path: Path):
+    """A slow machine is no failure: only a test that fails kills a mutant."""
+    path = "tests/test_slow.py"
+    (tmp_path / "tests").mkdir()
+    (tmp_path / path).write_text("import time\n\ndef test_slow():\n    time.sleep(60)\n")
+    monkeypatch.setattr(mutants, "TIMEOUT_SECONDS", 2)
+    monkeypatch.setattr(mutants, "applied", lambda mutant, tree: nullcontext())
+    mutant = next(mutants.mutants_of(Path("zerolab/stages/stage2.py")))
+    assert mutants.survives(mutant, tmp_path, [path]) == (True, "no test has failed within 2 seconds")
 
 
 def test_tests_that_saw_earlier_mutants_go_first_and_each_worker_has_a_tree(monkeypatch, tmp_path: Path):
@@ -94,7 +106,7 @@ def test_tests_that_saw_earlier_mutants_go_first_and_each_worker_has_a_tree(monk
     monkeypatch.setattr(mutants, "function_of", lambda mutant: ("unit/unit.py", 10, 20))
     recorded = {"seconds": {"c.py::test": 1.0}, "called": {"unit/unit.py": {"15": ["c.py::test"]}}}
     run = mutants.Run(tmp_path, 2, recorded)
-    failed = ["FAILED a.py::test - Wrong", "", "the tests hung", "FAILED b.py::test", "FAILED b.py::test"]
+    failed = ["FAILED a.py::test - Wrong", "", "exit code 3", "FAILED b.py::test", "FAILED b.py::test"]
     first = []
 
     def survives(mutant: None, tree: Path, quickest: list[str]) -> tuple[bool, str]:
