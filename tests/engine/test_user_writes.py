@@ -198,3 +198,15 @@ def write_and_raise(stage: int) -> str:
 def test_after_an_exception_the_values_are_compared_at_the_next_step(stage: int):
     for said in on_two_ranks(write_and_raise, stage):
         assert "ranks disagree about the values written to parameters" in said
+
+
+def written_values_after_a_write() -> list[int]:
+    model, optimizer = build(stage=2)
+    with torch.no_grad():
+        next(model.parameters()).fill_(7.0)
+    return [len(optimizer.engine.written_values()) for _ in range(2)]
+
+
+def test_a_write_is_compared_once():
+    """A frozen parameter gets no update that takes note of its values: each step would read all its unit."""
+    assert zerolab.launch(written_values_after_a_write, 1) == [[1, 0]]
