@@ -86,6 +86,13 @@ def test_every_parameter_has_one_owner_and_nobody_has_far_more_than_the_mean(uni
         assert max(loads(parameters, ranks, cost)) <= total * (2 / ranks + largest) + 1e-6
 
 
+def test_a_long_update_and_many_elements_count_alike():
+    """The square one has most multiplications, and each of the others four times its elements."""
+    square, flat, vector = parameter(8, 8), parameter(2, 128), parameter(256)
+    owners = choose_owners([[square, flat, vector]], 2)
+    assert owners[id(flat)] != owners[id(vector)]
+
+
 def test_the_same_choice_whatever_the_default_device():
     units = gpt(8, 3)
     expected = choose_owners(units, 3)
