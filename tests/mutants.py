@@ -51,6 +51,7 @@ TESTS = {
         "optimizer",
         "whole_parameters",
         "offload",
+        "tensor_parallel",
         "checkpoint/test_checkpoint.py",
         "engine/test_models_as_they_come.py",
     ),
