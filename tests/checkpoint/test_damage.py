@@ -78,6 +78,19 @@ def test_a_flipped_bit_is_refused_and_names_the_record_and_the_last_good_generat
         assert first[case].endswith(way_out), (case, first[case])
 
 
+def rank_that_is_blamed(folder: Path) -> int:
+    with pytest.raises(OSError, match="is damaged") as caught:
+        zerolab.load(build(), folder)
+    return caught.value.raised_on  # a launch reads there whose error it is
+
+
+def test_every_rank_knows_which_one_has_found_the_damage(tmp_path: Path):
+    """Each rank verifies a part of the records: the last one is rank 1's."""
+    zerolab.launch(save_numbers, 2, tmp_path, range(1))
+    flip_in(tmp_path / "generation-000001", "extra.1")
+    assert zerolab.launch(rank_that_is_blamed, 2, tmp_path) == [1, 1]
+
+
 def test_where_no_generation_is_good_the_error_says_so(tmp_path: Path):
     zerolab.launch(save_numbers, 2, tmp_path, range(1))
     flip_in(tmp_path / "generation-000001", "model.0.bias")
