@@ -40,6 +40,7 @@ EVERYWHERE = (  # the quickest first
     "engine/test_full_params.py",
     "promises/test_parity.py",
     "promises/test_peaks.py",
+    "promises/test_hybrid.py",
     "promises/test_reduction_order.py",
     "promises/test_drawn_loops.py",
 )
