@@ -5,7 +5,7 @@ measures are not looked at.
 """
 
 import pytest
-from support.explorers import explorers, look_at
+from support.explorers import explorers, move_sliders
 
 NUMBER = {
     "memory_accounting": 2,
@@ -21,4 +21,4 @@ def test_axes_stay_in_place_and_words_in_view(lesson: str):
     found = explorers(lesson)
     assert len(found) == NUMBER[lesson]
     for explorer in found:
-        look_at(explorer)
+        move_sliders(explorer)

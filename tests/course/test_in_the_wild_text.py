@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from support.explorers import explorers, look_at
+from support.explorers import explorers, move_sliders
 from support.lessons import drawing, source, spoken
 from torch.distributed.fsdp import FSDPModule, ShardingStrategy
 
@@ -204,4 +204,4 @@ def test_axes_stay_in_place_and_words_in_view_while_a_slider_moves():
     found = explorers("in_the_wild")
     assert len(found) == 5
     for explorer in found:
-        look_at(explorer)
+        move_sliders(explorer)

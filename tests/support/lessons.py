@@ -87,7 +87,11 @@ def _constant(node: ast.stmt) -> bool:
 
 def spoken(draw: Callable[..., str], height: float = 3.4, **values) -> str:
     """The alt text of a drawing, after a look at it: sound SVG, its words on the page and legible."""
-    canvas = figure(height)
+    return spoken_on(figure(height), draw, values)
+
+
+def spoken_on(canvas: Figure, draw: Callable[..., str], values: dict) -> str:
+    """The same on a figure that may have been drawn on before."""
     drawn, alt = paint(canvas, draw, values)
     root = ElementTree.fromstring(drawn)  # well-formed, whatever the words
     assert root.get("aria-label") == alt and not re.search(r'"-?(nan|inf)', drawn)
