@@ -11,8 +11,10 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import nbclient
@@ -28,33 +30,30 @@ LIMIT_BYTES = 2**31
 """What Binder gives: a container that needs more is ended."""
 
 
-class Sampler:
-    """The most memory that the descendants of this process hold together, sampled by a thread."""
-
-    def __init__(self):
-        self.peak_bytes = 0
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._sample, daemon=True)
-
-    def __enter__(self) -> "Sampler":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_failure) -> None:
-        self._end.set()
-        self._thread.join()
-
-    def _sample(self) -> None:
-        while not self._end.wait(SECONDS_BETWEEN_SAMPLES):
-            children = psutil.Process().children(recursive=True)
-            self.peak_bytes = max(self.peak_bytes, sum(map(held_bytes, children)))
+def peak_bytes(act: Callable[[], object]) -> int:
+    """The most memory that the descendants of this process hold together while ``act`` runs."""
+    ended = threading.Event()
+    with ThreadPoolExecutor(1) as threads:
+        sampling = threads.submit(_sample_until, ended)
+        try:
+            act()
+        finally:
+            ended.set()
+    return sampling.result()
 
 
-def held_bytes(process: psutil.Process) -> int:
+def _sample_until(ended: threading.Event) -> int:
+    peak = 0
+    while not ended.wait(SECONDS_BETWEEN_SAMPLES):
+        peak = max(peak, sum(map(_held_bytes, psutil.Process().children(recursive=True))))
+    return peak
+
+
+def _held_bytes(process: psutil.Process) -> int:
     """The process' own memory and its part of what it shares; 0 for one that has ended."""
     try:
         return process.memory_full_info().pss
-    except (psutil.NoSuchProcess, psutil.AccessDenied):
+    except psutil.NoSuchProcess:
         return 0
 
 
@@ -90,8 +89,8 @@ def wait_for_line(server: subprocess.Popen, words: str) -> None:
     raise RuntimeError("JupyterLab did not start:\n" + "".join(lines[-5:]))
 
 
-def peak_bytes(path: Path) -> int:
-    """Run one notebook and return the most memory that was held.
+def run(path: Path) -> None:
+    """Run one notebook.
 
     Raises: nbclient's CellExecutionError for a cell that fails.
     """
@@ -99,9 +98,7 @@ def peak_bytes(path: Path) -> int:
     client = nbclient.NotebookClient(
         nbformat.read(path, as_version=4), timeout=600, resources={"metadata": {"path": path.parent}}
     )
-    with Sampler() as sampler:
-        client.execute(env=os.environ | off)
-    return sampler.peak_bytes
+    client.execute(env=os.environ | off)
 
 
 def main() -> None:
@@ -113,7 +110,7 @@ def main() -> None:
     lines = [in_words(describe()), "", f"{'':22}{'GB at most':>10}{'of 2 GiB':>10}"]
     with jupyterlab():
         for path in paths:
-            found = peak_bytes(path.resolve())
+            found = peak_bytes(partial(run, path.resolve()))
             lines.append(f"{path.stem:22}{found / 1e9:10.2f}{found / LIMIT_BYTES:10.0%}")
             print(lines[-1], file=sys.stderr, flush=True)
     publish("\n".join(lines) + "\n", arguments.out, "lesson_memory.txt")

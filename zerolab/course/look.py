@@ -130,7 +130,7 @@ class _KeptLayout(LayoutEngine):
 def keep_layout(canvas: Figure) -> None:
     """Leave the axes where the last drawing put them, so that they do not move while a slider moves.
 
-    It also saves a quarter of a redraw's time: a layout measures all words of the figure.
+    A redraw takes less time then: a layout measures all words of the figure.
     """
     canvas.set_layout_engine(_KeptLayout(canvas))
 
