@@ -35,11 +35,19 @@ def test_torchrun_with_its_c10d_rendezvous(hosts: list[Host], tmp_path: Path):
 
 
 NETWORK_PROGRAM = """
-    import json, zerolab
+    import json, torch.distributed as dist, zerolab
+    from pathlib import Path
     from support import network
     zerolab.init_process_group()
-    print("counts", json.dumps([network.count(stage, "eth0") for stage in range(4)]))
+    counts = [network.count(stage, "eth0") for stage in range(4)]
+    Path(f"counts{dist.get_rank()}.json").write_text(json.dumps(counts))
 """
+
+
+def counts_by_rank(folder: Path) -> list[list[Count]]:
+    """What each rank wrote into its own file: lines that ranks print at the same moment can mix."""
+    files = sorted(folder.glob("counts*.json"))
+    return [[Count(*each) for each in json.loads(file.read_text())] for file in files]
 
 
 def test_the_cable_carries_the_bytes_of_the_ledger(hosts: list[Host], tmp_path: Path):
@@ -48,8 +56,7 @@ def test_the_cable_carries_the_bytes_of_the_ledger(hosts: list[Host], tmp_path: 
     torchrun = guide_command("torchrun, on each of two hosts").partition(" -m zerolab")[0]
     runs = run_all(on_each(hosts, f"{torchrun} program.py"), tmp_path)
     assert all(done.returncode == 0 for done in runs), [done.output for done in runs]
-    lines = [line for done in runs for line in done.output.splitlines() if line.startswith("counts")]
-    first, second = ([Count(*each) for each in json.loads(line.removeprefix("counts"))] for line in lines)
+    first, second = counts_by_rank(tmp_path)
     assert len(first) == len(second) == 4
     for stage, (one, other) in enumerate(zip(first, second, strict=True)):
         for sender, receiver in ((one, other), (other, one)):
@@ -60,9 +67,11 @@ def test_the_cable_carries_the_bytes_of_the_ledger(hosts: list[Host], tmp_path: 
 
 GROUPS_PROGRAM = """
     import json, torch.distributed as dist, zerolab
+    from pathlib import Path
     from support import network
     zerolab.init_process_group()
-    print("counts", json.dumps([network.count(3, "eth0", 2, shard_size) for shard_size in (None, 2)]))
+    counts = [network.count(3, "eth0", 2, shard_size) for shard_size in (None, 2)]
+    Path(f"counts{dist.get_rank()}.json").write_text(json.dumps(counts))
 """
 
 
@@ -77,8 +86,7 @@ def test_hybrid_sharding_leaves_the_cable_a_share_of_the_gradients(hosts: list[H
     command = f"{torchrun.replace('--nproc-per-node 1', '--nproc-per-node 2')} program.py"
     runs = run_all(on_each(hosts, command), tmp_path)
     assert all(done.returncode == 0 for done in runs), [done.output for done in runs]
-    lines = [line for done in runs for line in done.output.splitlines() if "counts" in line]
-    by_rank = [[Count(*each) for each in json.loads(line.partition("counts")[2])] for line in lines]
+    by_rank = counts_by_rank(tmp_path)
     assert len(by_rank) == 4
     psi_bytes = 4 * 4 * (512 * 512 + 512)
     for place, (shard_size, passes) in enumerate(((None, 3), (2, 1))):
