@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -78,6 +79,37 @@ def test_a_run_that_finds_anothers_newer_save_is_told(tmp_path: Path):
         "generation-000001: give each run a folder of its own"
     )
     assert first == ["done", told, "done", "done"]
+
+
+def save_where_another_saves(folder: Path) -> list[str]:
+    """On a rank: two runs save once each, and the first once more while the second is saving; then it removes all."""
+    optimizer, said = alone(), []
+    for rank in (0, 1):
+        if dist.get_rank() == rank:
+            said.append(outcome(lambda: zerolab.save(optimizer, folder)))
+        dist.barrier()
+    lock = FolderLock(folder)
+    if dist.get_rank() == 1:
+        lock.acquire()
+    dist.barrier()
+    if dist.get_rank() == 0:
+        said.append(outcome(lambda: zerolab.save(optimizer, folder)))
+    dist.barrier()
+    lock.release()
+    if dist.get_rank() == 0:
+        shutil.rmtree(folder)
+        said.append(outcome(lambda: zerolab.save(optimizer, folder)))
+    return said
+
+
+def test_a_run_that_has_lost_does_not_hold_up_the_other(tmp_path: Path):
+    """It is refused before it takes the lock. Otherwise a save of the other run at that moment would be refused, too.
+
+    Where the folder was removed nobody has saved there since.
+    """
+    first, second = zerolab.launch(save_where_another_saves, 2, tmp_path / "runs")
+    assert second == ["done"]
+    assert first[0] == first[2] == "done" and first[1].startswith("FileExistsError: another run has saved"), first
 
 
 def test_a_folder_that_another_process_saves_into_is_left_as_it_is(tmp_path: Path):

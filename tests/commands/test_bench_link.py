@@ -110,18 +110,8 @@ def test_no_host_is_left(ran):
 def test_a_run_that_is_terminated_leaves_no_host(tmp_path: Path):
     with hosts_or_skip(2, tmp_path):
         pass
-    command = [
-        sys.executable,
-        "-m",
-        "zerolab",
-        "bench",
-        "--link",
-        SLOW,
-        "--model",
-        "gpt-tiny",
-        "--rounds",
-        "99",
-    ]
+    flags = ["--link", FAST, "--model", "gpt-tiny", "--rounds", "9999", "--contestants", FLOOR, "zerolab-1"]
+    command = [sys.executable, "-m", "zerolab", "bench", *flags]
     environment = os.environ | {"PYTHONPATH": str(Path(zerolab.__file__).parents[1])}
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

@@ -47,9 +47,14 @@ def save(optimizer: ZeroOptimizer, path: str | Path, extra: Any = None, keep: in
     comm = optimizer.axes.everyone
     description = _describe(optimizer)
     lock = FolderLock(Path(path).resolve())
+
+    def begin() -> Path:
+        generations.require_ours(lock.path)  # before the lock, which would keep the other run from saving
+        lock.acquire()
+        return generations.begin(lock.path)
+
     try:
-        from_rank_0(comm, lock.acquire)
-        folder = from_rank_0(comm, lambda: generations.begin(lock.path))
+        folder = from_rank_0(comm, begin)
         _write_generation(folder, optimizer, description, extra, keep)
     finally:
         lock.release()

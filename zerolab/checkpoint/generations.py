@@ -30,7 +30,7 @@ def begin(path: Path) -> Path:
     Raises: FileExistsError where another process has saved into ``path`` since this one did.
     """
     found = _generations(path)
-    _require_ours(path)
+    require_ours(path)
     for folder in found:
         if not (folder / MANIFEST).exists():
             _remove(folder)
@@ -128,8 +128,10 @@ def others(folder: Path) -> list[Path]:
     return [each for each in reversed(found) if each != folder and (each / MANIFEST).exists()]
 
 
-def _require_ours(path: Path) -> None:
-    ours, complete = _saved.get(path), others(path / LATEST)
+def require_ours(path: Path) -> None:
+    """Raises: FileExistsError where another process has saved into ``path`` since this one did."""
+    ours = _saved.get(path)
+    complete = others(path / LATEST) if ours and path.is_dir() else []
     if ours and complete and _number(complete[0]) > _number(path / ours):
         raise FileExistsError(
             f"another run has saved {complete[0].name} into {path} since this one saved {ours}: give each "
