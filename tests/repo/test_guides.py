@@ -92,6 +92,7 @@ def test_what_is_not_run_here_is_run_by_a_test_that_is_there():
 NOT_RUN = {
     ("README.md", "git clone"): "it needs the network",
     ("CONTRIBUTING.md", "pip install"): "it needs the network",
+    ("docs/examples.md", ".venv/bin/python -m"): "it needs the network",
     ("cloud/README.md", "git clone"): "it needs the network",
     ("cloud/README.md", "cloud/gpu.sh"): "it needs a GPU",
     ("cloud/README.md", "ssh -N"): "it needs a second machine",
