@@ -82,7 +82,7 @@ def test_a_run_that_finds_anothers_newer_save_is_told(tmp_path: Path):
 
 
 def save_where_another_saves(folder: Path) -> list[str]:
-    """On a rank: two runs save once each, and the first once more while the second is saving; then it removes all."""
+    """On a rank: two runs save once each, and the first again while the second saves; then it removes all."""
     optimizer, said = alone(), []
     for rank in (0, 1):
         if dist.get_rank() == rank:
@@ -103,13 +103,14 @@ def save_where_another_saves(folder: Path) -> list[str]:
 
 
 def test_a_run_that_has_lost_does_not_hold_up_the_other(tmp_path: Path):
-    """It is refused before it takes the lock. Otherwise a save of the other run at that moment would be refused, too.
+    """It is refused before it takes the lock. Otherwise the other run's save at that moment would be refused.
 
     Where the folder was removed nobody has saved there since.
     """
     first, second = zerolab.launch(save_where_another_saves, 2, tmp_path / "runs")
     assert second == ["done"]
-    assert first[0] == first[2] == "done" and first[1].startswith("FileExistsError: another run has saved"), first
+    done, told, done_again = first
+    assert done == done_again == "done" and told.startswith("FileExistsError: another run has saved")
 
 
 def test_a_folder_that_another_process_saves_into_is_left_as_it_is(tmp_path: Path):

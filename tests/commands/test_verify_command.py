@@ -49,6 +49,22 @@ def test_the_table_is_all_true_and_measured_is_predicted(capsys):
     assert re.search(r"^All 8 .*bit-identical", printed, re.M)
 
 
+def test_one_process_is_trained_once_for_each_number_of_ranks(monkeypatch, capsys):
+    """Its parameters do not depend on the stage, which they are compared with."""
+    trained, launch = [], parity.launch
+
+    def noting(fn, world_size, *args, **kwargs):
+        trained.append((fn.__name__, world_size))
+        return launch(fn, world_size, *args, **kwargs)
+
+    monkeypatch.setattr(parity, "launch", noting)
+    assert main(["verify", "--stage", "1", "3", "--world-size", "2", "3", "--steps", "1"]) == 0
+    assert [n for name, n in trained if name == "_train_sharded"] == [2, 2, 3, 3]
+    assert len(trained) == 4 + 2 and [row[:2] for row in rows(capsys.readouterr().out)] == [
+        (1, 2), (3, 2), (1, 3), (3, 3)
+    ]  # fmt: skip
+
+
 def test_the_real_command_says_so_and_exits_with_0():
     environment = os.environ | {"PYTHONPATH": str(Path(zerolab.__file__).parents[1])}
     command = [sys.executable, "-m", "zerolab", "verify", "--stage", "3", "--world-size", "2"]

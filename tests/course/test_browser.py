@@ -1,7 +1,7 @@
 """Promise: in a browser a lesson runs without an error, and a reader can use all of it.
 
-One lesson is tried on a wide light page and one on a dark page as narrow as a phone; where all lessons are asked
-for, each is tried on these, a narrow light and a wide dark page.
+One lesson is tried on a wide light page and one on a dark page as narrow as a phone; where all lessons are
+asked for, each is tried on these, a narrow light and a wide dark page.
 Each slider is moved by keyboard and by mouse, and its picture follows. Each answer of the quiz is given, and
 one exercise is solved. What no other test sees: JupyterLab's own handling of the widgets, the message to the
 kernel and the picture's way back. It needs Debian's chromium or any other Chrome, and is skipped without one.

@@ -253,7 +253,7 @@ def test_what_a_wrong_repair_does_is_named(engine):
 
 
 def test_an_order_of_a_set_is_named_in_one_of_two_ways():
-    """Where two names fall into the same place of the set's table, its order is that in which they were added."""
+    """Where two names have the same place in the set's table, its order is that in which they were added."""
     added = "The gradients get ready, and come out of a dict, in an order that differs from rank to rank"
     said = diagnosis(OfASet6)
     assert OF_HASHES in said or added in said

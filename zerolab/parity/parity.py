@@ -1,7 +1,7 @@
 """Compare sharded training with training in one process: every bit, byte and message."""
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,9 +98,44 @@ def verify(
         defaults: the optimizer's keywords, and ZeroOptimizer's own; ``params`` as a function of the model.
     Raises: ValueError and TypeError for values out of bounds; WorkerError for what goes wrong on a rank.
     """
-    stage_class = choose("stage", stage, STAGES)
+    (report,) = _verify_stages(
+        [stage], world_size, optimizer_class, steps, backend, defaults, model_fn, inputs
+    )
+    return report
+
+
+def _verify_stages(
+    stages: list[int],
+    world_size: int,
+    optimizer_class: type[torch.optim.Optimizer],
+    steps: int,
+    backend: str,
+    defaults: dict,
+    model_fn: Callable[[], nn.Module] | None = None,
+    inputs: Callable[[int, int], object] | None = None,
+) -> Iterator[Report]:
+    """`verify` at each stage in turn. One process trains once: its parameters do not depend on the stage."""
     check_arguments(verify, world_size, None)
-    check_shard_size(shard_size := defaults.get("shard_size"), stage_class, world_size)
+    for stage in stages:
+        check_shard_size(defaults.get("shard_size"), choose("stage", stage, STAGES), world_size)
+    _check_training(model_fn, inputs, optimizer_class, steps, defaults)
+    model_fn, inputs = model_fn or small_gpt, inputs or random_tokens
+    expected: list[tuple[dict[str, torch.Tensor], list[float]]] = []
+    for stage in stages:
+        arguments = (stage, model_fn, inputs, optimizer_class, steps, defaults)
+        runs = launch(_train_sharded, world_size, *arguments, backend=backend)
+        expected = expected or launch(
+            reference, 1, model_fn, inputs, world_size, optimizer_class, steps, threads=runs[0].threads,
+            backend=runs[0].backend, shard_size=defaults.get("shard_size"),
+            **_without(_ENGINE_KEYWORDS, defaults),
+        )  # fmt: skip
+        yield _compare(stage, runs, *expected[0])
+
+
+def _check_training(
+    model_fn: Callable | None, inputs: Callable | None, optimizer_class: type, steps: int, defaults: dict
+) -> None:
+    """Raises: as `verify`, for what does not depend on stage and ranks."""
     choose("precision", defaults.get("precision", "fp32"), PRECISIONS)
     verdict = verdict_of(optimizer_class, _without((*_ENGINE_KEYWORDS, "precision", "params"), defaults))
     if verdict.refusal:
@@ -111,15 +146,6 @@ def verify(
         raise ValueError(
             "model_fn was given without inputs: pass inputs(step, rank) -> the arguments of its forward"
         )
-    model_fn, inputs = model_fn or small_gpt, inputs or random_tokens
-    runs = launch(
-        _train_sharded, world_size, stage, model_fn, inputs, optimizer_class, steps, defaults, backend=backend
-    )
-    (expected,) = launch(
-        reference, 1, model_fn, inputs, world_size, optimizer_class, steps, threads=runs[0].threads,
-        backend=runs[0].backend, shard_size=shard_size, **_without(_ENGINE_KEYWORDS, defaults),
-    )  # fmt: skip
-    return _compare(stage, runs, *expected)
 
 
 def _train_sharded(
@@ -222,12 +248,12 @@ def run(args: Namespace) -> int:
         choose("stage", stage, STAGES)
     for world_size in args.world_size:
         check_arguments(verify, world_size, None)
-    cases = [(stage, world_size) for world_size in args.world_size for stage in args.stage]
-    settings: dict[str, Any] = {
-        name: getattr(args, name) for name in ("steps", "precision", "backend", "shard_size")
-    }
+    defaults: dict[str, Any] = {"precision": args.precision, "shard_size": args.shard_size}
     if optimizer_class is torch.optim.Muon:  # it takes matrices alone, so AdamW takes the rest
-        settings |= {"optimizer_class": torch.optim.AdamW, "params": matrices_by(optimizer_class)}
-    else:
-        settings["optimizer_class"] = optimizer_class
-    return print_reports(verify(stage, world_size, **settings) for stage, world_size in cases)
+        defaults["params"], optimizer_class = matrices_by(optimizer_class), torch.optim.AdamW
+    settings = (optimizer_class, args.steps, args.backend, defaults)
+    return print_reports(
+        report
+        for world_size in args.world_size
+        for report in _verify_stages(args.stage, world_size, *settings)
+    )

@@ -35,10 +35,7 @@ class Arrivals:
         gaps = {span: slice(span.stop, stop) for span, stop in zip(spans, stops, strict=True)}
         self._padding = {span: gap for span, gap in gaps.items() if gap.start < gap.stop}
         zeros = torch.zeros(ZEROS, dtype=dtype, device=device)
-        self._zeros = {
-            span: [zeros[: gap.stop - start] for start in range(gap.start, gap.stop, ZEROS)]
-            for span, gap in self._padding.items()
-        }
+        self._zeros = {span: _repeated(zeros, gap.stop - gap.start) for span, gap in self._padding.items()}
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
@@ -102,3 +99,9 @@ class Arrivals:
         """Forget what waits."""
         self._waiting.clear()
         self.held_bytes = self._numel = 0
+
+
+def _repeated(zeros: torch.Tensor, numel: int) -> list[torch.Tensor]:
+    """``zeros`` as often as it fits into ``numel`` elements, and a part of it for the rest."""
+    times, rest = divmod(numel, len(zeros))
+    return [zeros] * times + [zeros[:rest]] * (rest > 0)
