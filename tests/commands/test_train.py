@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import cloudpickle
 import pytest
 import torch
 from support import ROOT
@@ -16,6 +17,8 @@ from support.losses import losses_by_rank
 import zerolab
 from zerolab import data, models, progress, train
 from zerolab.__main__ import main
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares the ranks the import of pytest
 
 
 def run(*command: str) -> subprocess.CompletedProcess:

@@ -1,7 +1,9 @@
 """Mixed precision: the same bits as one process in the same dtypes, and the paper's 2 + 2 + 12 bytes."""
 
 import dataclasses
+import sys
 
+import cloudpickle
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,8 @@ from torch.distributed import ReduceOp
 
 import zerolab
 from zerolab.precision import PRECISIONS, reduce_op
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares the ranks the import of pytest
 
 BYTES = {"fp32": (4, 4, 8), "mixed": (2, 2, 12), "mixed_fp32_grads": (2, 4, 12), "mixed_fp16": (2, 2, 12)}
 

@@ -1,7 +1,9 @@
 """Promise: a GPT whose matrices are updated by Muon has one process's bits, in the predicted bytes."""
 
 import dataclasses
+import sys
 
+import cloudpickle
 import pytest
 import torch
 from torch import nn
@@ -13,6 +15,8 @@ from zerolab.models import GPT
 from zerolab.optimizer.owners import choose_owners
 from zerolab.parity.parity import random_tokens
 from zerolab.precision import PRECISIONS
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares the ranks the import of pytest
 
 MUON = {
     "optimizer_class": torch.optim.AdamW,
