@@ -38,6 +38,29 @@ def test_gradients_cleared_on_one_rank_alone_are_refused(stage: int, how: str):
         assert "ranks disagree about the gradients that were cleared" in said
 
 
+def clear_before_step_on_rank_1(stage: int, steps: int) -> str:
+    """Instead of after it, in the last step."""
+    model, optimizer = build(stage)
+    for step in range(steps):
+        model(torch.randn(4, 8)).sum().backward()
+        if optimizer.rank == 1 and step == steps - 1:
+            optimizer.zero_grad()
+        try:
+            optimizer.step()
+        except RuntimeError as error:
+            return str(error)
+        optimizer.zero_grad()
+    return "accepted"
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_gradients_cleared_before_a_step_on_one_rank_alone_are_refused(stage: int, steps: int):
+    """That rank reduces zeros in the step, which the others do not, so the collectives differ first."""
+    for said in on_two_ranks(clear_before_step_on_rank_1, stage, steps):
+        assert "ranks took different paths" in said and "and clear gradients where they do" in said
+
+
 def clear_twice_on_rank_1() -> str:
     """The second time there is nothing to clear."""
     model, optimizer = build(2)

@@ -64,9 +64,10 @@ class CollectiveCheck:
         raise RuntimeError(
             f"ranks took different paths. Collective {number} since the optimizer was built is "
             f"{_text(theirs)} on rank {self.before} and {_text(mine)} on rank {self.rank}. "
-            "Every rank must make as many passes, steps and saves as the others. Where at stage 3 the path "
-            "depends on the data: pass units=[], which makes the whole model one unit, or units=[module] "
-            "with one whose own forward has all branches; or run every branch on every rank, or take stage 2"
+            "Every rank must make as many passes, steps and saves as the others, and clear gradients where "
+            "they do. Where at stage 3 the path depends on the data: pass units=[], which makes the whole "
+            "model one unit, or units=[module] with one whose own forward has all branches; or run every "
+            "branch on every rank, or take stage 2"
         )
 
 
