@@ -39,7 +39,7 @@ def test_gradients_cleared_on_one_rank_alone_are_refused(stage: int, how: str):
 
 
 def clear_before_step_on_rank_1(stage: int, steps: int) -> str:
-    """Instead of after it, in the last step."""
+    """On a rank: rank 1 clears its gradients before the last step."""
     model, optimizer = build(stage)
     for step in range(steps):
         model(torch.randn(4, 8)).sum().backward()

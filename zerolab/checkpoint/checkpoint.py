@@ -47,17 +47,22 @@ def save(optimizer: ZeroOptimizer, path: str | Path, extra: Any = None, keep: in
     comm = optimizer.axes.everyone
     description = _describe(optimizer)
     lock = FolderLock(Path(path).resolve())
-
-    def begin() -> Path:
-        generations.require_ours(lock.path)  # before the lock, which would keep the other run from saving
-        lock.acquire()
-        return generations.begin(lock.path)
-
     try:
-        folder = from_rank_0(comm, begin)
+        folder = from_rank_0(comm, lambda: _begin(lock))
         _write_generation(folder, optimizer, description, extra, keep)
     finally:
         lock.release()
+
+
+def _begin(lock: FolderLock) -> Path:
+    """On rank 0: lock the folder of checkpoints and make the next generation's.
+
+    A run that may not save here any more is refused before it takes the lock. With the lock it would keep the
+    other run from saving. `generations.begin` looks again, because that run may have saved in between.
+    """
+    generations.require_ours(lock.path)
+    lock.acquire()
+    return generations.begin(lock.path)
 
 
 def _describe(optimizer: ZeroOptimizer) -> dict:

@@ -244,8 +244,6 @@ def run(args: Namespace) -> int:
     optimizer_class = by_name.get(args.optimizer.lower())
     if optimizer_class is None:
         raise ValueError(f"--optimizer is {args.optimizer!r}: name a torch.optim class, as adam or SGD")
-    for stage in args.stage:
-        choose("stage", stage, STAGES)
     for world_size in args.world_size:
         check_arguments(verify, world_size, None)
     defaults: dict[str, Any] = {"precision": args.precision, "shard_size": args.shard_size}

@@ -104,4 +104,4 @@ class Arrivals:
 def _repeated(zeros: torch.Tensor, numel: int) -> list[torch.Tensor]:
     """``zeros`` as often as it fits into ``numel`` elements, and a part of it for the rest."""
     times, rest = divmod(numel, len(zeros))
-    return [zeros] * times + [zeros[:rest]] * (rest > 0)
+    return [zeros] * times + ([zeros[:rest]] if rest else [])
