@@ -107,6 +107,45 @@ def test_model_zero_grad_clears_what_other_ranks_alone_used(stage: int):
         assert torch.equal(found, expected)
 
 
+def clear_gain(stage: int, users: tuple[int, ...], clearing: tuple[int, ...], passes: int) -> str:
+    """``users`` use the gain, ``clearing`` clear it after the first pass. What came of it, in words."""
+    torch.manual_seed(0)
+    model = SometimesGained()
+    optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=stage, lr=0.1)
+    for number in range(passes):
+        model(torch.ones(2, 64), 0 if optimizer.rank in users else 1).backward()
+        if number == 0 and optimizer.rank in clearing:
+            model.gain.grad = None
+    try:
+        gradients = optimizer.full_grads()
+        optimizer.step()
+    except RuntimeError as error:
+        return str(error)
+    with optimizer.full_params():
+        return f"{sorted(gradients)}, gain changed: {bool((model.gain != 1).any())}"
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_one_parameter_that_other_ranks_alone_used_is_cleared_on_every_rank(stage: int):
+    """On rank 1 its gradient is None before it is cleared, because rank 1 did not use it."""
+    found = on_two_ranks(clear_gain, stage, (0,), (0, 1), 1)
+    assert found == ["['out.bias', 'out.weight'], gain changed: False"] * 2
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_one_parameter_that_a_rank_used_and_does_not_clear_is_refused(stage: int):
+    for said in zerolab.launch(clear_gain, 3, stage, (0, 2), (0, 1), 1, timeout=60):
+        assert "ranks disagree about the gradients that were cleared" in said and "gain" in said
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_one_parameter_cleared_between_passes_where_a_rank_cannot_know_of_it_is_refused(stage: int):
+    """Rank 1 has added the second pass to a sum that still holds the gain's gradient from rank 0."""
+    for said in on_two_ranks(clear_gain, stage, (0,), (0, 1), 2):
+        assert "ranks disagree about the gradients that were cleared" in said
+        assert "after the last backward pass before a step, or clear all with optimizer.zero_grad()" in said
+
+
 class TwoLosses(nn.Module):
     def __init__(self):
         super().__init__()

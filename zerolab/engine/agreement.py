@@ -7,13 +7,17 @@ such a rank.
 
 import hashlib
 import itertools
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
 from zerolab.collectives import Comm
+from zerolab.engine.clearing import ClearedGradients
 from zerolab.unit import FlatUnit
 from zerolab.unit.span import Span
+
+T = TypeVar("T")
 
 DIGEST_BYTES = 16
 
@@ -32,7 +36,8 @@ _WAYS_OUT = {
     COPIES: "With hybrid sharding each group of ranks has a copy, with the same optimizer state. Load the "
     "same files in all groups, by zerolab.load(), and change optimizer.state on all ranks alike",
     CLEARED: "Clear gradients on every rank or on none: a rank that clears alone removes its part of all "
-    "ranks' gradients",
+    "ranks' gradients. Where some ranks did not use a parameter, clear its gradient after the last backward "
+    "pass before a step, or clear all with optimizer.zero_grad()",
     LOADED: "Load on every rank, each its own state_dict of one moment; zerolab.save() and zerolab.load() do "
     "that",
 }
@@ -48,21 +53,26 @@ def agree_on(comm: Comm, what: str, lines: list[str]) -> None:
         _refuse_difference(comm, what, lines)
 
 
-def agree_on_used(comm: Comm, units: list[FlatUnit], by_hand: dict[str, list[str]]) -> set[Span]:
+def agree_on_used(
+    comm: Comm, units: list[FlatUnit], by_hand: dict[str, list[str]], cleared: ClearedGradients
+) -> set[Span]:
     """Return the parameters that at least one rank has a gradient for.
 
     A rank that did not use a parameter counts as zero in its mean; one that no rank used is not updated.
     The message also carries digests of the collectives issued since the last step and of what users do
     between steps, so that ranks that differ raise an error before any parameter changes.
 
-    Args: by_hand: what users do, such as "the hyperparameters", with the lines that describe it.
+    Args:
+        by_hand: what users do, such as "the hyperparameters", with the lines that describe it.
+        cleared: the gradients that this rank's user has cleared.
     Comm: a byte for each parameter, and 64, ceil(log2 N) times. Raises: RuntimeError where ranks differ.
     """
     issued = [f"{event.op} of {event.unit}" for event in comm.trace.step(comm.trace.step_number)]
     spans = [span for unit in units for span in unit.spans]
     mine = bytearray(span in unit.grads.used for unit in units for span in unit.spans)
     mask = torch.frombuffer(mine, dtype=torch.uint8)
-    all_lines = [f"{what}: {line}" for what, lines in by_hand.items() for line in lines]
+    everything = by_hand | {CLEARED: cleared.everything()}
+    all_lines = [f"{what}: {line}" for what, lines in everything.items() for line in lines]
     digests = _both_ways(_digest(issued)), _both_ways(_digest(all_lines))
     found = comm.maximum(torch.cat([*digests, mask]), "used parameters")
     of_issued, of_lines, used = found.split([2 * DIGEST_BYTES, 2 * DIGEST_BYTES, len(mask)])
@@ -71,7 +81,28 @@ def agree_on_used(comm: Comm, units: list[FlatUnit], by_hand: dict[str, list[str
     if not _are_equal(of_lines):
         for what, lines in by_hand.items():
             agree_on(comm, what, lines)
+        _agree_on_cleared(comm, units, cleared)
     return set(itertools.compress(spans, used.tolist()))
+
+
+def _agree_on_cleared(comm: Comm, units: list[FlatUnit], cleared: ClearedGradients) -> None:
+    """Clear here what other ranks' users have cleared and this rank did not use.
+
+    Its gradient is None here, so a user can clear nothing on this rank. A reduction that came after such a
+    clearing has added to a sum that still holds the gradient, and the ranks' sums differ for good.
+
+    Comm: what each rank used and cleared, once.
+    Raises: RuntimeError on every rank for every other difference.
+    """
+    used = {span.name for unit in units for span in unit.grads.used}
+    every = _gather(comm, (cleared.earlier(), cleared.last, used))
+    last = {name for _, names, _ in every for name in names}
+    if any(earlier != every[0][0] or used & last for earlier, _, used in every):
+        _refuse_difference(comm, CLEARED, cleared.everything())
+    for unit in units:
+        for span in unit.spans:
+            if span.name in last:
+                unit.grads.forget(span)
 
 
 def agree_on_order(comm: Comm, units: list[FlatUnit], completed: list[FlatUnit]) -> list[FlatUnit]:
@@ -125,8 +156,7 @@ def _are_equal(maxima: torch.Tensor) -> bool:
 def _refuse_difference(comm: Comm, what: str, lines: list[str]) -> None:
     """Raise on every rank, because their lines differ."""
     numbers = comm.numbers
-    every: list[list[str]] = [[] for _ in range(comm.world_size)]
-    dist.all_gather_object(every, lines, group=comm.control.group)
+    every = _gather(comm, lines)
     other = next(rank for rank, theirs in enumerate(every) if theirs != every[0])
     pairs = itertools.zip_longest(every[0], every[other], fillvalue="nothing")
     place, (ours, theirs) = next((index, pair) for index, pair in enumerate(pairs) if pair[0] != pair[1])
@@ -134,3 +164,10 @@ def _refuse_difference(comm: Comm, what: str, lines: list[str]) -> None:
         f"ranks disagree about {what}, first at number {place}: rank {numbers[0]} has {ours}, rank "
         f"{numbers[other]} has {theirs}. {_WAYS_OUT.get(what, _WAY_OUT)}"
     )
+
+
+def _gather(comm: Comm, mine: T) -> list[T]:
+    """Return what every rank passes, in rank order."""
+    every: list[T] = [mine] * comm.world_size
+    dist.all_gather_object(every, mine, group=comm.control.group)
+    return every

@@ -5,6 +5,7 @@ from collections import deque
 import torch
 
 from zerolab.collectives import Work
+from zerolab.engine.clearing import ClearedGradients
 from zerolab.stages.base import Stage
 from zerolab.unit import FlatUnit
 from zerolab.unit.grads import FlatGrads
@@ -34,8 +35,7 @@ class Reducer:
         self.syncing = True
         self.collecting = False
         self.unreduced = True
-        self._cleared: list[str] = []
-        self._reductions = 0
+        self._cleared = ClearedGradients()
         self._waiting: deque[FlatUnit] = deque()
         self._under_way: deque[tuple[FlatUnit, Work]] = deque()
         self._in_second: deque[tuple[FlatUnit, Work]] = deque()
@@ -136,7 +136,7 @@ class Reducer:
     def clear(self, set_to_none: bool) -> None:
         """Forget every gradient, or set it to zero. None is being reduced: a pass ends when all are there."""
         if any(flat.grads.reduced is not None for flat in self.flats):
-            self._cleared.append(f"all, after {self._reductions} reductions")
+            self._cleared.note_all()
         for flat in self.flats:
             flat.grads.clear() if set_to_none else flat.grads.zero()
         self.unreduced = True
@@ -155,15 +155,12 @@ class Reducer:
 
     def _forget(self, grads: FlatGrads, span: Span) -> None:
         if grads.reduced is not None:
-            self._cleared.append(f"{span.name}, after {self._reductions} reductions")
+            self._cleared.note(span.name)
         grads.forget(span)
 
-    def cleared_since_last_call(self) -> list[str]:
-        """Return which reduced gradients were cleared, and after how many reductions: the same on every rank.
-
-        A rank that clears alone would remove its share of the gradients of all ranks.
-        """
-        cleared, self._cleared, self._reductions = self._cleared, [], 0
+    def cleared_since_last_call(self) -> ClearedGradients:
+        """Return which reduced gradients were cleared, and after how many reductions."""
+        cleared, self._cleared = self._cleared, ClearedGradients()
         return cleared
 
     def abandon(self) -> None:
@@ -182,7 +179,7 @@ class Reducer:
         self.unreduced = False
 
     def _reduce(self, flat: FlatUnit) -> None:
-        self._reductions += 1
+        self._cleared.note_reduction()
         flat.grads.prepare_to_reduce()
         self._under_way.append((flat, self.stage.reduce_grads(flat)))
         while len(self._under_way) > self.in_flight:

@@ -9,7 +9,6 @@ from torch import nn
 from zerolab.collectives import Comm
 from zerolab.engine import Engine
 from zerolab.engine.agreement import (
-    CLEARED,
     COPIES,
     LOADED,
     TENSOR_PARALLEL,
@@ -96,9 +95,9 @@ class OptimizerBase(torch.optim.Optimizer):
             "the hyperparameters": hyperparameters,
             LOADED: loaded,
             WRITTEN: self.engine.written_values(),
-            CLEARED: self.engine.reducer.cleared_since_last_call(),
         }
-        used = agree_on_used(self.comm, self.engine.trainable, by_hand)
+        cleared = reducer.cleared_since_last_call()
+        used = agree_on_used(self.comm, self.engine.trainable, by_hand, cleared)
         if self.axes.parallel is not None:
             lines = [
                 *hyperparameters,

@@ -1,5 +1,6 @@
 """Plans: what a loop is, and how a seed draws one."""
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from random import Random
@@ -133,9 +134,13 @@ ACTIONS: dict[str, tuple[int, Draw]] = {
 INSIDE = {"write": 3, "load_module": 2}
 """Where the argument stands that says whether it is done inside full_params()."""
 HOOKED = "a gradient removed by a hook that only some ranks call"
+LATER = "a gradient that only some ranks have, cleared before other gradients are reduced"
+COMPARING = ("step", "gradients", "clip")
+"""The actions in which ranks compare what they cleared."""
 KNOWN = {
     # what is not drawn: an action, or one that a rank does alone
     "thaw_frozen": "refused at every step from then on, after forward has changed buffers",
+    LATER: "refused at the next step: a sum on a rank that did not use the parameter has it for good",
     HOOKED: "refused at the next step: what one rank clears is a part of all ranks' gradients",
     "write outside at stage 3": "refused when the unit is freed, so by a later action than the write",
 }
@@ -148,14 +153,19 @@ ALONE = {
 
 def unknown(loop: Loop) -> Iterator[Action]:
     """Those of the actions that are not known to go wrong where they stand."""
-    stage = loop.setting.stage
-    for action in loop.actions:
+    stage, sometimes = loop.setting.stage, "sometimes" in loop.kinds
+    before: Action = ("",)
+    for action, after in itertools.zip_longest(loop.actions, loop.actions[1:], fillvalue=("",)):
         stage = action[1].stage if action[0] == "resume_elsewhere" else stage
         outside = action[0] in INSIDE and not action[INSIDE[action[0]]]
         if outside and f"{action[0]} outside at stage {stage}" in KNOWN:
             continue
-        if action[0] == "train_hooked" and "sometimes" in loop.kinds and HOOKED in KNOWN:
+        if action[0] == "train_hooked" and sometimes and HOOKED in KNOWN:
             continue
+        at_once = before[0] == "train" and after[0] in COMPARING
+        if action[0] == "forget" and sometimes and not at_once and LATER in KNOWN:
+            continue
+        before = action
         yield action
 
 
