@@ -107,41 +107,83 @@ def test_model_zero_grad_clears_what_other_ranks_alone_used(stage: int):
         assert torch.equal(found, expected)
 
 
-def clear_gain(stage: int, users: tuple[int, ...], clearing: tuple[int, ...], passes: int) -> str:
-    """``users`` use the gain, ``clearing`` clear it after the first pass. What came of it, in words."""
-    torch.manual_seed(0)
-    model = SometimesGained()
-    optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=stage, lr=0.1)
-    for number in range(passes):
-        model(torch.ones(2, 64), 0 if optimizer.rank in users else 1).backward()
-        if number == 0 and optimizer.rank in clearing:
-            model.gain.grad = None
+class Loop:
+    """A training loop of actions on a model whose gain some ranks alone use, and clear."""
+
+    def __init__(self, stage: int, users: tuple[int, ...], clearing: tuple[int, ...]):
+        torch.manual_seed(0)
+        self.model = SometimesGained()
+        self.optimizer = zerolab.ZeroOptimizer(self.model, torch.optim.SGD, stage=stage, lr=0.1)
+        rank = self.optimizer.rank
+        self.gained, self.clears = (0 if rank in users else 1), rank in clearing
+
+    def train(self) -> None:
+        self.model(torch.ones(2, 64), self.gained).backward()
+
+    def train_without_gain(self) -> None:
+        self.model(torch.ones(2, 64), 1).backward()
+
+    def train_unsynced(self) -> None:
+        with self.optimizer.no_sync():
+            self.train_without_gain()
+
+    def clear_gain(self) -> None:
+        if self.clears:
+            self.model.gain.grad = None
+
+    def clear_all(self) -> None:
+        self.optimizer.zero_grad()
+
+    def compare(self) -> None:
+        self.optimizer.full_grads()
+
+    def step(self) -> None:
+        self.optimizer.step()
+
+
+def run_loop(stage: int, users: tuple[int, ...], clearing: tuple[int, ...], actions: list[str]):
+    """On a rank: the norm of all gradients and whether the gain has one, after the actions; or the error."""
+    loop = Loop(stage, users, clearing)
     try:
-        gradients = optimizer.full_grads()
-        optimizer.step()
+        for name in actions:
+            getattr(loop, name)()
+        return "gain" in loop.optimizer.full_grads(), loop.optimizer.clip_grad_norm_(1e9).item()
     except RuntimeError as error:
         return str(error)
-    with optimizer.full_params():
-        return f"{sorted(gradients)}, gain changed: {bool((model.gain != 1).any())}"
 
 
+@pytest.mark.parametrize("user", [0, 1])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_one_parameter_that_other_ranks_alone_used_is_cleared_on_every_rank(stage: int):
-    """On rank 1 its gradient is None before it is cleared, because rank 1 did not use it."""
-    found = on_two_ranks(clear_gain, stage, (0,), (0, 1), 1)
-    assert found == ["['out.bias', 'out.weight'], gain changed: False"] * 2
+@pytest.mark.parametrize(
+    ("actions", "alike"),
+    [
+        (["train", "clear_gain"], ["train_without_gain"]),
+        (["train", "clear_gain", "compare", "train"], ["train_without_gain", "train"]),
+        (["train", "clear_gain", "compare", "train", "compare"], ["train_without_gain", "train"]),
+        (["train", "clear_gain", "train_unsynced", "clear_all", "train"], ["train"]),
+    ],
+)
+def test_one_parameter_that_other_ranks_alone_used_is_cleared_on_every_rank(
+    stage: int, user: int, actions: list[str], alike: list[str]
+):
+    """A rank that did not use it has None for a gradient before a user sets it to None."""
+    found = on_two_ranks(run_loop, stage, (user,), (0, 1), actions)
+    assert found == on_two_ranks(run_loop, stage, (user,), (0, 1), alike)
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_one_parameter_that_a_rank_used_and_does_not_clear_is_refused(stage: int):
-    for said in zerolab.launch(clear_gain, 3, stage, (0, 2), (0, 1), 1, timeout=60):
+    for said in zerolab.launch(run_loop, 3, stage, (0, 2), (0, 1), ["train", "clear_gain"], timeout=60):
         assert "ranks disagree about the gradients that were cleared" in said and "gain" in said
 
 
+@pytest.mark.parametrize("later", ["train", "train_without_gain", "train_unsynced"])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_one_parameter_cleared_between_passes_where_a_rank_cannot_know_of_it_is_refused(stage: int):
-    """Rank 1 has added the second pass to a sum that still holds the gain's gradient from rank 0."""
-    for said in on_two_ranks(clear_gain, stage, (0,), (0, 1), 2):
+def test_one_parameter_cleared_before_a_pass_where_a_rank_cannot_know_of_it_is_refused(
+    stage: int, later: str
+):
+    """The other rank has added the later pass to a sum that still holds the gain's gradient from rank 0."""
+    for said in on_two_ranks(run_loop, stage, (0,), (0, 1), ["train", "clear_gain", later]):
         assert "ranks disagree about the gradients that were cleared" in said
         assert "after the last backward pass before a step, or clear all with optimizer.zero_grad()" in said
 

@@ -95,7 +95,7 @@ def _agree_on_cleared(comm: Comm, units: list[FlatUnit], cleared: ClearedGradien
     Raises: RuntimeError on every rank for every other difference.
     """
     used = {span.name for unit in units for span in unit.grads.used}
-    every = _gather(comm, (cleared.earlier(), cleared.last, used))
+    every = _gather(comm, (cleared.earlier, cleared.last, used))
     last = {name for _, names, _ in every for name in names}
     if any(earlier != every[0][0] or used & last for earlier, _, used in every):
         _refuse_difference(comm, CLEARED, cleared.everything())

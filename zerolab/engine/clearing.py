@@ -7,15 +7,16 @@ _ALL = "all"
 
 
 class ClearedGradients:
-    """What was cleared since the ranks last compared it, and after how many reductions.
+    """What was cleared since the ranks last compared it.
 
     Attributes:
         last: the names of the parameters that were cleared one by one, all after the last reduction.
+        earlier: what was cleared before them, and after how many reductions, in words.
     """
 
     def __init__(self) -> None:
         self.last: list[str] = []
-        self._earlier: list[str] = []
+        self.earlier: list[str] = []
         self._reductions = 0
 
     def note(self, name: str) -> None:
@@ -23,25 +24,19 @@ class ClearedGradients:
         self.last.append(name)
 
     def note_all(self) -> None:
-        """All gradients were cleared."""
-        self._close()
-        self._earlier.append(self._in_words(_ALL))
+        """All gradients were cleared, those in ``last`` too."""
+        self.last = []
+        self.earlier.append(self._in_words(_ALL))
 
     def note_reduction(self) -> None:
         """A unit's gradients are being reduced."""
-        self._close()
+        self.earlier += map(self._in_words, self.last)
+        self.last = []
         self._reductions += 1
-
-    def earlier(self) -> list[str]:
-        """Return what was cleared before ``last``, in words."""
-        return list(self._earlier)
 
     def everything(self) -> list[str]:
         """Return all that was cleared, in words."""
-        return self._earlier + [self._in_words(name) for name in self.last]
-
-    def _close(self) -> None:
-        self._earlier, self.last = self.everything(), []
+        return [*self.earlier, *map(self._in_words, self.last)]
 
     def _in_words(self, what: str) -> str:
         return f"{what}, after {self._reductions} reductions"
