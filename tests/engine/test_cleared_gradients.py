@@ -188,6 +188,19 @@ def test_one_parameter_cleared_before_a_pass_where_a_rank_cannot_know_of_it_is_r
         assert "after the last backward pass before a step, or clear all with optimizer.zero_grad()" in said
 
 
+def clear_after_different_passes(stage: int):
+    """On a rank: rank 0 clears after the first of three passes, rank 1 after the second."""
+    passes = ["train", "train", "train"]
+    passes.insert(1 + torch.distributed.get_rank(), "clear_gain")
+    return run_loop(stage, (0, 1), (0, 1), passes)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_one_parameter_cleared_after_different_passes_is_refused(stage: int):
+    for said in on_two_ranks(clear_after_different_passes, stage):
+        assert "rank 0 has gain, after 1 reductions, rank 1 has gain, after 2 reductions" in said
+
+
 class TwoLosses(nn.Module):
     def __init__(self):
         super().__init__()
