@@ -5,8 +5,8 @@
 # > to 06).
 # >
 # > *Afterwards you can* say for which optimizers a parameter may be cut and which may not, show what a cut
-# > does to Muon, give every matrix an owner so that no rank works longer than needed, and compute what a rank
-# > then keeps.
+# > does to Muon, give every matrix an owner so that the busiest rank has little more to do than the mean, and compute
+# > what a rank then keeps.
 # >
 # > *Paper:* K. Jordan et al., [Muon](https://kellerjordan.github.io/posts/muon), 2024; J. Liu et al.,
 # > [Muon is scalable](https://arxiv.org/abs/2502.16982), 2025.
@@ -174,9 +174,10 @@ how = {"4 parts": (4,), "16 parts": (16,), "a millionth larger": (1, 1e-6)}
 runs = {name: zerolab.launch(run, 1, *each)[0] for name, each in how.items()}
 
 # %% [markdown]
-# The run with 4 parts begins with the same parameters as the run with whole matrices. Call the distance that
-# the whole matrices have moved from there in the end 100 %. How far from them are the matrices of the run
-# with 4 parts then? **Choose 1, 10, 30 or 90 percent.**
+# The run with 4 parts and the run with whole matrices begin with the same parameters. In the run with whole
+# matrices the parameters move away from their start: call this distance 100 %. After the last step, how far
+# are the parameters of the run with 4 parts from those of the run with whole matrices? **Choose 1, 10, 30 or
+# 90 percent.**
 
 # %%
 my_guess = ...
@@ -195,9 +196,9 @@ ax.set(xlabel="step", ylabel="distance (%)", ylim=(0, 125))
 show(fig, "The distances of both cuts grow with every step; that of the run a millionth larger is small.")
 
 # %% [markdown]
-# The run that began a millionth larger ends at a distance of 6 %. So much can come of a small difference, as
-# rounding makes them too. The cuts have 15 to 20 times as much, and with another number of ranks the result
-# is another model. Does the loss show it?
+# The run that began a millionth larger ends at a distance of 6 %. Rounding makes differences as small as
+# that, and they grow like this one. The cuts into 4 and into 16 parts end about 16 and 21 times as far away:
+# each number of ranks trains a different model. Does the loss show it?
 
 # %%
 fig = figure(height=2.4)
@@ -221,7 +222,7 @@ for name, nats in more.items():
 # into 4 parts costs a tenth of that. So the loss curve of one run does not show the fault. The mean over many
 # steps does, for those who have the right run to compare with.
 #
-# Engines did just this, or skipped the orthogonalization on some settings, and did not say so: see
+# Engines did just this, or skipped the orthogonalization with some settings, and did not say so: see
 # DeepSpeed's issues [8437](https://github.com/deepspeedai/DeepSpeed/issues/8437) and
 # [8441](https://github.com/deepspeedai/DeepSpeed/issues/8441).
 #
@@ -240,8 +241,8 @@ for name in ("SGD", "Adam", "AdamW", "Muon", "Adafactor", "LBFGS"):
 # ## One owner for each matrix
 #
 # The remedy: do not cut the matrices. Each has one *owner*, a rank that updates it as a whole with the stock
-# optimizer. The gradients of a matrix are reduced to its owner, and the owner sends the new values to all.
-# AdamW's parameters are cut as before. `matrices_by` gives the matrices in the blocks to Muon.
+# optimizer. At stages 1 to 3 the same reduce-scatter as before gives each rank the gradients of what it owns.
+# Only its parts now end where matrices end, so their lengths differ. AdamW's parameters are cut as before. `matrices_by` gives the matrices in the blocks to Muon.
 # `optimizer.slices` lists what a rank updates: whole parameters, and slices of the others.
 
 
@@ -266,8 +267,9 @@ for rank, (owned, _, _) in enumerate(by_rank):
     print(f"rank {rank} updates", ", ".join(name.removesuffix(".weight") for name in owned))
 
 # %% [markdown]
-# One process, with plain Muon and plain AdamW on the mean of the four ranks' gradients. As in lesson 03 it is
-# launched like a rank, because a product of matrices has other bits with another number of threads:
+# For comparison, one process trains with plain Muon and plain AdamW on the mean of the four ranks' gradients.
+# As in lesson 03 it is launched like a rank, because a product of matrices has other bits with another number
+# of threads.
 
 
 # %%
@@ -396,9 +398,10 @@ print("on each rank:", *(f"{each:,.0f}" for each in held))
 print("all ranks together, as one process:", sum(held) == 4 * of_muon + 8 * of_adam)
 
 # %% [markdown]
-# What is sent does not change. At stages 0 to 2, Ψ gradients go to their owners and Ψ new values to all: 2Ψ
+# What is sent does not change. At stages 1 and 2, Ψ gradients go to their owners and Ψ new values to all: 2Ψ
 # in the mean over the ranks. At stage 3 it is 3Ψ, and the whole parameters are there within `with
-# optimizer.full_params():`, as in lesson 06. `./zero verify --optimizer muon` compares every bit and byte of
+# optimizer.full_params():`, as in lesson 06. Stage 0 has no owners: it all-reduces the gradients, 2Ψ, and
+# every rank updates every matrix. `./zero verify --optimizer muon` compares every bit and byte of
 # all four stages in a terminal, and [the page on whole parameters](../docs/whole_parameters.md) has the rest:
 # checkpoints, other optimizers of this kind, and what is refused.
 #
@@ -416,10 +419,10 @@ answer(my_answers, quiz.QUESTIONS)
 #
 # - ZeRO may cut a parameter anywhere only if the optimizer is elementwise. Muon is not: it orthogonalizes
 #   whole matrices.
-# - A cut raises no error. The steps have the right size, the loss is a little worse, and the model is another
-#   one with every number of ranks. Only a comparison with one process shows it.
+# - A cut raises no error. The steps have the right size, the loss is a little worse, and each number of ranks
+#   trains a different model. Only a comparison with one process shows it.
 # - The remedy is an owner for each matrix. Gradients are reduced to it, and new values come from it: 2Ψ and
 #   3Ψ, as before.
-# - A step of Newton-Schulz takes s²·(2l + s) multiplications. So the work is balanced by itself, over the
-#   whole model, the longest first. More ranks than matrices do not make the update faster.
+# - A step of Newton-Schulz takes s²·(2l + s) multiplications. So it is the work that is balanced, and not the
+#   number of elements: over the whole model, the longest matrix first. More ranks than matrices do not make the update faster.
 # - Muon keeps K = 8 bytes a parameter in mixed precision, Adam 12.

@@ -1,4 +1,4 @@
-"""Lesson 10's exercise: give matrices to ranks so that no rank works longer than needed."""
+"""Lesson 10's exercise: give matrices to ranks so that the busiest has little to do."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -33,7 +33,7 @@ Plans = Mapping[Case, Plan]
 
 
 @graded(
-    "No rank works longer than needed: your busiest rank has no more to do than with the longest-first rule.",
+    "Your busiest rank has no more to do than with the longest-first rule.",
     call="owners(work, world_size)",
     hints=HINTS,
     solution=[owners],

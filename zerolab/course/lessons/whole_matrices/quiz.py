@@ -14,12 +14,12 @@ NORM_OF_HALVES = Prediction(
 DISTANCE = Prediction(
     {
         "you took the difference that the losses have, and parameters can differ more": 1,
-        "you took them to be equal, and the cut changes the direction of every update": 0,
         "you took the cut for a small disturbance, and it changes the direction of every update": 10,
         "you took a third of the way, and each update has nearly another direction": 30,
     },
     "percent",
-    why="The two losses differ by less than two batches do, and the runs come to different models.",
+    why="The loss differs less between the two runs than from one batch to the next. The parameters differ "
+    "nearly as much as they have moved.",
 )
 BUSIEST = Prediction(
     {
@@ -75,7 +75,7 @@ QUESTIONS = (
                 "Each part has singular values of 1, so the norm is about the same.",
             ),
             "c": Choice(
-                "It trains another model with every number of ranks, and nothing says so.",
+                "With each number of ranks it trains a different model, and nothing says so.",
                 "A resume on more GPUs would change the optimizer in the middle of a run.",
             ),
         },
