@@ -17,8 +17,8 @@
 # ## The question
 #
 # Your team answers questions about training on many GPUs. Twelve teams train with engines of their own, and
-# each has written a *ticket*: a report of what goes wrong. Only one of them got an error message, and it did
-# not help. Each engine is short, and **exactly one thing in it is wrong**. What is it?
+# each has written a *ticket*: a report of what goes wrong. Two of them got an error, and neither error said
+# what was wrong. Each engine is short, and **exactly one thing in it is wrong**. What is it?
 #
 # Each fault has a history: an engine that people use had it, or a close relative of it. When your repair
 # passes, its check tells you which engine that was and where its users talked about it.
@@ -41,7 +41,7 @@ from zerolab.stages.base import Stage
 # %% [markdown]
 # ## The engine without a fault
 #
-# All twelve engines have one form. Here it is without a fault: stage 1, with the textbook's ring. Its
+# All twelve engines have one form. Here it is without a fault: stage 1, with the ring of lesson 02. Its
 # optimizer is SGD with *momentum*: a running sum of the gradients, one number for each parameter. The
 # momentum is the optimizer state, so it is what stage 1 shards. Read the four methods `cut`, `reduce`,
 # `update` and `gather`, and then `step`, which calls them. You will read them twelve times again.
@@ -51,9 +51,9 @@ show_source(Engine)
 
 # %% [markdown]
 # The job is small and exact: a linear model of 103 parameters in fp64, and four ranks with 120 samples each.
-# `watch` runs it on real ranks, and returns what each rank saw: its parameters at the end, `flat`, the Ψ that
-# each step moved, `passes`, and the elements of optimizer state that it holds, `state`. `alone` does the same
-# in one process. Both start with the same parameters.
+# `watch` runs it on real ranks, and returns what each rank saw: `flat`, its parameters at the end; `passes`,
+# how many Ψ it moved in each step (moving Ψ once is one pass over all parameters); and `state`, the elements
+# of optimizer state that it holds. `alone` does the same in one process. Both start with the same parameters.
 
 # %%
 ranks, (loss_alone, flat_alone) = watch(Engine), alone()
@@ -155,7 +155,7 @@ check_2(Repaired)
 # %% [markdown]
 # Stuck? `check_2.hint(1)`, and `check_2.solution()`.
 #
-# ## Ticket 3: every rank logs another gradient norm
+# ## Ticket 3: every rank logs a different gradient norm
 #
 # > "We clip gradients to a norm of 1. The dashboard shows the norm before clipping, a line for each rank, and
 # > the lines are different. Which one is right?"
@@ -246,7 +246,8 @@ check_4(Repaired)
 # ## Ticket 5: the training loss is perfect, and the evaluation is not
 #
 # > "The training loss is the one of a single process, digit for digit. Then we stop and evaluate, and every
-# > rank gets another loss, and none gets the right one. We have been searching in the evaluation for a week."
+# > rank gets a different loss, and none gets the right one. We have been searching in the evaluation for a
+# > week."
 
 # %%
 ranks, (loss_alone_12, flat_alone_12) = watch(Engine5, steps=12), alone(steps=12)
@@ -280,7 +281,8 @@ check_5(Repaired)
 # > new model: half of the ranks take another branch of it. We have two parameters, `body` with 62 elements
 # > and `embedding` with 41. Here is what each rank was sending first when it died."
 #
-# `ring.reduce_scatter` sends a quarter of a buffer at a time, as 15 or 16 elements, or as 10 or 11.
+# `ring.reduce_scatter` sends a quarter of a buffer in each message. So a message has 15 or 16 elements of
+# `body`, or 10 or 11 of `embedding`.
 
 # %%
 print(*report(Engine6), sep="\n")
@@ -312,8 +314,8 @@ check_6(Repaired)
 #
 # ## Ticket 7: the gradient norm climbs
 #
-# > "The loss falls for a few steps, and then it explodes. The gradient norm climbs from the first step on. We
-# > call `zero_grad()`, I have checked it three times."
+# > "The loss falls for a few steps, and then it explodes. The gradient norm climbs through the first five
+# > steps. We call `zero_grad()`, I have checked it three times."
 
 # %%
 ranks = watch(Engine7)
@@ -347,7 +349,7 @@ check_7(Repaired)
 # > are right, I have compared every number. It has to be the momentum, and I do not see how."
 #
 # This engine has two units of 42 and 61 elements. Each unit is padded, so that all its shards are equally
-# long. Its `step` does all of a step, so that saving and loading are what there is to read.
+# long. All of a step is in `step`, so you can read saving and loading by themselves.
 
 # %%
 before, after = watch_resume(Engine8, resumed_on=4)
@@ -483,8 +485,9 @@ rows = [f"M = {many}: {psi:g}Ψ" for many, psi in zip((1, 2, 4), moved, strict=T
 predict(my_guess, moved[-1], quiz.MOVED, *rows)
 
 # %% [markdown]
-# The team has found out that there is room for whole parameters during a step. There is no room for a whole
-# gradient beside them. At rest only shards may stay.
+# The team has found out that there is room for whole parameters during a step, and for the gradient of one
+# micro-batch until it is reduced. There is no room to keep a whole gradient from one micro-batch to the next.
+# At rest only shards may stay.
 #
 # > **Repair it. Difficulty 3 of 5 · importance 4 of 5 · 8 minutes.** Move as little as that allows: (M+1)Ψ
 # > for M micro-batches.
@@ -502,7 +505,8 @@ check_12(Repaired)
 #
 # ## Debrief
 #
-# How many of the twelve engines raised an error? One, and its error named a connection. The others trained.
+# How many of the twelve engines raised an error? Two: one lost a connection, and one ran out of memory. The
+# other ten trained.
 # So these are the questions to ask of an engine, in this order:
 #
 # - **Does one step equal one step of a single process?** With numbers that differ for every element, rank and
@@ -534,8 +538,10 @@ up, down = sum(of_ranks), sum(of_ranks.flip(0))
 print("close:", torch.allclose(up, down), "and the same bits:", torch.equal(up, down))
 
 # %% [markdown]
-# The formulas are those of lessons 01, 05 and 06. For 768 parameters in fp32 on 3 ranks, with SGD and
-# momentum, which remembers 4 bytes for a parameter, and with 2 micro-batches, which are reduced one by one:
+# The formulas are those of lessons 01, 05 and 06. The model of this exercise has 768 parameters in fp32, and
+# none of them are in its root, so at stage 3 a micro-batch moves 3Ψ. It trains on 3 ranks with SGD and
+# momentum, which takes 4 bytes for a parameter. The next cell computes what a rank holds, and what it sends
+# in a step of 2 micro-batches that are reduced one by one.
 
 # %%
 for stage in range(4):
@@ -551,7 +557,7 @@ for stage in range(4):
 # > `run = train(ranks=2, stage=2, steps=1, micro_batches=1, clip=None)` trains a small model on real ranks,
 # > with SGD and momentum, in fp32. You can ask for up to 4 ranks, 4 steps and 4 micro-batches. A number for
 # > `clip` is the norm that the gradients are clipped to. Their own norm is between 0.3 and 2 here, so
-# > `clip=0.1` clips in every step, and `clip=2` in none. `run` is what there is to see:
+# > `clip=0.1` clips in every step, and `clip=2` in none. `run` has what you may compare:
 # >
 # > - `run.parameters[rank]`: all parameters of that rank, as one tensor.
 # > - `run.alone`: the same after the same training in one process.
@@ -605,12 +611,12 @@ show_source(Stage)
 # | `unit.free()` | free the buffer. From now on the parameters cannot be used |
 # | `unit.refill()` | allocate the buffer again and copy the owned range into it |
 # | `unit.restore_parameters()` | the buffer is complete: let the model use the parameters |
-# | `unit.expect(wait)` | other ranks send what they updated. What reads the parameters next calls `wait()` |
+# | `unit.expect(wait)` | other ranks still send new values: `wait()` is called before anything reads them |
 #
 # | Gradients | |
 # |---|---|
 # | `unit.grads.local` | this rank's own gradients, as long as the buffer. They are reduced in place |
-# | `unit.grads.op` | what to reduce to. If it is the sum, the engine divides it by N before the update |
+# | `unit.grads.op` | the operation: the sum, which the engine divides by N before the update, or the mean |
 # | `unit.grads.keep(reduced)` | hand over the reduced gradients of `unit.owned` |
 # | `unit.grads.free_local()` | free `unit.grads.local` |
 #

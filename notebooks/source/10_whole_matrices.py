@@ -5,8 +5,8 @@
 # > to 06).
 # >
 # > *Afterwards you can* say for which optimizers a parameter may be cut and which may not, show what a cut
-# > does to Muon, give every matrix an owner so that the busiest rank has little more to do than the mean, and compute
-# > what a rank then keeps.
+# > does to Muon, give every matrix an owner so that the busiest rank has little more to do than the mean, and
+# > compute what a rank then keeps.
 # >
 # > *Paper:* K. Jordan et al., [Muon](https://kellerjordan.github.io/posts/muon), 2024; J. Liu et al.,
 # > [Muon is scalable](https://arxiv.org/abs/2502.16982), 2025.
@@ -242,8 +242,9 @@ for name in ("SGD", "Adam", "AdamW", "Muon", "Adafactor", "LBFGS"):
 #
 # The remedy: do not cut the matrices. Each has one *owner*, a rank that updates it as a whole with the stock
 # optimizer. At stages 1 to 3 the same reduce-scatter as before gives each rank the gradients of what it owns.
-# Only its parts now end where matrices end, so their lengths differ. AdamW's parameters are cut as before. `matrices_by` gives the matrices in the blocks to Muon.
-# `optimizer.slices` lists what a rank updates: whole parameters, and slices of the others.
+# Only its parts now end where matrices end, so their lengths differ. AdamW's parameters are cut as before.
+# `matrices_by` gives the matrices in the blocks to Muon. `optimizer.slices` lists what a rank updates: whole
+# parameters, and slices of the others.
 
 
 # %%
@@ -424,5 +425,6 @@ answer(my_answers, quiz.QUESTIONS)
 # - The remedy is an owner for each matrix. Gradients are reduced to it, and new values come from it: 2Ψ and
 #   3Ψ, as before.
 # - A step of Newton-Schulz takes s²·(2l + s) multiplications. So it is the work that is balanced, and not the
-#   number of elements: over the whole model, the longest matrix first. More ranks than matrices do not make the update faster.
+#   number of elements: over the whole model, the longest matrix first. More ranks than matrices do not make
+#   the update faster.
 # - Muon keeps K = 8 bytes a parameter in mixed precision, Adam 12.

@@ -39,7 +39,11 @@ QUESTIONS = (
         "digits. What may still be wrong?",
         "c",
         {
-            "a": Choice("Nothing.", "Equal losses show that the direction of the gradients is right."),
+            "a": Choice(
+                "Nothing.",
+                "Equal losses show that the direction of the gradients is right. With AdamW they do not show "
+                "that their size is.",
+            ),
             "b": Choice(
                 "The remainder of the parameters may be lost.",
                 "A lost remainder shows in the loss, or in a comparison of the parameters.",
@@ -62,7 +66,7 @@ QUESTIONS = (
             ),
             "b": Choice(
                 "A gather that is missing after the update.",
-                "Yes: it shows at every size, as soon as parameters are compared over the ranks.",
+                "It shows at every size, as soon as parameters are compared over the ranks.",
             ),
             "c": Choice(
                 "Padding that is counted in one place and not in the other.",

@@ -1,4 +1,4 @@
-"""Ticket 3: every rank logs another gradient norm."""
+"""Ticket 3: every rank logs a different gradient norm."""
 
 import math
 
