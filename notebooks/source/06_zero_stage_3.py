@@ -111,7 +111,7 @@ show_diff(stage2, stage3)
 #
 # ## The life of a parameter
 #
-# Let us watch one weight, in the middle of three layers, through one step. `unit.whole` says whether the
+# Let us watch one layer, the middle one of three, through one step. `unit.whole` says whether the
 # unit's parameters are there. Hooks look at it in every layer, forward and backward. (`prefetch=0` means that
 # no layer is gathered before it is needed.)
 
@@ -136,14 +136,14 @@ def life():
 
 # %%
 for when, whole, nbytes in zerolab.launch(life, 2)[0]:
-    print(f"{when:<17} layer 1's weight is {'whole' if whole else 'freed'}, {nbytes} bytes")
+    print(f"{when:<17} layer 1 is {'whole' if whole else 'freed'}, {nbytes} bytes")
 
 # %% [markdown]
-# The weight is whole twice and freed at all other times. (72 numbers take 288 bytes, so each of the two ranks
-# has 144 of them. Every shard is padded to a multiple of 64 bytes, here 192, and two of them are 384.) It is
-# gathered for forward, freed, and gathered **again** for backward: the gradient of the layer's input is the
-# gradient of its output times the *weight*. Many people forget this second gather. You can make that mistake
-# in the third exercise below.
+# The layer is whole twice and freed at all other times. (Its weight has 64 numbers and its bias 8. These 72
+# numbers take 288 bytes, so each of the two ranks has 144 of them. Every shard is padded to a multiple of 64
+# bytes, here 192, and two of them are 384.) It is gathered for forward, freed, and gathered **again** for
+# backward: the gradient of the layer's input is the gradient of its output times the *weight*. Many people
+# forget this second gather. You can make that mistake in the third exercise below.
 #
 # ## How is a parameter freed?
 #
@@ -233,7 +233,7 @@ print("optimizer.clip_grad_norm_ finds a norm:", found)
 #
 # Our GPT has six blocks and a `root` unit for the rest: embeddings, last norm and output head. The embeddings
 # come first in forward and last in backward. The head is last in forward and first in backward. Both are in
-# `root`, so it stays whole from the begin of forward to the end of backward. **Each block has 49,984
+# `root`, so it stays whole from the beginning of forward to the end of backward. **Each block has 49,984
 # parameters, and root has 34,944. How many MB does one step move, in fp32?**
 
 # %%
@@ -318,10 +318,10 @@ def draw(fig, prefetch):
 explore(draw, height=3.8, prefetch=slider(0, 5, 1))
 
 # %% [markdown]
-# Each column is a moment. The dark cell is the block that computes: first from block 0 to block 5, then back.
-# The pale cells are the blocks that are gathered ahead, `prefetch` of them, in the order that the engine
-# learned in the first step. `root` is dark all the time. So at most `root + (prefetch + 1) blocks` of
-# parameters are whole, in addition to the shards:
+# Each column is a moment, and a dark cell is a unit that is whole. One block computes at each moment: first
+# from block 0 to block 5, then back. The pale blue cells are the blocks that are gathered ahead, `prefetch`
+# of them, in the order that the engine learned in the first step. `root` is whole all the time. So at most
+# `root + (prefetch + 1) blocks` of parameters are whole, in addition to the shards:
 
 # %%
 for prefetch, run in moments.items():
@@ -415,11 +415,11 @@ show(
 )
 
 # %% [markdown]
-# At every stage the peak is in the backward pass. There the gradients are added to everything else. At stage
-# 3 two more things show: the forward pass takes memory, because blocks are gathered, and the backward pass
-# holds blocks *and* their whole gradients. (A rank also has a buffer for what the other ranks send, because
-# it adds in the order of the ranks. Over NCCL it has one only after `compute_deterministically()`, which this
-# lesson calls. Without it the backward pass takes up to 0.1 MB less there.)
+# At every stage the peak is in the backward pass, because the gradients need memory beside everything else.
+# At stage 3 the forward pass takes memory too, because blocks are gathered, and the backward pass holds
+# blocks *and* their whole gradients. (A rank also has a buffer for what the other ranks send, because it adds
+# in the order of the ranks. Over NCCL it has one only after `compute_deterministically()`, which this lesson
+# calls. Without it the backward pass takes up to 0.1 MB less there.)
 #
 # ## A step in time
 #
@@ -567,8 +567,8 @@ show(fig, f"Loss of each step at stage 3 and in one process with plain Adam: the
 # parameters. A *rehearsal* needs neither. `rehearse` builds the model on torch's meta device, where tensors
 # have shapes and no values. It joins a simulated group of 1,024 ranks as rank 0. Then the same hooks, the
 # same stage and the same Adam take two steps. What rank 0 holds and sends is counted from its storages and
-# messages, not computed by a formula. (Each of the three rehearsals takes about half a minute. A line says
-# how far it is.)
+# messages, not computed by a formula. (Each of the three rehearsals takes ten seconds to half a minute. A
+# line says how far it is.)
 
 
 # %%
@@ -646,8 +646,8 @@ answer(my_answers, quiz.QUESTIONS)
 # - A micro-batch moves 3Ψ − Ψ_root. With one micro-batch that is at most 1.5 times the 2Ψ of stage 2. With M
 #   micro-batches stage 3 moves up to 3MΨ and stage 2 moves (M+1)Ψ: for M = 4 that is 12Ψ and 5Ψ, 2.4 times as
 #   much.
-# - At most `root + (prefetch + 1)` units have whole parameters, and in backward some have whole gradients
-#   besides. A larger `prefetch` saves time, takes memory, and changes no bit.
+# - At most the root and `prefetch + 1` other units have whole parameters. In backward some units have whole
+#   gradients too. A larger `prefetch` saves time, takes memory, and changes no bit.
 #
 # Now all model states are divided by N. The rest of the memory is not.
 #

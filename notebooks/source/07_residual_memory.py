@@ -78,7 +78,7 @@ predict(my_guess, held_after_forward(zerolab.Checkpointing()) / 1e9, quiz.CHECKP
 # rank of data parallelism has other sequences, so other activations. **No activation is there twice, so there
 # is nothing to remove.**
 #
-# Unless several GPUs compute the same sequences. That is what the paper does: 16 GPUs share one copy of the
+# That changes if several GPUs compute the same sequences. The paper does this: 16 GPUs share one copy of the
 # model.
 #
 # ## Split a block
@@ -119,7 +119,7 @@ show(fig, figures.split_pair(fig))
 #   by all ranks, and the gradient of x is the *sum* of what they computed: an all-reduce.
 #
 # Without f the loss is right and training is silently wrong: `x.grad` on a rank has this rank's part of the
-# sum alone. The layers before train on a wrong gradient, another one on each rank.
+# sum alone. The layers before it train on a wrong gradient, and on each rank it is a different one.
 #
 # Attention has such a pair, too. Its first product makes queries, keys and values; each rank computes some of
 # the heads. Its second product takes the heads together.
@@ -417,9 +417,10 @@ print("L·b·s·h·4/N_m each:", away == written == read == 4 * LAYERS * BSH // 
 # %% [markdown]
 # (On a machine without a GPU the device *is* the CPU, and nothing is gained. The bytes are the same.)
 #
-# This is what one of the 400 GPUs holds, at stage 2, with each of the three. The blocks alone are counted: a
-# GPU has 1/16 of their parameters. Embeddings and head stay whole on each GPU, and their states are 2.1 GB
-# more. Activations are the checkpoints and, in backward, one block that is computed again.
+# This is what one of the 400 GPUs holds at stage 2, with whole checkpoints, with P_a and with P_a+cpu. The
+# blocks alone are counted: a GPU has 1/16 of their parameters. Embeddings and head stay whole on each GPU,
+# and their states are 2.1 GB more. Activations are the checkpoints and, in backward, one block that is
+# computed again.
 
 
 # %%
@@ -467,8 +468,10 @@ show(fig, f"GB on each of 400 GPUs for 100 billion parameters, by what is done w
 # The count takes 12 tensors for the block that is computed again. That is more than there are: tensor
 # parallelism divides most of them. Four are whole on each rank: the input, the sum after attention, and what
 # the two norms return. Twelve are divided: queries, keys and values, the result of attention, and the two
-# inner tensors of the MLP, which count as four each. So it is about 4 + 12/N_m, and 4.75 for 16 ranks. On
-# this machine PyTorch keeps of a block, apart from its parameters:
+# inner tensors of the MLP, which count as four each. So it is about 4 + 12/N_m, and 4.75 for 16 ranks.
+# (Sequence parallelism divides the four as well: V. Korthikanti et al.,
+# [2022](https://arxiv.org/abs/2205.05198).) This is what PyTorch keeps of a block on this machine, apart from
+# its parameters:
 
 
 # %% tags=["nbval-ignore-output"]
@@ -533,8 +536,8 @@ predict(my_guess, sum(moved) / 1e6, quiz.MOVED_IN_A_STEP, *rows)
 print("bit-identical:", all(map(torch.equal, weights, same)))
 
 # %% [markdown]
-# (Host memory has 1,152 bytes more, which are padding.) A larger batch makes this cheaper, because a step
-# computes more and the state stays the same. On disk it is slower still.
+# (12 bytes × 334,848 / 4 are 1.0045 MB. Host memory has 1,152 bytes more, which are padding.) A larger batch
+# makes this cheaper, because a step computes more and the state stays the same. On disk it is slower still.
 
 # %% [markdown]
 # ## Third exercise: the bytes of a step (optional)
@@ -579,9 +582,9 @@ check_bytes(moved_bytes)
 # same scratch. (So a bucket is a part of a message here. In lesson 03 it was several gradients that make one
 # message.)
 #
-# Four ranks, `reduces_in_flight=1`, so two reductions hold scratch at the same time. A block has 49,984
-# parameters. (So a shard has 49,984 bytes, by chance: a quarter of the numbers, of 4 bytes each.) **With
-# `bucket_bytes=16_384`, how many MB of scratch does a rank hold at the worst moment?**
+# Take four ranks and the default, `reduces_in_flight=1`. Then two reductions hold scratch at the same time. A
+# block has 49,984 parameters. (So a shard has 49,984 bytes, by chance: a quarter of the numbers, of 4 bytes
+# each.) **With `bucket_bytes=16_384`, how many MB of scratch does a rank hold at the worst moment?**
 
 
 # %%
@@ -623,8 +626,8 @@ explore(draw_scratch, height=2.6, bucket_bytes=choice(list(buckets), "none"))
 
 # %% [markdown]
 # The formula is (1 + in flight)(N − 1) · bucket, as long as a bucket is smaller than a shard. 65,536 bytes
-# are more, and bound nothing. Bits and bytes are the same at every size. What a small bucket costs is time:
-# each round waits for its messages.
+# are more than a shard, so they bound nothing. Bits and bytes are the same at every size. What a small bucket
+# costs is time: each round waits for its messages.
 
 # %% [markdown]
 # ## Holes
@@ -640,10 +643,10 @@ explore(draw_scratch, height=2.6, bucket_bytes=choice(list(buckets), "none"))
 
 # %% [markdown]
 # Try it with numbers. An allocator that takes the *first fit* gives a tensor the lowest hole that is large
-# enough. Neighbouring free parts join, also with the free end of the arena. There are three blocks. Each
-# block: allocate its 4, 5 or 6 MB, allocate its checkpoint of 1 MB, free the block. After the third, allocate
-# 6 MB once more, for backward. At most 9 MB live at the same time. **How many MB must the arena have?** (Take
-# a sheet of paper.)
+# enough. Neighbouring free parts join, also with the free end of the arena. There are three blocks. The first
+# has 4 MB, the second 5 MB and the third 6 MB. For each: allocate the block, allocate its checkpoint of 1 MB,
+# free the block. After the third, allocate 6 MB once more, for backward. At most 9 MB live at the same time.
+# **How many MB must the arena have?** (Take a sheet of paper.)
 
 
 # %%
@@ -811,8 +814,8 @@ predict(my_guess, computed["C4"], quiz.C4, *rows)
 # %% [markdown]
 # C1 was fitted. C3, C4 and C5 agree to 3 %. **C2 does not: computed 82, paper 60.** With P_a alone the model
 # grows 1.5 times in the paper and 2 times in our count. The paper gives no reason, and we know none. So this
-# count of memory is right for four of the five, and wrong for C2. We print all five, so that you see how far
-# to trust it.
+# count of memory, fitted to C1, predicts three of the other four, and fails at C2. We print all five, so that
+# you see how far to trust it.
 #
 # Compare the configurations in the paper: P_a alone gives a model 1.5 times as large, stage 2 alone 1.25
 # times, and both together 3.5 times. Each removes what the other leaves. (And C5: by this account it ends at
@@ -844,8 +847,8 @@ for gpus, in_the_paper in {64: 16, 128: 48, 256: 48, 400: 64}.items():
 # because there is little left to divide.
 #
 # And P_a? Without it 2.7, 7.2, 9.5 and 10.3 sequences would fit, a fifth of what fits with it. The paper
-# expects up to an order of magnitude from P_a, and the checkpoints alone give 16 times. But the one block is
-# not divided.
+# expects up to an order of magnitude from P_a, and the checkpoints alone give 16 times. But P_a does not
+# divide the block that is computed again, and this count takes 12 whole tensors for it.
 #
 # ZeRO's messages do not grow with the batch, so with more sequences a GPU computes more in each second. By
 # the paper's plot twice the GPUs were 2.93 times as fast from 64 to 128, and 2.07 times from 128 to 256. That
@@ -935,8 +938,8 @@ answer(my_answers, quiz.QUESTIONS)
 # %% [markdown]
 # ## Summary
 #
-# - Residual memory is activations, buffers and holes. No stage divides it, because no two copies of a model
-#   have the same activations.
+# - Residual memory is activations, buffers and holes. No stage divides it. Stages divide what all ranks have
+#   alike, and each rank has activations of its own.
 # - Tensor parallelism splits pairs of products: columns, then rows. f and g join them. A block sends 8·b·s·h,
 #   10 with checkpointing, 12 if all of its forward runs again.
 # - P_a keeps 1/N_m of each checkpoint and sends b·s·h more for each block. P_a+cpu keeps none on the GPU and

@@ -187,7 +187,8 @@ for name, (label, *expected) in predicted.items():
     print(f"{label:19}{sizes:16}{measured[name][3]:>9.2f}{right!s:>14}")
 
 # %% [markdown]
-# All eight are as predicted, to the byte. In the figure the marks are the predictions.
+# All eight are as predicted: the means over the ranks, to the byte. (ZeroRedundancyOptimizer gives whole
+# parameters to ranks, so its ranks differ a little.) In the figure the marks are the predictions.
 
 
 # %%
@@ -235,8 +236,8 @@ predict(my_guess, sum(same.values()), quiz.SAME_BITS, *rows)
 
 # %% [markdown]
 # Where bits differ, how far apart are the parameters? Each step of Adam moves a parameter by about the
-# learning rate, 10⁻⁴, and the engines took three. **How many of the eight end with every parameter less than
-# 10⁻⁵, a tenth of such a move, from the single process's?**
+# learning rate, 10⁻⁴, and the engines took three steps. Call two models close if no parameter differs by 10⁻⁵
+# or more, a tenth of a step. **How many of the eight models are close to that of the single process?**
 
 # %%
 my_guess = ...
@@ -248,8 +249,9 @@ predict(my_guess, sum(each < 1e-5 for each in far.values()), quiz.CLOSE, *rows)
 
 # %% [markdown]
 # All train the same model, up to rounding. If you compare two engines and find that they are *not* this
-# close, look for a lost remainder, a sum where a mean was meant, or another default. The differences in bits
-# are no error. They matter when you search for one: equal bits tell you at once that nothing changed.
+# close, look for a lost remainder, a sum where a mean was meant, or a setting with a different default. The
+# differences in bits are no error. They matter when you search for one: equal bits tell you at once that
+# nothing changed.
 #
 # (These bits are gloo's. Over NCCL, with a GPU for each rank, the order of a sum is NCCL's, and with more
 # than two ranks zerolab is close, too, not equal. Lessons 03 to 06 call `compute_deterministically()`. Then
@@ -290,7 +292,8 @@ predict(my_guess, plain, quiz.DDP_GRADIENTS, row)
 
 # %% [markdown]
 # One keyword saves 4Ψ bytes, a quarter of everything that Adam needs in fp32. It makes each gradient a view
-# of its bucket. [Its documentation](https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html)
+# of its bucket. [Its
+# documentation](https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html)
 # says that it can save as much as the gradients' size, and it is off by default.
 #
 # ## DeepSpeed
@@ -379,15 +382,14 @@ else:
 # (With `gradient_accumulation_steps` DeepSpeed reduces once a step at stages 0 and 1. At stages 2 and 3 it
 # reduces every micro-batch, and its own `no_sync()` raises an error.)
 #
-# [json]: https://www.deepspeed.ai/docs/config-json/
-# [fsdp2]: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
-# [fsdp1]: https://docs.pytorch.org/docs/stable/fsdp.html
-# [zro]: https://docs.pytorch.org/docs/stable/distributed.optim.html
-# [accelerate]: https://huggingface.co/docs/accelerate/concept_guides/fsdp1_vs_fsdp2
-# [fairscale]: https://fairscale.readthedocs.io/en/latest/deep_dive/oss_sdp_fsdp.html
-# [ratex]: https://github.com/awslabs/ratex/blob/main/docs/zero_1.md
-# [xla]: https://arxiv.org/abs/2004.13336
-# [npu]: https://www.hiascend.com/document/detail/en/TensorFlowCommercial/850/API/tfadapter1x/tfmigr1_tfadapi_0056.html
+# [json]: https://www.deepspeed.ai/docs/config-json/ [fsdp2]:
+# https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html [fsdp1]:
+# https://docs.pytorch.org/docs/stable/fsdp.html [zro]:
+# https://docs.pytorch.org/docs/stable/distributed.optim.html [accelerate]:
+# https://huggingface.co/docs/accelerate/concept_guides/fsdp1_vs_fsdp2 [fairscale]:
+# https://fairscale.readthedocs.io/en/latest/deep_dive/oss_sdp_fsdp.html [ratex]:
+# https://github.com/awslabs/ratex/blob/main/docs/zero_1.md [xla]: https://arxiv.org/abs/2004.13336 [npu]:
+# https://www.hiascend.com/document/detail/en/TensorFlowCommercial/850/API/tfadapter1x/tfmigr1_tfadapi_0056.html
 #
 # ## Exercise: stage 2 with `fully_shard`
 #
@@ -444,7 +446,7 @@ check_json(deepspeed)
 show_source(cost.collective_seconds, docstring=False)
 
 # %% [markdown]
-# So stages 0 to 2 send 2Ψ over the Ethernet, and stage 3 sends 3Ψ in every micro-batch. **Hybrid sharding**
+# So with one micro-batch stages 0 to 2 send 2Ψ over the Ethernet, and stage 3 sends 3Ψ. **Hybrid sharding**
 # sends less there: shard within a node, and keep one copy in each node.
 
 # %%
@@ -489,7 +491,7 @@ predict(my_guess, found["hybrid"][0]["between nodes"], quiz.ACROSS_NODES, *rows)
 # of a node's two GPUs sends to the other node, so its 3Ψ leave the node once. With hybrid sharding each of
 # the two GPUs all-reduces its half with the other node: 2 · 1Ψ = 2Ψ. With one micro-batch that is all it
 # saves. With M micro-batches it is much more. FSDP2 can all-reduce between nodes after the last one only
-# (`set_requires_all_reduce(False)` before). Then 2Ψ stay 2Ψ, and stage 3 has 3MΨ.
+# (`set_requires_all_reduce(False)` before). Then 2Ψ leave a node in a step, and at stage 3 without it 3MΨ.
 #
 # Move the sliders: eight nodes of eight A100 train 7B parameters. **Where do the lines cross, and what does
 # accumulation do?**
@@ -555,7 +557,8 @@ explore(network_matters, height=3, micro_batches=slider(1, 16, 1), nodes=choice(
 # `zerolab.simulate` says how near an engine comes to this. The engine runs the step of one rank on tensors
 # without contents, and every operator and message is recorded. Then the recording is played on a cluster:
 # each operator waits for the one before it and for the messages that it needs. `record` and `play` are the
-# two halves. So one recording serves all rates. Here are four, for 6.7 billion parameters on 64 GPUs:
+# two halves, so a recording is made once and played at every rate. Here are four recordings, for 6.7 billion
+# parameters on 64 GPUs:
 
 # %%
 SETTINGS = {"stage 1": (1, None), "stage 2": (2, None), "stage 3": (3, None), "hybrid": (3, 8)}
@@ -658,8 +661,8 @@ explore(overlap, height=3, Gbit=choice([25, 50, 100, 200, 400, 800], 100))
 # Three tools judge a choice:
 #
 # - `./zero plan` computes model states and activations.
-# - `rehearse` runs the engine, and counts what it holds for a moment besides: whole units, and gradients on
-#   their way.
+# - `rehearse` runs the engine, and also counts what it holds for a moment: whole units, and gradients that
+#   are being reduced.
 # - The α–β model gives the seconds of messages, here with α = 10 µs. For the computation we count 6
 #   operations per parameter and token (8 with checkpointing), at 40 % of the GPU's peak. Messages and
 #   computation do not overlap in this count.
@@ -744,7 +747,7 @@ explore(
 #
 # > **Difficulty 3 of 5 · importance 5 of 5 · 12 minutes.** Choose (stage, precision, checkpointing) for each
 # > cluster. A choice must fit, and no other that fits may be faster by more than 1 % in the model. (The check
-# > computes every choice for every cluster, which takes half a minute.) Precision is `"mixed"`,
+# > computes every choice for every cluster, which takes up to half a minute.) Precision is `"mixed"`,
 # > `"mixed_fp16"` or `"fp32"`, and checkpointing is `True` or `False`. T4 and V100 have no bf16.
 
 
@@ -878,7 +881,7 @@ for kind in ("one step less", "another path", "busy elsewhere"):
         zerolab.launch(accident, 2, kind, timeout=8)
     except (zerolab.WorkerError, zerolab.LaunchTimeout) as error:
         said = str(error).splitlines()[0].split(" In its own words")[0].split(". Where at stage 3")[0]
-        print(f"{kind}: {said}\n")
+        print(f"{kind}: {said.removesuffix('.')}.\n")
 
 # %% [markdown]
 # The first two end at once. The third waits for its deadline, 8 seconds here, and names the rank that was
@@ -917,8 +920,8 @@ predict(my_guess, quiz.SILENT, quiz.MISSING_RANK)
 
 # %% [markdown]
 # The rank that logs nothing. If all ranks log a timeout, compare `SeqNum`, `OpType` and `NumelIn`: the one
-# that differs took another path. PyTorch's flight recorder (`TORCH_NCCL_TRACE_BUFFER_SIZE`, which the log
-# itself recommends) keeps the last collectives of every rank, with their stacks, for just this comparison.
+# that differs took another path. PyTorch's flight recorder, which `TORCH_NCCL_TRACE_BUFFER_SIZE`
+# switches on, keeps the last collectives of every rank, with their stacks, for just this comparison.
 #
 # Now two logs of real jobs. These are the numbers that users posted (LlamaFactory's issues
 # [6269](https://github.com/hiyouga/LlamaFactory/issues/6269) and

@@ -51,7 +51,7 @@ HINTS = (
 
 @graded(
     "Gold: every input comes back as it was, also where N does not divide it, a rank keeps 1/N of it and "
-    "nothing else, and each rank sends its part once, in backward. That is P_a.",
+    "nothing else, and one all-gather in backward is all that is sent. That is P_a.",
     call="Packed(tensor)",
     hints=HINTS,
     solution=[Packed],

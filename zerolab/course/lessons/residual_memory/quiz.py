@@ -41,11 +41,11 @@ OFFLOADED = Prediction(
         "you took 16 bytes a parameter, and parameters and gradients stay on the device": 1.339,
     },
     "MB",
-    why="KΨ/N: 12 bytes × 334,848 parameters / 4 ranks.",
+    why="KΨ/N: 12 bytes × 334,848 parameters / 4 ranks, and a little padding.",
 )
 MOVED_IN_A_STEP = Prediction(
     {
-        "you counted one way: the state is read, and written back after the update": 1.005,
+        "you counted one way: the state is read, and written back after the update": 1.006,
         "you moved m and v, and the fp32 master weights are optimizer state too": 1.339,
         "you moved the state of all ranks, and a rank updates its own shard": 8.036,
         "you moved 16 bytes a parameter, and parameters and gradients stay on the device": 2.679,
