@@ -24,7 +24,7 @@ def traffic(numels: Mapping[str, int]) -> Prediction:
         {
             "you took 3Ψ, but root is gathered once, so it is 3Ψ − Ψ_root": 12 * psi / 1e6,
             "you took stage 2's 2Ψ and forgot the second gather, for backward": 8 * psi / 1e6,
-            "you counted one block's reduce-scatter, and each unit has one": 4 * (2 * psi - root + block) / 1e6,
+            "you counted the reduce-scatter of one block alone": 4 * (2 * psi - root + block) / 1e6,
             "you gathered the parameters after the update, too": 4 * (4 * psi - root) / 1e6,
         },
         "MB",
