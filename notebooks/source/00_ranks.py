@@ -73,7 +73,8 @@ inside = zerolab.launch(add_one, 4, x)
 predict(my_guess, x.sum().item(), quiz.SUM_OF_X, f"each rank saw {inside}")
 
 # %% [markdown]
-# Each process has a memory of its own. No other process can read it or write to it.
+# Each process has a memory of its own. No other process can read it or write to it. `launch` sent each of
+# them a copy of the function and of `x`.
 
 # %%
 fig = figure(height=1.5)
@@ -115,9 +116,9 @@ predict(my_guess, held[3], quiz.RELAYED, f"the number on each rank: {held}")
 
 # %% [markdown]
 # Look at who waited. Rank 3's `recv` waited until rank 2 had sent. Rank 2 waited for rank 1, and rank 1 for
-# rank 0. Only one of the four processes was busy at any time. (A *link* is the connection over which a rank
-# sends and receives: here inside your machine, elsewhere a cable.) Lesson 02 orders the messages so that all
-# links are busy all the time.
+# rank 0. Only one of the four processes was busy at any time. Lesson 02 orders the messages so that all
+# *links* are busy all the time. A link is the connection over which a rank sends and receives: here inside
+# your machine, elsewhere a cable.
 #
 # ## What hangs
 #
@@ -299,9 +300,8 @@ print("close to one process with both batches:", torch.allclose(weights, in_step
 # > before it. It must not hang, with two ranks and with more. The same calls as in the first exercise are
 # > allowed.
 # >
-# > A check may have *targets* beyond a right answer, and says which one your function has reached. (Where the
-# > answer is a number or a choice, nothing is sent or held, so there are none.) Here they are: *Bronze:* the
-# > values are right. *Silver:* each rank sends one message.
+# > A check may have *targets* beyond a right answer, and says which one your function has reached. This one
+# > has two. *Bronze:* the values are right. *Silver:* each rank sends one message.
 
 
 # %%
@@ -315,7 +315,7 @@ check_shift(shift)
 
 # %% [markdown]
 # Stuck? `check_shift.hint(1)` prints a hint, `hint(2)` and `hint(3)` say more, and `check_shift.solution()`
-# prints a solution. Lesson 02 passes tensors on in this way for N-1 rounds, with all links busy at once.
+# prints a solution. Lesson 02 has N ranks pass tensors on in this way N-1 times, with all links busy at once.
 #
 # ## What it costs
 #
@@ -332,7 +332,7 @@ sent = (ranks - 1) * gradient_mb  # one mean to each of the others
 predict(my_guess, received + sent, quiz.MB_THROUGH_RANK_0)
 
 # %% [markdown]
-# This grows with the number of ranks. Rank 0's link carries everything, and each of the other links carries
+# This grows with the number of ranks. All messages go over rank 0's link. Each of the other links carries
 # 200 MB and is idle most of the time. Lesson 02 does the same job with less than 200 MB sent and 200 MB
 # received by each rank, for any number of ranks.
 #
@@ -352,7 +352,7 @@ answer(my_answers, quiz.QUESTIONS)
 #   rank.
 # - A message takes a send *and* a receive. If one of them is missing, ranks hang. The rank to blame is the
 #   one that is not waiting.
-# - Averaging gradients at every step keeps the N copies of the model equal. This needs communication. If all
-#   messages go through rank 0, its link carries everything.
+# - Averaging gradients at every step keeps the copies of the model equal. This needs communication. If all
+#   messages go through rank 0, the others wait for its link.
 #
 # **Next:** [01 · Where the memory goes](01_memory_accounting.ipynb)

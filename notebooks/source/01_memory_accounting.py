@@ -3,10 +3,9 @@
 #
 # > **50 minutes.** *You need:* PyTorch, Adam, and from lesson 00 the words "rank" and "data parallelism".
 # >
-# > *Afterwards you can* say from memory why a model of 1.5 billion parameters does not fit into a large GPU,
-# > compute the bytes per GPU at each ZeRO stage and the largest batch that fits beside them, say what
-# > fine-tuning saves where most weights are not trained, and name the two most frequent mistakes in such a
-# > computation.
+# > *Afterwards you can* say where 32 GB go when a model of 1.5 billion parameters trains, compute the bytes
+# > per GPU at each ZeRO stage and the largest batch that fits beside them, say what fine-tuning saves where
+# > most weights are not trained, and name the two most frequent mistakes in such a computation.
 # >
 # > *Paper:* ZeRO, §3 and §5, Figure 1 and Table 1, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
 # >
@@ -15,9 +14,9 @@
 # %% [markdown]
 # ## The question
 #
-# GPT-2 has 1.5 billion parameters. With 16 bits for each of them, its weights take 3 GB. Yet training it on a
-# GPU of 32 GB runs out of memory. Where do the other 29 GB go? (1 *GB* is 10⁹ bytes, and 1 *GiB* is 2³⁰
-# bytes.)
+# GPT-2 has 1.5 billion parameters. With 16 bits for each of them, its weights take 3 GB. Yet a training step
+# of 32 samples runs out of memory on a GPU of 32 GB. Where do the other 29 GB go? (1 *GB* is 10⁹ bytes, and 1
+# *GiB* is 2³⁰ bytes.)
 #
 # We take a small model, train it for one step, and count the bytes of every tensor.
 
@@ -212,7 +211,9 @@ check_bytes_per_gpu(bytes_per_gpu)
 # Stuck? `check_bytes_per_gpu.hint(1)` prints a hint, `hint(2)` and `hint(3)` say more, and
 # `check_bytes_per_gpu.solution()` prints a solution.
 #
-# The package has the same function, with the conventions as arguments:
+# The package has the same function, with the conventions as arguments. (`_number`, `_whole` and
+# `_conventions` check the arguments. `frozen_psi` counts weights that are not trained, and `own_share` is for
+# lesson 10.)
 
 # %%
 show_source(memory.model_states, docstring=False)
@@ -220,14 +221,14 @@ show_source(memory.model_states, docstring=False)
 # %% [markdown]
 # ## Second exercise: frozen weights
 #
-# Fine-tuning often leaves the weights of a model as they are. They are *frozen*, `requires_grad=False`, and
-# the optimizer never gets them. A few new parameters are trained beside them. The best-known way is **LoRA**:
-# beside a frozen matrix of 4096 × 4096 it trains two narrow ones, 4096 × 16 and 16 × 4096, and adds their
-# product to the frozen matrix. That is 0.13 million parameters beside 16.8 million.
+# Fine-tuning often leaves the weights of a model as they are. They are *frozen*: they have
+# `requires_grad=False`, and no optimizer updates them. A few new parameters are trained beside them. The
+# best-known way is **LoRA**: beside a frozen matrix of 4096 × 4096 it trains two narrow ones, 4096 × 16 and
+# 16 × 4096, and adds their product to the frozen matrix. That is 0.13 million parameters beside 16.8 million.
 #
 # > **Difficulty 2 of 5 · importance 3 of 5 · 6 minutes.** A model has `frozen` parameters, in bf16, and
 # > `trained` further ones, which Adam trains in mixed precision. Return the bytes of model states on each
-# > GPU. A stage shards frozen weights where it shards trained ones. Write the formula yourself, without
+# > GPU. A stage that shards parameters shards the frozen ones too. Write the formula yourself, without
 # > `memory.model_states`.
 
 
@@ -244,15 +245,15 @@ check_adapter_bytes(adapter_bytes)
 # Stuck? `check_adapter_bytes.hint(1)` prints a hint, `hint(2)` and `hint(3)` say more, and
 # `check_adapter_bytes.solution()` prints a solution.
 #
-# With your function compare two ways to fine-tune a 7B model on one GPU. If all of it is trained, it has 112
-# GB. How much has it if it is frozen, with 20 million trained parameters beside it? Then look at 8 GPUs,
-# stage by stage: which stage saves enough to matter?
+# With your function compare two ways to fine-tune a 7B model on one GPU. If all of it is trained, its model
+# states take 112 GB. How many GB do they take if it is frozen, with 20 million trained parameters beside it?
+# Then look at 8 GPUs, stage by stage: which stage saves enough to matter?
 #
 # <details><summary>Answer</summary>
 #
-# One GPU holds 14 + 0.32 GB. On 8 GPUs stages 1 and 2 save 0.21 and 0.245 of the 0.32 GB, and stage 3 reduces
-# the whole to 1.8 GB. So a fine-tuning like this one needs data parallelism and a GPU that holds 14 GB, or
-# stage 3. Stages 1 and 2 hardly help.
+# One GPU holds 14 + 0.32 = 14.32 GB. On 8 GPUs stage 1 leaves 14.11 GB, stage 2 14.08 GB, and stage 3 1.79
+# GB. So a fine-tuning like this one needs data parallelism and a GPU that holds 14 GB, or stage 3. Stages 1
+# and 2 hardly help.
 # </details>
 
 # %% [markdown]
@@ -298,8 +299,8 @@ show(fig, stage_bars(fig))
 
 # %% [markdown]
 # Its Table 1 has the GB per GPU at stages 1, 2 and 3, for three sizes of model. Compare ours with the
-# paper's. (The paper rounds the 7.5B columns and cuts off the decimals of the larger ones: it prints 513.5 as
-# 513.)
+# paper's. (The paper rounds the 7.5B columns. In the other two it cuts off the decimals of numbers above 100:
+# it prints 513.5 as 513.)
 
 # %%
 sizes = {"7.5B": 7.5e9, "128B": 128e9, "1T": 1e12}
@@ -357,13 +358,14 @@ explore(
 #   4 GB, at stage 2, which shards them.
 # - Alone it is the GPU's memory divided by 16 bytes, and no stage helps: 1.5B for 24 GB. On eight GPUs it is
 #   eight times as much, 12B. (Nothing is left for activations then.)
+#
 # </details>
 #
 # ## What else fills a GPU
 #
-# The model states of GPT-2 are 24 GB, and it still does not train in 32. The rest are **activations**: the
-# tensors that the forward pass keeps for the backward pass. They grow with the batch, and no stage of ZeRO
-# shards them.
+# The model states of GPT-2 are 24 GB, and with 32 samples it still does not train in 32 GB. The rest are
+# **activations**: the tensors that the forward pass keeps for the backward pass. They grow with the batch,
+# and no stage of ZeRO shards them.
 #
 # The *hidden size* of a GPT is the width of the vectors that go from layer to layer. The paper estimates that
 # a GPT layer keeps about 12 tensors of batch × sequence × hidden size. Queries, keys and values are three of
@@ -387,8 +389,8 @@ predict(my_guess, kept / 1e9, quiz.ACTIVATIONS)
 # With **activation checkpointing** the forward pass keeps one tensor for each group of layers. The backward
 # pass computes the others again, group by group, which costs about a third more compute. With eight groups of
 # six layers the activations of GPT-2 shrink to 8.4 GB at batch 32: the eight tensors that are kept, and 12
-# per layer of the one group that is being computed again. Move the sliders: at which batch does GPT-2 fit
-# without checkpointing, and at which with it?
+# per layer of the one group that is being computed again. Move the sliders below: which is the largest batch
+# of the slider that fits without checkpointing, and which with it?
 
 
 # %%
@@ -415,8 +417,8 @@ explore(
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The model states leave 8 GB. That is batch 4 without checkpointing and batch 16 with it. Batch 32 needs 8.4
-# GB with it, which is 0.4 GB too much.
+# The model states leave 8 GB. Without checkpointing batch 4 fits, and batch 8 does not. With it batch 16
+# fits, and batch 32 needs 8.4 GB, which is 0.4 GB too much.
 # </details>
 #
 # With checkpointing the *model states* are the largest part, 24 of 32 GB. ZeRO is about them.
@@ -452,8 +454,8 @@ check_largest_batch(largest_batch)
 # ## One more thing
 #
 # Temporary buffers take memory, too. Some programs copy all gradients into one fp32 tensor, for example to
-# compute their norm. For GPT-2 this tensor has 6 GB. Lesson 03 handles the gradients in parts, so its buffers
-# are as large as a part, however large the model is.
+# compute their norm. For GPT-2 this tensor takes 6 GB. Lesson 03 handles the gradients in parts, so its
+# buffers are as large as a part, however large the model is.
 #
 # ## Quiz
 #

@@ -18,8 +18,8 @@
 # ranks and 100 MB rank 0 received 700 MB and sent 700 MB, while the others sent 100 MB each. **Can the ranks
 # share the work so that none of them sends more than 200 MB, for any number of ranks?**
 #
-# A *collective* is a call that all ranks make together to move or combine tensors. This lesson has four of
-# them. The stages of ZeRO are built from three.
+# A *collective* is a call that all ranks make together. This lesson has four that move or combine tensors.
+# The stages of ZeRO are built from three of them: all but the broadcast.
 
 # %%
 from functools import partial
@@ -35,9 +35,9 @@ from zerolab.course.lessons.collectives import check_all_reduce, check_reduce_sc
 # %% [markdown]
 # ## Four collectives on four ranks
 #
-# Rank r has the tensor `[r1, r2, r3, r4]`. So each number tells where it comes from: 23 is the third element
-# of rank 2. The tensors are on `zerolab.device()`, which is the rank's own GPU where every rank has one, and
-# the CPU everywhere else.
+# Each rank has a tensor of four numbers. The first digit of a number is its rank, and the second digit counts
+# the elements from 1. So 23 is the third element of rank 2, and rank 0 has 1, 2, 3 and 4. The tensors are on
+# `zerolab.device()`, which is the rank's own GPU where every rank has one, and the CPU everywhere else.
 
 
 # %%
@@ -155,7 +155,7 @@ explore(draw, height=2.7, ranks=ranks, step=step)
 #
 # - In every round all ranks send at the same time, and every link carries exactly one chunk. No rank waits,
 #   and no link is busier than another.
-# - The sum in a chunk grows by one contribution per round. Chunk 0 starts at rank 1 and arrives at rank 0
+# - The sum in a chunk grows by one contribution per round. Rank 1 sends chunk 0 first, and rank 0 adds to it
 #   last.
 # - After round N-1 of the reduce-scatter exactly one chunk per rank is complete: its own.
 #
@@ -172,10 +172,10 @@ my_guess = ...
 # %%
 payload = 60 * 4  # float32
 sent = {n: [sum(sent_bytes for *_, sent_bytes in rank) for rank in ranks] for n, ranks in recorded.items()}
-rows = ["ranks   sent by each   (N-1)/N formula   by rank 0 in lesson 00"]
+rows = ["ranks   sent by each   2(N-1)/N formula   by rank 0 in lesson 00"]
 for ranks, (by_each, *_) in sent.items():
     formula = cost.wire_bytes(payload, ranks, "all_reduce")
-    rows.append(f"{ranks:>5}   {by_each:>12}   {formula:>15g}   {(ranks - 1) * payload:>12}")
+    rows.append(f"{ranks:>5}   {by_each:>12}   {formula:>16g}   {(ranks - 1) * payload:>12}")
 predict(my_guess, sent[4][0], quiz.BYTES_OF_AN_ALL_REDUCE, *rows)
 print("all ranks of a ring send the same:", all(len(set(by_rank)) == 1 for by_rank in sent.values()))
 
@@ -184,8 +184,8 @@ print("all ranks of a ring send the same:", all(len(set(by_rank)) == 1 for by_ra
 # answer to the first question is yes.
 #
 # The paper counts *elements* and leaves the factor (N-1)/N out: an all-reduce of Ψ gradients is 2Ψ, and each
-# of its halves is Ψ. This course names both: *logical* bytes follow the paper's count, and *wire* bytes are
-# what a ring really sends.
+# of its halves is Ψ. This course counts bytes, and names both counts: *logical* bytes leave the factor out,
+# as the paper does, and *wire* bytes are what a ring really sends.
 #
 # ## The cut
 #
@@ -196,8 +196,8 @@ show_source(ring.chunks, docstring=False)
 
 # %% [markdown]
 # `chunks` cuts any length: 11 elements on 4 ranks are 3 + 3 + 3 + 2. If each chunk had `11 // 4 = 2`
-# elements, three elements would be lost without an error. In training these would be three parameters that
-# are never updated.
+# elements, the last three would be in no chunk, and no error would say so. In training every rank would keep
+# its own gradient of these three parameters, so they would become different on every rank.
 #
 # ## Exercise: write the ring
 #
@@ -206,8 +206,8 @@ show_source(ring.chunks, docstring=False)
 # > Use `ring.chunks` for the cuts. You may overwrite `tensor`, or leave it as it is.
 # >
 # > - **Silver:** the chunks are right, each rank sends to one neighbour alone, and no rank sends more than
-# >   (N−1)/N of the tensor. The neighbour is rank + 1, or rank - 1 if your ring runs the other way. The check
-# >   demands these three things, so there is no bronze.
+# >   N−1 chunks, (N−1)/N of the tensor. The neighbour is rank + 1, or rank - 1 if your ring runs the other
+# >   way. The check demands these three things, so there is no bronze.
 # > - **Gold:** beside `tensor` no rank ever holds more than two chunks.
 #
 # All ranks must send and receive at the same time. If all of them call `dist.send` first, all of them wait,

@@ -201,10 +201,10 @@ show(fig, f"Loss over all tokens in two runs. After step 20 the wrong mean's is 
 
 # %% [markdown]
 # There is no warning. The run that does not weigh trains, but on a different loss: rank 1's few tokens count
-# as much as rank 0's many, so the model learns rank 0's text less well. An *engine*, the code that shards and
-# sends, gets the loss alone. It cannot know how many tokens that is the mean of, so you have to pass the
-# count. In zerolab you pass the *sum* of the losses, too: `optimizer.mean_loss(loss_sum, count).backward()`
-# computes the gradient of the mean over the tokens of all ranks.
+# as much as rank 0's many. An *engine*, the code that shards and sends, gets the loss alone. It cannot know
+# how many tokens that is the mean of, so you have to pass the count, and in zerolab the *sum* of the losses
+# instead of their mean: `optimizer.mean_loss(loss_sum, count).backward()` computes the gradient of the mean
+# over the tokens of all ranks.
 #
 # ## One message per parameter
 #
@@ -324,8 +324,8 @@ explore(buckets, height=3.8, bucket_MB=sizes, gpus=gpus)
 #
 # If buckets are too small, each of them costs α. If they are too large, all ranks wait for the last one after
 # the backward pass. With more GPUs a bucket has more latency, so the best size grows with N. PyTorch's own
-# data parallelism, `DistributedDataParallel` or *DDP*, fills buckets of 25 MB by default. (Its first bucket
-# has 1 MB, so that the first message leaves early.)
+# data parallelism, `DistributedDataParallel` or *DDP*, fills buckets of 25 MiB by default. (Its first bucket
+# has 1 MiB, so that the first message leaves early.)
 #
 # In zerolab a bucket is called a *unit*: there is one for each block of the model, and one for the rest. Its
 # parameters are *views* of one *flat buffer* all the time, so nothing has to be copied before a message or
@@ -372,7 +372,9 @@ check_buckets(average_in_buckets)
 # - `update` steps the optimizer and shares the result.
 #
 # At stage 0 each rank owns everything, so `unshard` and `reshard` do nothing, and an empty `Work()` is a
-# collective that is already done.
+# collective that is already done. `unit.own` chooses the range that this rank updates, `unit.owned`: here all
+# of the flat buffer, which has `padded_numel` elements. `grads.local` is the buffer of this rank's gradients,
+# `grads.op` says whether the reduction is a sum or a mean, and `grads.keep` takes the result.
 
 # %%
 show_source(Stage0)
@@ -399,11 +401,12 @@ def train_stage_0():
 
 
 # %% [markdown]
-# For comparison, a single process, without messages and without a sharded optimizer. It adds up the gradients
-# of the four micro-batches *in the order of the ranks* and divides once. A floating-point sum depends on its
-# order, so equal bits need an equal order. Lesson 02's ring has another one: there the sum of chunk 0 begins
-# with rank 1. So over gloo the engine sends each chunk directly to the rank that adds it, and this rank adds
-# in the order of the ranks. That takes as many bytes as the ring.
+# For comparison, a single process trains without messages and without a sharded optimizer. It adds up the
+# gradients of the four micro-batches *in the order of the ranks* and divides once. A floating-point sum
+# depends on its order, so equal bits need an equal order. Lesson 02's ring adds in a different order: there
+# the sum of chunk 0 begins with rank 1. So over gloo, PyTorch's library for messages between CPUs, the engine
+# sends each chunk directly to the rank that adds it, and this rank adds in the order of the ranks. That takes
+# as many bytes as the ring.
 
 
 # %%
@@ -436,8 +439,8 @@ same = [
 print(f"{len(same)} tensors on {RANKS} ranks against one process: bit-identical: {all(same)}")
 
 # %% [markdown]
-# The results are not only close. They have the same bits, on every rank, after five steps. Each lesson from
-# here on ends with this comparison.
+# The results are not only close. They have the same bits, on every rank, after five steps. Lessons 04
+# to 06 make the same comparison.
 #
 # ## What it costs
 #

@@ -243,7 +243,7 @@ show(fig, figures.seam(fig))
 # | backward | Ψ gradients | Ψ gradients | Ψ gradients |
 # | gradients | all-reduce, 2Ψ | reduce-scatter, Ψ | reduce-scatter, Ψ |
 # | optimizer | updates Ψ | updates its own Ψ/N | computes the change of its own Ψ/N |
-# | afterwards | nothing | all-gather of parameters, Ψ | all-gather of changes, Ψ; each rank adds Ψ of them |
+# | afterwards | nothing | all-gather of parameters, Ψ | all-gather of changes, Ψ; each rank adds them all |
 # | sent in all | 2Ψ | 2Ψ | 2Ψ |
 # | optimizer state | KΨ | KΨ/N | KΨ/N |
 #
@@ -259,8 +259,8 @@ show_diff(stage0, stage1)
 
 # %% [markdown]
 # Three of the six methods changed. `setup` owns a shard instead of everything. `reduce_grads` is the first
-# half. `update` steps and then starts the second half. `unit.expect` does not wait for it. The next forward
-# waits for it, or whatever else uses the unit's parameters before. All stages share the rest of the package.
+# half. `update` steps and then starts the second half. `unit.expect` does not wait for it. What uses the
+# unit's parameters next waits for it, as a rule the next forward. All stages share the rest of the package.
 #
 # ## Measure it
 #
@@ -288,10 +288,10 @@ ax, ranks = fig.subplots(), [f"rank {rank}" for rank in range(4)]
 ax.barh(ranks, 16, color=PALE, label="stage 0")
 held = [by_category(held, unit_bytes=psi) for held, _ in measured[1]]  # bytes per parameter
 for category in held[0]:
-    sizes = [by_rank[category] for by_rank in held]
-    drawn = ax.barh(ranks, sizes, left=left, color=COLOURS[category], label=category)
+    widths = [by_rank[category] for by_rank in held]
+    drawn = ax.barh(ranks, widths, left=left, color=COLOURS[category], label=category)
     ax.bar_label(drawn, label_type="center", color=ink_on(COLOURS[category]), fmt="%g")
-    left = [start + size for start, size in zip(left, sizes, strict=True)]
+    left = [start + width for start, width in zip(left, widths, strict=True)]
 ax.invert_yaxis()
 ax.set(xlabel="measured bytes per parameter", xlim=(0, 16.5))
 said = ", ".join(f"{size:g}Ψ of {category}" for category, size in held[0].items())
@@ -374,7 +374,7 @@ for rank, events in enumerate(zerolab.launch(one_step, 2)):
 # > **Difficulty 3 of 5 · importance 5 of 5 · 15 minutes.** Write `MyZero1` for a model that is already one
 # > flat tensor.
 # >
-# > - `flat` holds all parameters, the same on every rank. Its length may be no multiple of N.
+# > - `flat` holds all parameters, the same on every rank. N need not divide its length.
 # > - `step(gradient)` gets this rank's own gradient, of the same length. When it returns, `flat` must hold
 # >   on every rank the parameters of a process that stepped on the **mean** gradient.
 # > - Each rank keeps 1/N of the optimizer state and sends no more than 2Ψ.
@@ -410,9 +410,9 @@ check_zero1(MyZero1)
 # job may have more GPUs or fewer. Then the cuts are at other places, and the padding at the end has another
 # length: 1,001 numbers on 4 ranks are 4 × 251 with 3 numbers of padding, and on 6 ranks 6 × 167 with 1.
 #
-# The padding belongs to no parameter. Drop it before the state is cut again: with it the new shards are too
-# long, and every cut is at the wrong place. `zerolab.save` and `zerolab.load` do this for you, also where the
-# stage is another one.
+# The padding belongs to no parameter. Drop it before the state is cut again. If it stays, the new shards are
+# too long, and every cut is at the wrong place. `zerolab.save` and `zerolab.load` do this for you, also where
+# the stage is another one.
 #
 # ## Third exercise: load at another number of ranks
 #
@@ -423,8 +423,8 @@ check_zero1(MyZero1)
 # >   with one dimension, of `stop - start` elements. Each file is one shard, as long as all others.
 # > - The old padding holds numbers of no use. In the new shards the padding is zeros.
 # >
-# > *Bronze:* the values are right. *Silver:* a rank reads no more numbers than its shard has. What is saved
-# > of a large model, its *checkpoint*, does not fit into one machine's memory.
+# > *Bronze:* the values are right. *Silver:* a rank reads no more numbers than its shard has. The files of a
+# > saved model are its *checkpoint*, and that of a large model does not fit into one machine's memory.
 
 
 # %%

@@ -115,7 +115,7 @@ show_diff(stage1, stage2)
 #
 # | | data parallel | stage 1 | stage 2 |
 # |---|---|---|---|
-# | backward | Ψ gradients | Ψ gradients | the gradients of the units in backward |
+# | backward | Ψ gradients | Ψ gradients | the gradients of the units that backward is computing |
 # | gradients | all-reduce, 2Ψ | reduce-scatter, Ψ | reduce-scatter, Ψ; then frees all but Ψ/N |
 # | optimizer | updates Ψ | updates its own Ψ/N | updates its own Ψ/N |
 # | afterwards | nothing | all-gather of parameters, Ψ | all-gather of parameters, Ψ |
@@ -173,9 +173,9 @@ def watch_backward(stage, **options):
 # The gradients of the whole model take 4Ψ bytes, 1.0 MB. Each of the eight blocks has 113,088 bytes of that,
 # and `root` has 104,832. Backward computes the gradients of block 7 first and those of block 0 last. `root`
 # takes part at both ends: it has the output head, whose gradient comes first of all, and the embeddings,
-# whose gradients come last of all. While one unit's gradients are computed, the reduction of the unit before
-# is still running. **What is the most that one of four ranks holds at any moment of backward at stage 2, in
-# MB?**
+# whose gradients come last of all. While one unit's gradients are computed, the reduction of the unit that
+# was complete before it is still running. **What is the most that one of four ranks holds at any moment of
+# backward at stage 2, in MB?**
 
 # %%
 my_guess = ...
@@ -216,7 +216,7 @@ for op, unit, logical_bytes in events:
 # > - `ready(name, flat)` is called when the unit's gradient is complete: `flat`, one whole buffer. Each
 # >   rank has an order of its own.
 # > - `finish()` is called when backward is over. A unit that never got ready on this rank has a gradient of
-# >   zeros.
+# >   zeros. All gradients are in fp32.
 # > - After `finish()`, `self.shards[name]` is this rank's chunk of the sum over the ranks, for every unit.
 # > - From lesson 02: `ring.reduce_scatter(flat)` sums in place and returns this rank's chunk, which is a
 # >   view of `flat`. Do not use torch's own collectives here.
@@ -273,9 +273,9 @@ show(fig, figures.timeline(fig, runs))
 
 # %% [markdown]
 # Read the columns from left to right. The figure shows the order of the events and not how long they took. In
-# the upper run each reduction ends before the next gradient is computed: while one of network and processor
-# works, the other waits. In the lower run the next gradients can be computed while a reduction is still
-# running. Only the reduction of layer 0 has no computation beside it.
+# the upper run each reduction ends before the next gradient is computed: the network is idle while the rank
+# computes, and the rank waits while the network sends. In the lower run the next gradients can be computed
+# while a reduction is still running. How many are differs from run to run, because these layers are tiny.
 #
 # The results are the same, bit for bit. Overlap changes when messages are sent, and nothing else.
 #
@@ -333,7 +333,7 @@ explore(gradients_over_time, height=2.8, reduces_in_flight=choice(limits, 1))
 # Suppose the batch you want does not fit into memory. Then you run M micro-batches and add up their gradients
 # before one update. At stage 1 this need not cost traffic: the gradients are whole, so each rank can add them
 # up locally and reduce once, after the last micro-batch. (`zerolab` does so under `no_sync()`, which comes
-# below. Without it the engine reduces each micro-batch at every stage.)
+# below. Without it the engine reduces each micro-batch at every stage, and stage 1 moves (M+1)Ψ too.)
 #
 # At stage 2 there are no whole gradients to add to. The gradients of each micro-batch are reduced at once,
 # and the *shards* are added up. **How many Ψ does a rank move in a step of M = 4 micro-batches at stage 2?**
@@ -351,7 +351,7 @@ predict(my_guess, zerolab.cost.communication_volume(1, stage=2, micro_batches=4)
 # PyTorch's own sharding. DeepSpeed's `no_sync()` raises an error at stages 2 and 3.)
 #
 # The next cells measure what that costs in memory. The second of them takes 24 steps on four ranks, of up to
-# eight micro-batches each. That can take a minute, in which nothing is printed.
+# eight micro-batches each. That takes ten seconds to a minute, in which nothing is printed.
 
 
 # %%
@@ -386,9 +386,10 @@ for m in (1, 2, 4, 8):
     print(f"M = {m}:  " + "   ".join(f"{way} {costs[way, m][0]:g}Ψ" for way in WAYS))
 
 # %% [markdown]
-# Stage 2 moves (M+1)Ψ, to the byte. The figure shows traffic and memory side by side. Move M. (Stage 2 holds
-# a little more from the second micro-batch on, 0.58Ψ in place of 0.51Ψ: then the shards of all units are
-# there while a unit is reduced.)
+# Stage 2 moves (M+1)Ψ, to the byte. The figure shows traffic and memory side by side. Move the slider, M.
+# (Stage 2 holds more from the second micro-batch on, 0.58Ψ in place of 0.50Ψ: by then a rank has the shards
+# of all units while a unit is reduced. These cells look once in each block, so they miss the few bytes at the
+# exact peak.)
 
 
 # %%
@@ -420,8 +421,8 @@ explore(accumulation, height=2.1, micro_batches=slider(1, 8, 4))
 # >     kept = reduce_and_keep(flat, kept)
 # > ```
 # >
-# > - `flat` is this rank's gradient, one whole flat buffer. You may overwrite it. Its length may be no
-# >   multiple of N: a rank's shard is its chunk, `flat[ring.chunks(flat.numel(), N)[rank]]`.
+# > - `flat` is this rank's gradient, one whole flat buffer. You may overwrite it. N need not divide its
+# >   length: a rank's shard is its chunk, `flat[ring.chunks(flat.numel(), N)[rank]]`.
 # > - Return this rank's shard of the sum over all ranks *and* over all micro-batches of this step so far.
 # > - Nothing of `flat` may stay in memory. For each micro-batch a rank may send (N−1)/N of `flat` and no
 # >   more.
@@ -544,7 +545,7 @@ shards = [torch.tensor([1.0, 2.0, 2.0]), torch.tensor([4.0, 0.0, 0.0])]
 predict(my_guess, torch.cat(shards).norm().item(), quiz.NORM)
 
 # %% [markdown]
-# Norms cannot be added, and their squares can. So each rank sends one number, the square of its norm, and
+# Norms do not add up, but their squares do. So each rank sends one number, the square of its norm, and
 # takes the root of the sum. That is `optimizer.clip_grad_norm_`. PyTorch's own function looks at
 # `parameter.grad` on one rank. It would find nothing there and return 0 without an error. So zerolab puts an
 # object into `parameter.grad` that raises an error:
@@ -579,6 +580,7 @@ print(f"the norm was above 0.1: {too_large}; the whole gradient's is now {after:
 # > - Multiply `shard` in place by `max_norm / norm` if `norm`, the norm of the whole gradient, is larger
 # >   than `max_norm`.
 # > - Return that norm, a float or a tensor of one element, as it was before.
+# > - Shards may differ in length, and a shard may be empty.
 # > - Here you may use torch's own collectives, such as `dist.all_reduce`.
 # >
 # > *Bronze:* the values are right. *Silver:* a rank sends a number, not its shard.

@@ -13,7 +13,7 @@ class Stage0(Stage):
     """Every rank keeps everything, and every rank makes the same update.
 
     Memory: 16Ψ bytes.
-    Comm: 2Ψ, the all-reduce of the gradients.
+    Comm: 2Ψ, the all-reduce of the gradients; 2MΨ if each of M micro-batches is reduced.
     Source: ZeRO §3.1, §7.1 (arXiv:1910.02054)
     """
 

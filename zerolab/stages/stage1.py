@@ -13,7 +13,7 @@ class Stage1(Stage):
     """Every rank updates the 1/N of the parameters it owns, so it keeps 1/N of the optimizer's state.
 
     Memory: 4Ψ + 12Ψ/N bytes (mixed).
-    Comm: 2Ψ, the all-reduce with the update between its halves.
+    Comm: 2Ψ, the all-reduce with the update between its halves; (M+1)Ψ if each of M micro-batches is reduced.
     Source: ZeRO §5.1, §7.2.1 (arXiv:1910.02054)
     """
 

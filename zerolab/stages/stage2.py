@@ -13,7 +13,7 @@ class Stage2(Stage):
     """As stage 1, and a gradient lives only until it is reduced: a rank keeps the 1/N its update needs.
 
     Memory: 2Ψ + 14Ψ/N bytes (mixed).
-    Comm: 2Ψ, or (M+1)Ψ when each of M micro-batches is reduced.
+    Comm: 2Ψ; (M+1)Ψ if each of M micro-batches is reduced.
     Source: ZeRO §5.2, §7.2.1 (arXiv:1910.02054)
     """
 

@@ -78,8 +78,8 @@ QUESTIONS = (
         },
     ),
     Quiz(
-        "Somebody cuts a tensor of 11 elements for 4 ranks into chunks of `11 // 4` elements and trains "
-        "with it. What happens?",
+        "Somebody writes an all-reduce that cuts a gradient of 11 elements for 4 ranks into chunks of "
+        "`11 // 4` elements, and trains with it. What happens?",
         "c",
         {
             "a": Choice(
@@ -92,8 +92,9 @@ QUESTIONS = (
                 "It would if it took the rest. With chunks of 2 nobody takes it.",
             ),
             "c": Choice(
-                "Three parameters are never updated, and the loss still falls.",
-                "4 × 2 = 8 elements are covered. The other three belong to no rank, and no error says so.",
+                "Three parameters become different on every rank, and the loss still falls.",
+                "4 × 2 = 8 elements are reduced. Of the other three each rank keeps its own gradient, and no "
+                "error says so.",
             ),
         },
     ),
@@ -109,7 +110,7 @@ QUESTIONS = (
             ),
             "b": Choice(
                 "64 times as many bytes go over each link.",
-                "A rank sends less than two numbers in all. The bytes are not what takes the time.",
+                "A rank sends two numbers at most. The bytes are not what takes the time.",
             ),
             "c": Choice(
                 "It takes 64 additions.", "These are 63 additions of one number: far less than a message."

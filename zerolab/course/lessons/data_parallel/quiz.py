@@ -65,7 +65,7 @@ QUESTIONS = (
         },
     ),
     Quiz(
-        "You put all gradients of a model into one bucket instead of buckets of 25 MB. What do you see?",
+        "You put all gradients of a model into one bucket instead of buckets of 25 MiB. What do you see?",
         "b",
         {
             "a": Choice(
@@ -79,8 +79,9 @@ QUESTIONS = (
                 "message.",
             ),
             "c": Choice(
-                "Other gradients, because they are added in another order.",
-                "Each element is still added over the ranks in rank order. Buckets decide when it is sent.",
+                "Wrong gradients, because one message has gradients of several layers.",
+                "Each element is added to the same element of the other ranks. Buckets decide when it is "
+                "sent.",
             ),
         },
     ),

@@ -115,8 +115,8 @@ QUESTIONS = (
         },
     ),
     Quiz(
-        "To save memory you leave mixed precision and train in plain fp32: without master weights. What "
-        "happens to the memory?",
+        "To save memory you train in plain fp32 instead of mixed precision, so you need no master weights. "
+        "What happens to the memory?",
         "b",
         {
             "a": Choice(

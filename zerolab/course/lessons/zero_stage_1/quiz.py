@@ -72,7 +72,8 @@ QUESTIONS = (
             ),
             "b": Choice(
                 "3Ψ of traffic instead of 2Ψ.",
-                "Half of the all-reduce gathers gradients that this rank never uses. Grade the bytes, too.",
+                "Half of the all-reduce gathers gradients that this rank never uses. A test has to count "
+                "bytes, too.",
             ),
             "c": Choice(
                 "The optimizer state is not sharded.",

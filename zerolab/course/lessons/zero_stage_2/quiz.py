@@ -73,18 +73,18 @@ NORM = Prediction(
 )
 QUESTIONS = (
     Quiz(
-        "“Stage 2 never costs more than stage 1.” You will often read this. Is it true?",
+        "“Stage 2 costs no more than stage 1.” You will often read this. Is it true for M micro-batches?",
         "b",
         {
             "a": Choice(
                 "True: both move 2Ψ, and stage 2 holds less.",
-                "They do only at M = 1. Look at the left bars for M = 4.",
+                "They do only at M = 1, or if both keep whole gradients. Look at the left bars for M = 4.",
             ),
             "b": Choice(
-                "True for one micro-batch only.",
-                "A gradient that is not kept must be sent. With M micro-batches stage 2 moves (M+1)Ψ, or it "
-                "keeps whole gradients under `no_sync`. It can have 2Ψ of traffic or 1/N of the gradients, "
-                "not both.",
+                "False: it has 2Ψ of traffic or 1/N of the gradients, not both.",
+                "A gradient that is not kept must be sent. With M micro-batches stage 1 moves 2Ψ under "
+                "`no_sync`. Stage 2 moves (M+1)Ψ, or it keeps whole gradients under `no_sync`, as stage 1 "
+                "does.",
             ),
             "c": Choice(
                 "False: it always moves more, because it reduces unit by unit.",
@@ -168,8 +168,8 @@ QUESTIONS = (
             ),
             "c": Choice(
                 "Up to all gradients whole, as at stage 1.",
-                "A buffer is freed when the engine has waited for its reduction, and now it waits at the "
-                "end only.",
+                "The engine frees a buffer after it has waited for the buffer's reduction. With 8 in flight "
+                "it waits for all of them at the end of backward.",
             ),
         },
     ),
