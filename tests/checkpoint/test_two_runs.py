@@ -1,4 +1,4 @@
-"""Promise: of two runs that save into one folder one is told so, and what the other saved is whole."""
+"""Promise: of two runs that save into one folder one is refused, and what the other saved is whole."""
 
 import os
 import re

@@ -69,7 +69,7 @@ def test_an_answer_that_ends_its_process_or_raises_gets_its_sentence(name, place
 
 
 @pytest.mark.parametrize("name, place", CALLABLES)
-def test_what_cannot_be_called_as_the_exercise_says_is_told_so_without_a_launch(name, place, monkeypatch):
+def test_what_cannot_be_called_as_the_exercise_says_is_named_without_a_launch(name, place, monkeypatch):
     monkeypatch.setattr(zerolab, "launch", None, raising=False)
     check = check_of(name, place)
     assert "of type Tensor: write check_" in check.diagnose(torch.zeros(3))
@@ -308,7 +308,7 @@ def test_a_value_is_taken_apart_into_what_it_is_a_sum_of():
     assert made_of(parts["c"], only, [parts]) == said
 
 
-def test_a_value_that_is_right_elsewhere_or_in_part_is_told_so():
+def test_a_value_that_is_right_elsewhere_or_in_part_is_named():
     right = torch.randn(20, dtype=torch.float64)
     assert "elements 3 to 8 of 20" in elsewhere(right[3:8], right[:5], right)
     assert "right numbers in the wrong order" in elsewhere(right.flip(0), right, None)

@@ -68,7 +68,7 @@ def test_the_way_of_missing_numbers_is_told(calls, says):
     assert says in went(calls)
 
 
-def test_a_rank_that_leaves_out_its_own_is_told_so_where_it_adds_up():
+def test_a_rank_that_leaves_out_its_own_is_named_where_it_adds_up():
     calls = [[received(1), received(2)], [sent(0, SECOND)], [sent(0, THIRD)]]
     assert went(calls, 0, 0) == "rank 0 adds up what arrives, without its own numbers"
     assert went(calls, 1, 1) is None

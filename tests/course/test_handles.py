@@ -1,4 +1,4 @@
-"""Promise: an answer that does not wait for its messages is told so, whatever values it happened to get."""
+"""Promise: an answer that does not wait for its messages is named, whatever values it happened to get."""
 
 import os
 import signal

@@ -369,7 +369,7 @@ def test_what_the_trainings_show_of_an_engine_that_passes_is_told(judged, fn):
 
 
 @pytest.mark.parametrize("fn", CATCHING, ids=lambda fn: fn.__name__)
-def test_a_test_that_catches_its_own_error_is_told_so(judged, fn):
+def test_a_test_that_catches_its_own_error_is_named(judged, fn):
     message = judged(fn)
     assert message.startswith("Your test catches its own AssertionError, and passes although an assert has")
     assert "of 14 broken engines pass it. Let the error out, or raise it again (line " in message
@@ -430,7 +430,7 @@ def prints_megabytes(train):
     ],
     ids=["exit", "loop", "print", "arguments", "value"],
 )
-def test_a_test_that_cannot_be_used_is_told_so(monkeypatch, capsys, fn, says):
+def test_a_test_that_cannot_be_used_is_named(monkeypatch, capsys, fn, says):
     monkeypatch.setattr(own_tests, "RIGHT_SECONDS", 12.0)
     assert says in check_test.diagnose(fn)
     assert len(capsys.readouterr().out) < 10_000

@@ -136,7 +136,7 @@ def test_srun_tells_how_many_gpus_the_node_has():
     assert find_place(SLURM | {"SLURM_GPUS_ON_NODE": "4"}).node_gpus == 4
 
 
-def test_a_host_that_others_cannot_reach_by_its_name_is_told_so(monkeypatch):
+def test_a_host_that_others_cannot_reach_by_its_name_is_named(monkeypatch):
     """As Debian and Ubuntu set a machine up: gloo would listen on 127.0.1.1, and the others wait in vain."""
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     two_hosts = Place(1, 2, 0, 1)

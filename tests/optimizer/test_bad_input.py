@@ -1,5 +1,5 @@
 """Promise: bad input ends in an error that says what was given, what is allowed and the way out. Every rank
-is told, before anything changed, and nothing hangs.
+raises it, before anything changes, and nothing hangs.
 """
 
 import os
@@ -319,7 +319,7 @@ def test_a_second_optimizer_on_the_same_model_is_refused():
         assert error.startswith("this model has a ZeroOptimizer already: use that one, or build")
 
 
-def test_a_rank_outside_the_group_is_told_so():
+def test_a_rank_outside_the_group_is_refused():
     def construct(rank: int):
         group = dist.new_group([0, 1])
         zerolab.ZeroOptimizer(layers(4, 4), Adam, process_group=group)
