@@ -301,7 +301,7 @@ def another_class_of_that_name(rank: int):
         (another_rate_in_a_group, ["rank 0 has", "rank 1 has"]),
     ],
 )
-def test_ranks_that_differ_are_told_so_on_every_rank(construct: Callable, said: list[str]):
+def test_ranks_that_differ_are_refused_on_every_rank(construct: Callable, said: list[str]):
     errors = everybodys_error(construct)
     assert errors[0] == errors[1] == errors[2]
     assert "ranks disagree about" in errors[0] and "Every rank must build the same model" in errors[0]
