@@ -3,9 +3,9 @@
 #
 # > **50 minutes.** *You need:* PyTorch, Adam, and from lesson 00 the words "rank" and "data parallelism".
 # >
-# > *Afterwards you can* say where 32 GB go when a model of 1.5 billion parameters trains, compute the bytes
-# > per GPU at each ZeRO stage and the largest batch that fits beside them, say what fine-tuning saves where
-# > most weights are not trained, and name the two most frequent mistakes in such a computation.
+# > *Afterwards you can* say what fills a large GPU when a model of 1.5 billion parameters trains, compute the
+# > bytes per GPU at each ZeRO stage and the largest batch that fits beside them, say what fine-tuning saves
+# > where most weights are not trained, and name the two most frequent mistakes in such a computation.
 # >
 # > *Paper:* ZeRO, §3 and §5, Figure 1 and Table 1, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
 # >

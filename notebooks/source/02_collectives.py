@@ -19,7 +19,7 @@
 # share the work so that none of them sends more than 200 MB, for any number of ranks?**
 #
 # A *collective* is a call that all ranks make together. This lesson has four that move or combine tensors.
-# The stages of ZeRO are built from three of them: all but the broadcast.
+# The stages of ZeRO are built from the last three of them.
 
 # %%
 from functools import partial
