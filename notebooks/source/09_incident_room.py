@@ -389,8 +389,8 @@ show_source(Engine9)
 
 # %% [markdown]
 # > **Repair it. Difficulty 2 of 5 · importance 5 of 5 · 6 minutes.** The momentum is right after a resume on
-# > any number of ranks. You may change `save` too, but it still sends nothing, and the files together hold the
-# > momentum once.
+# > any number of ranks. You may change `save` too, but it still sends nothing, and the files together hold
+# > the momentum once.
 
 
 # %%
