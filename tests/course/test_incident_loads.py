@@ -185,6 +185,30 @@ class Broadcast12(Engine12):
         self.update(len(batches))
 
 
+class GathersEachAndReducesOnce12(Engine12):
+    def step(self, batches):
+        total = 0
+        for batch in batches:
+            whole = self.gather()
+            self.loss = batch.loss(whole)
+            total = total + batch.gradient(whole)
+        self.reduce(total)
+        self.update(len(batches))
+
+
+class ReducesTwo12(Engine12):
+    """Reduces the gradients of two micro-batches at once, and gathers for both."""
+
+    def step(self, batches):
+        for first in range(0, len(batches), 2):
+            whole, total = self.gather(), 0
+            for batch in batches[first : first + 2]:
+                self.loss = batch.loss(whole)
+                total = total + batch.gradient(whole)
+            self.reduce(total)
+        self.update(len(batches))
+
+
 SAID = {
     PaddingInFront8: "the unit's padding, 2 zeros, stands before its momentum. Padding is at the end",
     ShardOfRank0: "every rank has that of rank 0's shard. Take the slice that this rank owns",
@@ -199,6 +223,9 @@ SAID = {
     ReducedByName11: "3.0Ψ are reduced, where 1Ψ are the gradients of each micro-batch once. Add up what",
     NoForward12: "runs 0 forwards in 3 steps of 4 micro-batches: batch.loss(whole) is the forward",
     KeepsAView12: "before micro-batch 1 rank 0 keeps a whole gradient alive, in `self.total`: a view of one,",
+    GathersEachAndReducesOnce12: "a step moves only 5Ψ, but 4Ψ of that are gathers: whole gradients are "
+    "accumulated and reduced once. There is no room for a whole gradient beside whole parameters: gather",
+    ReducesTwo12: "moves only 4Ψ: whole gradients are accumulated and reduced 2 times for 4 micro-batches",
     Broadcast12: "backward with micro-batch 0 runs with wrong parameters: elements 35 to 102 are 0, and were",
 }
 

@@ -67,10 +67,28 @@ def sent_for(case, ended) -> str | None:
         )
     if moved > many + 1.5:
         return f"{said}, and {many + 1}Ψ are enough: one gather, and one reduce-scatter for each micro-batch"
+    return _seldom_reduced(ended[0], many)
+
+
+def _seldom_reduced(seen, many: int) -> str | None:
+    """Whether gradients are reduced less often than once in each of `many` micro-batches.
+
+    What is not gathered is reduced. So gathers that are too many can take the place of reductions in the sum.
+    """
+    moved = seen.passes[-1]
+    gathered = sum(sent for call, sent in seen.calls.items() if "all_gather" in call)
+    reduced = round(moved - gathered)
+    times = f"{reduced} times for {many} micro-batches" if reduced > 1 else "once"
+    said = f"the values are right, and a step moves only {moved:.0f}Ψ"
+    accumulated = f"whole gradients are accumulated and reduced {times}"
     if moved < many + 0.5:
         return (
-            f"the values are right, and a step moves only {moved:.0f}Ψ: whole gradients are accumulated and "
-            "reduced once. The job has room for whole parameters or whole gradients, not for both"
+            f"{said}: {accumulated}. The job has room for whole parameters or whole gradients, not for both"
+        )
+    if gathered > 1.5 and reduced < many:
+        return (
+            f"{said}, but {gathered:.0f}Ψ of that are gathers: {accumulated}. There is no room for a whole "
+            "gradient beside whole parameters: gather once, and reduce each micro-batch's gradient at once"
         )
     return None
 
