@@ -429,7 +429,7 @@ class Repaired(Engine9):
         self.optimizer.state[self.shard]["momentum_buffer"] = momentum
 
 
-# %% check_9 | right: every file has the whole momentum |
+# %% check_9 | every file has the whole momentum | together they are 4 times as large as it
 class Repaired(Engine9):
     def save(self):
         whole = torch.zeros_like(self.flat)

@@ -742,17 +742,11 @@ WRONG = {
 
 @pytest.mark.parametrize("engine", WRONG)
 def test_more_wrong_repairs_are_told_what_is_still_wrong(engine):
-    assert WRONG[engine] in diagnosis(ticket_of(engine), engine)
-
-
-def ticket_of(engine: type) -> int:
-    """The ticket whose engine is repaired, which may be the engine of a repair that is built upon."""
-    found = next(each for each in engine.__mro__ if each.__module__.startswith("zerolab."))
-    return int(found.__name__.removeprefix("Engine"))
+    assert WRONG[engine] in diagnosis(number_of(engine), engine)
 
 
 def test_every_ticket_has_three_right_styles_and_eight_wrong_ones():
     """The reference solution is the first of the right ones. A wrong one that two files have counts once."""
-    right = Counter(map(ticket_of, (*STYLES, *RIGHT)))
-    wrong = Counter(map(ticket_of, {each.__name__: each for each in (*REPAIRS, *READ, *WRONG)}.values()))
+    right = Counter(map(number_of, (*STYLES, *RIGHT)))
+    wrong = Counter(map(number_of, {each.__name__: each for each in (*REPAIRS, *READ, *WRONG)}.values()))
     assert [ticket for ticket in range(1, 13) if right[ticket] + 1 < 3 or wrong[ticket] < 8] == []

@@ -42,6 +42,7 @@ class Ticket:
         also_right: where they may end, too.
         mistakes: by sentence, where they end instead.
         cost: what is wrong although the values are right, from the case and what the ranks ended with.
+        saving: the same of `save`, from the ranks before the resume.
         gathers: whether its parameters are read with `gather()`, because no rank has them whole.
         memory: whether `cost` looks at what the engine keeps.
         stopped: what ranks that did not come to their end tell of this ticket.
@@ -58,6 +59,7 @@ class Ticket:
     also_right: Callable[[Case], Tensors] | None = None
     mistakes: Mapping[str, Callable[[Case], Tensors]] = field(default_factory=dict)
     cost: Callable[[Case, Sequence[Seen]], str | None] = lambda case, ended: costs_too_much(case, ended)
+    saving: Callable[[Sequence[Seen]], str | None] = lambda before: None
     gathers: bool = False
     memory: bool = False
     stopped: Callable[[Case, Attempt], str | None] = lambda case, outcome: None
@@ -92,20 +94,20 @@ def _changed(engine: Callable, broken: type) -> bool:
 
 def look(ticket: Ticket, engine: Callable, case: Case) -> Finding:
     """Run the job with the engine, and compare what the ranks end with."""
-    how, files = (ticket.gathers, ticket.memory), []
+    how, before = (ticket.gathers, ticket.memory), []
     outcome = attempt(train, [(engine, case, rank, None, *how) for rank in range(case.ranks)])
     if case.resumed_on and not outcome.failure:
-        files = [ended.saved for ended in outcome.values]
-        again = outcome.values[0].flat, files
+        before = outcome.values
+        again = before[0].flat, [seen.saved for seen in before]
         outcome = attempt(train, [(engine, case, rank, again, *how) for rank in range(case.resumed_on)])
     if outcome.failure or outcome.engine:
-        why = none_saved(outcome, files) or _stopped(ticket, engine, case, outcome)
+        why = none_saved(outcome, [seen.saved for seen in before]) or _stopped(ticket, engine, case, outcome)
         return Finding(str(case), why or "that uses zerolab's own ZeroOptimizer: repair this engine")
-    return _compared(ticket, case, outcome.values, files)
+    return _compared(ticket, case, outcome.values, before)
 
 
-def _compared(ticket: Ticket, case: Case, ended: Sequence[Seen], files: Sequence[Any]) -> Finding:
-    """What the ranks end with, beside what is right and where the mistakes lead."""
+def _compared(ticket: Ticket, case: Case, ended: Sequence[Seen], before: Sequence[Seen]) -> Finding:
+    """What the ranks end with, beside what is right and where the mistakes lead. `before`: a resume."""
     seen = [each.flat for each in ended]
     alike = all(torch.equal(flat, seen[0]) for flat in seen)
     calls = {call for each in ended for call, sent in each.calls.items() if sent > 0.1}
@@ -118,9 +120,9 @@ def _compared(ticket: Ticket, case: Case, ended: Sequence[Seen], files: Sequence
         seen=seen,
         right=right,
         mistakes={why: _end(ends, case) for why, ends in {**ticket.mistakes, **others}.items()},
-        cost=other_rate(case, ended) or ticket.cost(case, ended),
+        cost=other_rate(case, ended) or ticket.cost(case, ended) or ticket.saving(before),
         also=None if alike else "the ranks end with different parameters",
-        told=None if all(map(same, seen, right)) else _told(ticket, case, ended, files),
+        told=None if all(map(same, seen, right)) else _told(ticket, case, ended, [s.saved for s in before]),
     )
 
 

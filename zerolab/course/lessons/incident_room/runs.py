@@ -39,6 +39,7 @@ class Seen(NamedTuple):
         state: elements of optimizer state, in all of the engine's optimizers.
         logs: what `engine.log` held after each step, where the engine has one.
         saved: what `save` returned, where the case is resumed.
+        saving: what it sent for that, in Ψ, by the function that sent it.
         loaded: the momentum of each of its shards right after `load`.
         calls: what it sent in the last step, in Ψ, by the function that sent it.
         rates: the learning rates of the engine's optimizers.
@@ -62,6 +63,7 @@ class Seen(NamedTuple):
     state: int
     logs: list[Any]
     saved: Any = None
+    saving: Mapping[str, float] = {}
     loaded: Sequence[torch.Tensor | None] = ()
     calls: Mapping[str, float] = {}
     rates: Sequence[float] = ()
@@ -153,7 +155,7 @@ class Run:
             kept=[each.kept for each in self.held],
             state=state(self.mine),
             logs=self.logs,
-            saved=self.mine.save() if saves else None,
+            **(self._saved() if saves else {}),
             loaded=self.loaded,
             calls=self.calls,
             rates=rates(self.mine),
@@ -167,6 +169,12 @@ class Run:
             held=self.held,
             replaced=self._replaced(),
         )
+
+    def _saved(self) -> dict[str, Any]:
+        """What save returns, and what it sends."""
+        with Wire() as wire:
+            saved = self.mine.save()
+        return {"saved": saved, "saving": _passes(wire.messages)}
 
     def _replaced(self) -> bool:
         flat, given = getattr(self.mine, "flat", None), self.given

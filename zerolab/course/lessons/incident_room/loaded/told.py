@@ -86,7 +86,7 @@ def _scaled(shards: Sequence[Shard], files: Sequence[Any], whole: torch.Tensor) 
     said = f"after load the momentum is {factor:.3g} times the one that was saved, on all ranks"
     everything = all(len(set(own)) >= len(whole) for own in in_files(files, whole))
     if everything and abs(factor - len(files)) < 1e-6:
-        return f"{said}: each of the {len(files)} files has all of it, and load adds them up. Take one"
+        return f"{said}: each of the {len(files)} files has all of it, and load adds them up"
     return f"{said}: take it from the files as it is, and add or divide nothing"
 
 

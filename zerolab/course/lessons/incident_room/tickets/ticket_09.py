@@ -1,9 +1,11 @@
 """Ticket 9: half of the machines are gone, and the job is resumed on the rest."""
 
 import re
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
+from torch.utils._pytree import tree_leaves
 
 from zerolab import ring
 from zerolab.course.attempts import Attempt
@@ -12,6 +14,7 @@ from zerolab.course.lessons.incident_room.engine import MOMENTUM
 from zerolab.course.lessons.incident_room.lockstep import chunk
 from zerolab.course.lessons.incident_room.resumes import resumed
 from zerolab.course.lessons.incident_room.room import PSI, Case
+from zerolab.course.lessons.incident_room.runs import Seen
 
 
 class Engine9:
@@ -119,6 +122,29 @@ def cut_by_torch(case: Case, outcome: Attempt) -> str | None:
     )
 
 
+def sent_by_save(before: Sequence[Seen]) -> str | None:
+    """Whether save sends parts of the momentum. Numbers that describe a slice are few, and allowed."""
+    sending = [rank for rank, each in enumerate(before) if sum(each.saving.values()) > 0.3]
+    if not sending:
+        return None
+    rank, n = sending[0], len(before)
+    moved, calls = sum(before[rank].saving.values()), ", ".join(before[rank].saving)
+    whole = [rank for rank, each in enumerate(before) if _elements(each.saved) >= PSI]
+    has = ""
+    if len(whole) == n:
+        has = f", and each of {n} files has the whole momentum: together they are {n} times as large as it"
+    elif whole:
+        has = f", and the file of rank {' and '.join(map(str, whole))} has the whole momentum"
+    return (
+        f"the values are right, but rank {rank} moves {moved:.1f}Ψ in save ({calls}){has}. A rank's file is "
+        "its own slice of the momentum: save sends nothing, and load can join the files"
+    )
+
+
+def _elements(saved: object) -> int:
+    return sum(leaf.numel() for leaf in tree_leaves(saved) if isinstance(leaf, torch.Tensor))
+
+
 # A sentence, and where the ranks end.
 # fmt: off
 MISTAKES = {
@@ -161,6 +187,7 @@ TICKET = Ticket(
     right=resumed,
     mistakes=MISTAKES,
     stopped=cut_by_torch,
+    saving=sent_by_save,
     owned=lambda ranks, rank: [torch.arange(PSI)[chunk(rank, ranks)]],
 )
 check_9 = TICKET.check(9, [Repaired])
