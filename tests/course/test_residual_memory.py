@@ -1,5 +1,6 @@
 """Lesson 07: the check of a block that is cut over ranks names each classic mistake."""
 
+import re
 import warnings
 from functools import partial
 
@@ -14,6 +15,7 @@ import zerolab
 from zerolab import ring
 from zerolab.course.lessons.residual_memory import check_block, operator
 from zerolab.course.lessons.residual_memory.mlp import SHAPE, WIDTH, inputs, output_gradient, parts, right
+from zerolab.course.wording import sentences
 
 solutions_travel_by_value(__name__)
 
@@ -330,6 +332,16 @@ def two_wrong_places(x, w1, b1, w2, b2):
     return operator(gelu(linear(hidden, cut(w2, 1))), summed, same) + b2
 
 
+def b1_after_gelu(x, w1, b1, w2, b2):
+    hidden = gelu(linear(operator(x, same, summed), cut(w1))) + cut(b1)
+    return operator(linear(hidden, cut(w2, 1)), summed, same) + b2
+
+
+def b1_after_gelu_and_no_g(x, w1, b1, w2, b2):
+    hidden = gelu(linear(operator(x, same, summed), cut(w1))) + cut(b1)
+    return linear(hidden, cut(w2, 1)) + b2
+
+
 RIGHT = [block, as_megatron_does, with_a_hook, with_a_ring_and_matrices]
 
 
@@ -358,6 +370,8 @@ WRONG = [
     *((partial(block, act=act), f"{act.__name__} stands where gelu should") for act in (silu, softplus, elu)),
     (partial(block, act=torch.sigmoid), "sigmoid stands where gelu should"),
     (partial(block, act=lambda hidden: gelu(gelu(hidden))), "gelu of gelu stands where gelu should"),
+    (b1_after_gelu, "b1 is added after gelu: the first layer adds it, linear(f(x), w1, b1), and gelu comes"),
+    (b1_after_gelu_and_no_g, "g around the product is missing; and b1 is added after gelu. Right are"),
     (with_dropout, "the block draws random numbers, as dropout does"),
     (with_a_residual, "x is added to the output"),
     (with_a_norm, "a layer norm stands before the first layer"),
@@ -416,7 +430,7 @@ WRONG = [
     (partial(block, cut=reversed_parts), "w1.grad is in the part of rank N - 1 - r"),
     (partial(block, cut=added_up_parts), "f stands around w1"),
     (partial(block, bias=own_columns, last=no_b2), "b2 is cut, and b2.grad is zeros outside a rank's part"),
-    (cut_by_rows_of_x, "x.grad is zeros outside rows 0 to 1: x is cut"),
+    (cut_by_rows_of_x, "x.grad is zeros outside rows 0 to 1, so x is cut"),
     (w1_by_inputs_with_g, "w1.grad is zeros outside rows 0 to 23 and columns 0 to 3, and right are zeros"),
     (partial(block, cut=masked), "are 6,912 floating-point operations in forward, and those of its parts"),
     (writes_zeros, "your function writes to w1 and w2: the caller needs the values that it gave"),
@@ -453,6 +467,11 @@ def test_every_right_way_passes(answer):
 @pytest.mark.parametrize(("wrong", "words"), WRONG)
 def test_the_check_names_the_mistake(wrong, words):
     assert words in diagnose(wrong)
+
+
+@pytest.mark.parametrize("wrong", [wrong for wrong, _ in WRONG])
+def test_the_input_keeps_its_small_letter(wrong):
+    assert not re.search(r"\bX\b", sentences(diagnose(wrong)))
 
 
 def test_an_all_reduce_over_what_autograd_keeps_is_named_whatever_the_numbers_are():

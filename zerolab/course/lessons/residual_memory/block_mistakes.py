@@ -32,6 +32,12 @@ def through_a_sum(parts: Parts) -> list[Tensor]:
     return [torch.autograd.grad(own, mlp.x, of_hidden)[0] for own, mlp in zip(hidden, cut, strict=True)]
 
 
+def b1_last(parts: Parts) -> Tensor:
+    """Return the whole product if gelu comes before b1."""
+    mlp = parts.mlp
+    return linear(gelu(linear(mlp.x, mlp.w1)) + mlp.b1, mlp.w2)
+
+
 def with_activation(activation: Callable[[Tensor], Tensor], parts: Parts, rank: int) -> Tensor:
     """Return the output if another function than gelu stands between the layers, on each rank's part."""
     cut = [parts.mlp.part(each, parts.size) for each in range(parts.size)]
@@ -74,7 +80,7 @@ OUTPUTS: dict[str, Predicted] = {
         lambda p, r: (p.product + p.mlp.b2) / p.size,
     "f and g are exchanged in the forward pass: f returns x as it is, and g adds up":
         lambda p, r: of_many(p, p.size)[r] + p.mlp.b2,
-    "f adds x up in the forward pass. x is the same on every rank, so it becomes N times as large: f returns "
+    "f adds x up in the forward pass. Every rank has the same x, so it becomes N times as large: f returns "
     "x as it is, and adds up in the backward pass":
         lambda p, r: sum_of(of_many(p, p.size)) + p.mlp.b2,
     "the weights are not cut: every rank computes the whole product, and g adds up N of them":
@@ -89,11 +95,11 @@ OUTPUTS: dict[str, Predicted] = {
         f"in your block {name} stands where gelu should: call gelu(hidden)": partial(with_activation, act)
         for name, act in ACTIVATIONS.items()
     },
-    "x is added to the output: this block is the two layers alone, without a residual connection":
+    "the input x is added to the output: this block is the two layers alone, without a residual connection":
         lambda p, r: p.product + p.mlp.b2 + p.mlp.x,
     "a layer norm stands before the first layer: this block is the two layers alone":
         lambda p, r: p.mlp._replace(x=layer_norm(p.mlp.x, (WIDTH,))).product() + p.mlp.b2,
-    "x is divided by the number of ranks: every rank computes with the whole of x":
+    "the input x is divided by the number of ranks: every rank computes with the whole of x":
         lambda p, r: sum_of(of_many(p, 1 / p.size)) + p.mlp.b2,
     "gelu works on the output, too: it stands between the two layers alone":
         lambda p, r: gelu(p.product + p.mlp.b2),
@@ -101,6 +107,8 @@ OUTPUTS: dict[str, Predicted] = {
         lambda p, r: gelu(linear(linear(p.mlp.x, p.mlp.w1, p.mlp.b1), p.mlp.w2, p.mlp.b2)),
     "every rank has rank 0's partial product: a broadcast sends one rank's numbers, and adds up nothing":
         lambda p, r: p.products[0] + p.mlp.b2,
+    "b1 is added after gelu: the first layer adds it, linear(f(x), w1, b1), and gelu comes then":
+        lambda p, r: b1_last(p) + p.mlp.b2,
     "b1 is missing":
         lambda p, r: p.mlp._replace(b1=torch.zeros(HIDDEN, dtype=torch.float64)).product() + p.mlp.b2,
     "w1 is cut by its inputs. Then a rank has a part of every sum of the first layer, and gelu of a sum is "
@@ -118,8 +126,8 @@ BY_WEIGHTS: dict[str, Predicted] = {
         lambda p, r: p.size * p.gradients[r]["x"],
 }
 OF_X: dict[str, Predicted] = {
-    "x.grad is what comes through this rank's own part: f is missing, or its backward does not add up. x "
-    "goes to all ranks, so its gradient is the sum of what comes back":
+    "x.grad is what comes through this rank's own part: f is missing, or its backward does not add up. Every "
+    "rank gets x, so its gradient is the sum of what comes back":
         lambda p, r: p.gradients[r]["x"],
     "x.grad is the mean over the ranks: f's backward adds up, without a division":
         lambda p, r: p.whole("x") / p.size,

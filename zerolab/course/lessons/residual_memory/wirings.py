@@ -23,7 +23,7 @@ NOTHING, F, G, BOTH = (SAME, SAME), (SAME, SUM), (SUM, SAME), (SUM, SUM)
 
 
 class Chain(NamedTuple):
-    """The operator at each place; where gelu stands; how b2 is added, and what it passes through."""
+    """The operator at each place; where gelu stands; how the biases are added, and what b2 passes through."""
 
     x: Ways = F
     first: Ways = NOTHING  # around what the first layer returns
@@ -31,6 +31,7 @@ class Chain(NamedTuple):
     product: Ways = G
     output: Ways = NOTHING
     acts: tuple[str, ...] = ("between",)
+    b1: str = "before gelu"
     b2: str = "after"
     of_b2: Ways = NOTHING
 
@@ -78,6 +79,10 @@ WRONG: dict[str, dict[str, dict]] = {
         "`gelu` stands after g, too": dict(acts=("between", "after g")),
         "`gelu` stands after b2, too": dict(acts=("between", "at last")),
     },
+    "b1": {
+        "b1 is added after gelu": dict(b1="after gelu"),
+        "b1 is missing": dict(b1="missing"),
+    },
     "b2": {
         "b2 is missing": dict(b2="missing"),
         "every rank adds b2 before g": dict(b2="before"),
@@ -87,7 +92,9 @@ WRONG: dict[str, dict[str, dict]] = {
         "b2 passes through f": dict(of_b2=F),
     },
 }
-RIGHT = "Right are f around x, gelu between the two layers, g around the product, and b2 after g"
+RIGHT = (
+    "Right are f around x, b1 before gelu, gelu between the two layers, g around the product, and b2 after g"
+)
 
 
 def told(outputs: Sequence[Tensor | Odd], gradients: Sequence[Mapping[str, Tensor | None]]) -> str | None:
@@ -120,8 +127,10 @@ def run(chain: Chain, mlps: Sequence[Mlp]) -> list[Tensor]:
     cut = [mlp.part(rank, size) for rank, mlp in enumerate(mlps)]
     act = lambda place, tensors: list(map(gelu, tensors)) if place in chain.acts else tensors
     x = _operated(chain.x, [mlp.x for mlp in mlps])
-    first = [linear(each, own.w1, own.b1) for each, own in zip(x, cut, strict=True)]
-    hidden = _operated(chain.hidden, act("between", _operated(chain.first, first)))
+    first = [linear(each, own.w1) for each, own in zip(x, cut, strict=True)]
+    b1 = lambda place, tensors: _added(tensors, cut) if chain.b1 == place else tensors
+    active = act("between", _operated(chain.first, b1("before gelu", first)))
+    hidden = _operated(chain.hidden, b1("after gelu", active))
     products = act("before g", [linear(each, own.w2) for each, own in zip(hidden, cut, strict=True)])
     b2 = _operated(chain.of_b2, [mlp.b2 for mlp in mlps])
     before = {"before": 1.0, "before, / N": 1 / size, "twice": 1.0}.get(chain.b2, 0.0)
@@ -133,6 +142,10 @@ def run(chain: Chain, mlps: Sequence[Mlp]) -> list[Tensor]:
     if chain.b2 in ("after", "twice"):
         total = [each + own for each, own in zip(total, b2, strict=True)]
     return _operated(chain.output, act("at last", total))
+
+
+def _added(tensors: list[Tensor], cut: Sequence[Mlp]) -> list[Tensor]:
+    return [each + own.b1 for each, own in zip(tensors, cut, strict=True)]
 
 
 def _operated(ways: Ways, tensors: list[Tensor]) -> list[Tensor]:

@@ -90,7 +90,7 @@ def of_gradient(name: str, gradient: Tensor, right: Tensor) -> str | None:
     if not all(places) or places[0] == places[1]:
         return None
     if name == "x":
-        return f"x.grad is zeros outside {places[0]}: x is cut. Every rank takes all of x: cut the weights"
+        return f"x.grad is zeros outside {places[0]}, so x is cut. Every rank takes all of x: cut the weights"
     return (
         f"{name}.grad is zeros outside {places[0]}, and right are zeros outside {places[1]}: look at how "
         f"{name} is cut"
