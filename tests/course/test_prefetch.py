@@ -146,6 +146,27 @@ def beyond_the_end(layers, x, prefetch):
     return x
 
 
+def more_than_there_are(layers, x, prefetch):
+    for number in range(prefetch + 1):
+        layers[number].gather()
+    for index, layer in enumerate(layers):
+        x = use(layer, x)
+        for following in layers[index + prefetch + 1 :][:1]:
+            following.gather()
+    return x
+
+
+def pops_from_an_empty_queue(layers, x, prefetch):
+    left = deque(layers)
+    for layer in [left.popleft() for _ in range(prefetch)]:
+        layer.gather()
+    for layer in layers:
+        if left:
+            left.popleft().gather()
+        x = use(layer, x)
+    return x
+
+
 def around(layers, x, prefetch):
     for layer in layers[:prefetch]:
         layer.gather()
@@ -319,6 +340,9 @@ WRONG = [
     (last_not_freed, "the layers [3] are still there at the end"),
     (warmed_up, "rank 0 gathers layer 0 2 times"),
     (beyond_the_end, "There are 4 layers, and near the end fewer than prefetch are left to gather"),
+    (more_than_there_are, "list index out of range, before layer 0 computes (line "),
+    (more_than_there_are, "There are 4 layers, and prefetch is 6: at the start begin no more gathers"),
+    (pops_from_an_empty_queue, "There are 4 layers, and prefetch is 6: at the start begin no more gathers"),
     (alone(around), "gathers layer 0 2 times"),
     (freed_first, "layer 0 computes, and its weight was freed before: free a layer after its forward"),
     (nothing_returned, "it returned None"),

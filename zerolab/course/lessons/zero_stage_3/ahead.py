@@ -1,6 +1,7 @@
 """Lesson 06's exercise on prefetching: gather layers ahead, and hold no more than the bound."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
 
@@ -34,6 +35,7 @@ class Case(NamedTuple):
         return f"{self.world_size} ranks, prefetch={self.prefetch}"
 
 
+_AT_FIRST = ", before layer 0 computes"
 CASES = (Case(2, 1), Case(3, 0), Case(2, 2), Case(3, 3), Case(2, 6))
 
 
@@ -68,7 +70,8 @@ def _forward(fn: Callable, case: Case, rank: int) -> Forward:
     uses: list[Use] = []
     for index in range(DEPTH):
         GatheredLayer(index, layers, moments, uses)
-    output = returned(fn(list(layers), input_of(rank), case.prefetch))
+    with _told_when(moments):
+        output = returned(fn(list(layers), input_of(rank), case.prefetch))
     wrong = out_of_order(uses, input_of(rank), ["forward"]) if uses else None
     if wrong is None and not (isinstance(output, Odd) and output.kind == "NoneType"):
         kind = f"it returned {output.kind}, and " if isinstance(output, Odd) else ""
@@ -76,10 +79,21 @@ def _forward(fn: Callable, case: Case, rank: int) -> Forward:
     return Forward(output, moments, wrong)
 
 
+@contextmanager
+def _told_when(moments: list[Moment]) -> Iterator[None]:
+    """Say of an IndexError whether it came before the first layer computed."""
+    try:
+        yield
+    except IndexError as error:
+        if any(moment.call == "forward" for moment in moments):
+            raise
+        raise IndexError(f"{error}{_AT_FIRST}").with_traceback(error.__traceback__) from error
+
+
 def _look(fn: Callable, case: Case) -> Finding:
     ranks = range(case.world_size)
     outcome = attempt(_forward, [(fn, case, rank) for rank in ranks])
-    if stopped := _stopped(outcome):
+    if stopped := _stopped(outcome, case.prefetch):
         return Finding(str(case), stopped)
     finding = Finding(
         str(case),
@@ -95,11 +109,22 @@ def _look(fn: Callable, case: Case) -> Finding:
     return finding
 
 
-def _stopped(outcome: Attempt) -> str | None:
+def _beyond_the_list(failure: str, prefetch: int) -> str:
+    """Where there are too few layers, if an IndexError came: at the beginning, or near the end."""
+    if "IndexError" not in failure:
+        return ""
+    if _AT_FIRST in failure:
+        return (
+            f". There are {DEPTH} layers, and prefetch is {prefetch}: at the start begin no more gathers "
+            "than there are layers"
+        )
+    return f". There are {DEPTH} layers, and near the end fewer than prefetch are left to gather"
+
+
+def _stopped(outcome: Attempt, prefetch: int) -> str | None:
     if outcome.failure:
         told = outcome.failure.replace("stopped with RuntimeError: layer", "stopped: layer")
-        near = f". There are {DEPTH} layers, and near the end fewer than prefetch are left to gather"
-        told += near * ("IndexError" in told)
+        told += _beyond_the_list(outcome.failure, prefetch)
         return told.replace("stopped with RuntimeError: wait", "stopped: wait")
     orders = [[m.layer for m in values.moments if m.call == "gather"] for values in outcome.values]
     for rank, order in enumerate(orders):
