@@ -299,6 +299,15 @@ def test_right_settings_pass_however_they_are_written(change):
         ),
         ({STEPS: None, MICRO: 8, "train_batch_size": 60}, "8 × 1 × 4 GPUs is 32, and train_batch_size is 60"),
         ({STEPS: None, MICRO: 8, "train_batch_size": 60}, "It divides without a remainder"),
+        (
+            {STEPS: None, MICRO: 8, "train_batch_size": 16},
+            "train_batch_size is that of all GPUs together, micro-batch × accumulation steps × GPUs, and 16 "
+            "is that of one GPU. 8 × 0 × 4 GPUs is 0, and train_batch_size is 16: DeepSpeed refuses that. "
+            "It divides without a remainder, and 16 // 8 // 4 is 0 accumulation steps. Asked for is a batch",
+        ),
+        ({MICRO: 8, "train_batch_size": 16}, "and 16 is that of one GPU. 8 × 2 × 4 GPUs is 64, and train_"),
+        ({"train_batch_size": 16}, "and 16 is that of one GPU. 2 × 2 × 4 GPUs is 16, and 64 was asked for"),
+        ({MICRO: 16, "train_batch_size": 32}, "and 32 is that of one GPU. 16 × 2 × 4 GPUs is 128, and train"),
         ({"train_batch_size": "auto"}, 'Nothing but the Trainer of transformers fills in "auto"'),
         ({"train_batch_size": True}, "train_batch_size is True: it must be a whole number"),
         ({"bf16": {"enabled": "please"}}, "is 'please', and has to be true or false: DeepSpeed stops there"),
@@ -328,6 +337,11 @@ def test_a_key_that_nobody_reads_is_named_with_the_one_that_was_meant(wrong, mea
     without = {key: value for key, value in RIGHT.items() if key != meant and key != "train_batch_size"}
     said = meaning(without | {wrong: value})
     assert said.startswith(f'"{wrong}" is not a key that DeepSpeed reads (did you mean "{meant}"?). ')
+
+
+@pytest.mark.parametrize("change", [{MICRO: 32}, {MICRO: 8, "train_batch_size": 8}])
+def test_other_wrong_batches_are_not_taken_for_that_of_one_gpu(change):
+    assert "that of one GPU" not in meaning(RIGHT | change)
 
 
 def test_a_key_of_a_section_at_the_top_is_sent_there():

@@ -7,6 +7,7 @@ from zerolab.course.attempts import Odd, attempt
 from zerolab.course.exercise import graded
 from zerolab.course.lessons.in_the_wild.deepspeed_keys import refused, unread
 from zerolab.course.lessons.in_the_wild.solution import deepspeed
+from zerolab.course.wording import count
 
 GPUS, MICRO_BATCHES, GLOBAL_BATCH = 4, 2, 64
 # DeepSpeed's models of its sections take these for true and for false, in small letters and in capitals.
@@ -116,21 +117,39 @@ def _wrong_batch(config: dict) -> str | None:
 def _of_three(whole: int | None, micro: int | None, steps: int | None) -> str | None:
     """What the three numbers mean, once DeepSpeed has computed those that are missing, by whole division."""
     given = [number is not None for number in (whole, micro, steps)]
-    if steps is None:
-        steps = 1 if whole is None or micro is None else whole // micro // GPUS
+    one_gpu, divided = _of_one_gpu(whole, micro, steps), ""
+    if steps is None and whole is not None and micro is not None:
+        steps = whole // micro // GPUS
+        divided = f"{whole} // {micro} // {GPUS} is {count(steps, 'accumulation step')}"
+    steps = 1 if steps is None else steps
     if micro is None and whole is not None:
         micro = whole // GPUS // steps
+        divided = f"{whole} // {GPUS} // {steps} is {count(micro, 'sample')}"
     micro = micro or 0
-    product = f"{micro} × {steps} × {GPUS} GPUs is {micro * steps * GPUS}"
+    product = f"{one_gpu}{micro} × {steps} × {GPUS} GPUs is {micro * steps * GPUS}"
     whole = micro * steps * GPUS if whole is None else whole
     if whole != micro * steps * GPUS:
-        divided = ". It divides without a remainder" * (not all(given))
-        asked = f"a batch of {GLOBAL_BATCH} in {MICRO_BATCHES} micro-batches on {GPUS} GPUs"
-        size = GLOBAL_BATCH // MICRO_BATCHES // GPUS
-        each = f" Asked for is {asked}, so each micro-batch of a GPU has {size} samples"
-        return f"{product}, and train_batch_size is {whole}: DeepSpeed refuses that{divided}.{each}"
+        how = f". It divides without a remainder, and {divided}" if divided else ""
+        return f"{product}, and train_batch_size is {whole}: DeepSpeed refuses that{how}. {_asked()}"
     if steps != MICRO_BATCHES:
         many = f"{steps} micro-batch{'es' if steps != 1 else ''}"
         alone = f" of {micro} samples, because nothing else is said" * (sum(given) == 1)
         return f"that accumulates {many}{alone}, and {MICRO_BATCHES} were asked for"
     return None if whole == GLOBAL_BATCH else f"{product}, and {GLOBAL_BATCH} was asked for"
+
+
+def _of_one_gpu(whole: int | None, micro: int | None, steps: int | None) -> str:
+    """Whether the batch that is given is that of one GPU: the one asked for, or that of the other numbers."""
+    own = [GLOBAL_BATCH // GPUS, (micro or 0) * (steps or MICRO_BATCHES)]
+    if whole is None or whole == GLOBAL_BATCH or whole not in own:
+        return ""
+    return (
+        "train_batch_size is that of all GPUs together, micro-batch × accumulation steps × GPUs, and "
+        f"{whole} is that of one GPU. "
+    )
+
+
+def _asked() -> str:
+    size = GLOBAL_BATCH // MICRO_BATCHES // GPUS
+    asked = f"a batch of {GLOBAL_BATCH} in {MICRO_BATCHES} micro-batches on {GPUS} GPUs"
+    return f"Asked for is {asked}, so each micro-batch of a GPU has {size} samples"
