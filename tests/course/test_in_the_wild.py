@@ -339,6 +339,23 @@ def test_a_key_that_nobody_reads_is_named_with_the_one_that_was_meant(wrong, mea
     assert said.startswith(f'"{wrong}" is not a key that DeepSpeed reads (did you mean "{meant}"?). ')
 
 
+@pytest.mark.parametrize("value", [False, "false", 0])
+def test_a_setting_that_changes_what_is_sent_changes_what_the_check_says_of_it(value):
+    settings = {"zero_optimization": {"stage": 2, "use_multi_rank_bucket_allreduce": value}}
+    result = check_json(lambda: RIGHT | settings)
+    assert (
+        result
+        and "2 micro-batches on each of 4 GPUs for a batch of 64. By default it sends" in result.message
+    )
+    assert "Your settings turn `use_multi_rank_bucket_allreduce` off" in result.message
+    assert "What DeepSpeed sends then was not measured here" in result.message
+
+
+def test_the_default_written_down_changes_nothing():
+    settings = {"zero_optimization": {"stage": 2, "use_multi_rank_bucket_allreduce": True}}
+    assert check_json(lambda: RIGHT | settings).message == check_json(lambda: RIGHT).message
+
+
 @pytest.mark.parametrize("change", [{MICRO: 32}, {MICRO: 8, "train_batch_size": 8}])
 def test_other_wrong_batches_are_not_taken_for_that_of_one_gpu(change):
     assert "that of one GPU" not in meaning(RIGHT | change)

@@ -7,18 +7,23 @@ from zerolab.course.attempts import Odd, attempt
 from zerolab.course.exercise import graded
 from zerolab.course.lessons.in_the_wild.deepspeed_keys import refused, unread
 from zerolab.course.lessons.in_the_wild.solution import deepspeed
+from zerolab.course.targets import Reached
 from zerolab.course.wording import count
 
 GPUS, MICRO_BATCHES, GLOBAL_BATCH = 4, 2, 64
 # DeepSpeed's models of its sections take these for true and for false, in small letters and in capitals.
 TRUE, FALSE = ("true", "1", "1.0", "t", "yes", "y", "on"), ("false", "0", "0.0", "f", "no", "n", "off")
 ENABLED = '{"enabled": true}'
+ALL_REDUCE = "use_multi_rank_bucket_allreduce"
+PASSED = (
+    f"DeepSpeed would shard optimizer state and gradients, compute in bf16, and take {MICRO_BATCHES} "
+    f"micro-batches on each of {GPUS} GPUs for a batch of {GLOBAL_BATCH}. By default it sends 2 · 2Ψ + Ψ: an "
+    "all-reduce for each micro-batch, and the all-gather."
+)
 
 
 @graded(
-    f"DeepSpeed would shard optimizer state and gradients, compute in bf16, and take {MICRO_BATCHES} "
-    f"micro-batches on each of {GPUS} GPUs for a batch of {GLOBAL_BATCH}. By default it sends 2 · 2Ψ + Ψ: an "
-    "all-reduce for each micro-batch, and the all-gather.",
+    PASSED,
     call="deepspeed()",
     hints=(
         'the stage is "zero_optimization": {"stage": ...}, and "bf16" is a dictionary too.',
@@ -31,7 +36,17 @@ ENABLED = '{"enabled": true}'
 def check_json(fn: Callable) -> str | None:
     """Read fn(), a DeepSpeed configuration of stage 2 in bf16 and two micro-batches; say what it means."""
     outcome = attempt(fn, [()])
-    return outcome.failure or meaning(outcome.values[0])
+    return outcome.failure or meaning(outcome.values[0]) or _not_by_default(outcome.values[0])
+
+
+def _not_by_default(config: dict) -> Reached | None:
+    """What to say of right settings with which DeepSpeed does not send what it sends by default."""
+    if _on(config["zero_optimization"].get(ALL_REDUCE)) is not False:
+        return None
+    return Reached(
+        f"{PASSED} Your settings turn `{ALL_REDUCE}` off, which is on by default. What DeepSpeed sends then "
+        "was not measured here"
+    )
 
 
 def meaning(config: Any) -> str | None:
