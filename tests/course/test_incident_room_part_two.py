@@ -304,7 +304,13 @@ def verdicts() -> dict[tuple[str, bool], list]:
     """What each test says of each engine, by the test's name and by whether the engines are broken."""
     seen = {}
     for broken, tests in (
-        (False, [*SOUND, *LET_PASS, *CATCHING, close_to_anything, *REFUSED]),
+        (
+            False,
+            [
+                *(*SOUND, *LET_PASS, *CATCHING, close_to_anything, *REFUSED),
+                holds_with_the_defaults_alone,
+            ],
+        ),
         (True, [*SOUND, *LET_PASS, *CATCHING, close_to_anything]),
     ):
         outcome = attempt(_try_all, [(tests, broken)] * MOST_RANKS, timeout=240)
@@ -389,6 +395,20 @@ def test_an_assert_of_a_tuple_is_told(verdicts, monkeypatch):
     assert message.startswith("Line 3 of asserts_a_tuple asserts a tuple")
 
 
+def holds_with_the_defaults_alone(train):
+    """Fails with the second of the right engines. A test cannot tell them apart, so this one counts."""
+    seen = getattr(holds_with_the_defaults_alone, "calls", 0)
+    holds_with_the_defaults_alone.calls = seen + 1
+    assert train(ranks=3).psi and seen % 2 == 0, "not again"
+
+
+def test_settings_of_the_engine_are_named_only_where_the_test_passes_with_others(judged):
+    assert judged(expects_too_much).startswith("Your test fails with an engine that is right: AssertionError")
+    assert judged(holds_with_the_defaults_alone).startswith(
+        "Your test fails with an engine that is right, with prefetch=0 and reduces_in_flight=0: Assertion"
+    )
+
+
 @pytest.mark.parametrize("fn", REFUSED, ids=lambda fn: fn.__name__)
 def test_a_test_that_fails_the_right_engine_is_told_why(judged, fn):
     assert REFUSED[fn] in judged(fn)
@@ -402,6 +422,26 @@ def test_an_assert_without_a_text_is_told_with_its_values(tmp_path):
     said = own_tests.compared(raised.traceback[-1].frame.raw, str(cell), 2)
     assert said == "held is 3072, 1024 * ranks / 2 is 1536.0"
     assert own_tests.compared(raised.traceback[-1].frame.raw, str(cell), 1) == ""
+
+
+IN_OTHER_FORMS = {
+    "run = [6, 7]; assert run[0] == 3 * 4": "run[0] is 6, 3 * 4 is 12",
+    "run = [6, 7]; assert run[1] == 7; assert run[0] == 3 * 4": "run[0] is 6, 3 * 4 is 12",
+    "run = [6, 7]\nassert (\n    run[0]\n    == 3 * 4\n)": "run[0] is 6, 3 * 4 is 12",
+    "for each in [6, 7]: assert each > 6": "each is 6",
+    "run = [6, 7]\nassert run[0] == 6 and run[1] == 3 * 4": "run[1] is 7, 3 * 4 is 12",
+    "run = [6, 7]\nassert not run": "",
+}
+
+
+@pytest.mark.parametrize("code", IN_OTHER_FORMS)
+def test_the_values_of_an_assert_are_told_however_its_lines_are_written(tmp_path, code):
+    cell = tmp_path / "cell.py"
+    cell.write_text(f"{code}\n")
+    with pytest.raises(AssertionError) as raised:
+        exec(compile(cell.read_text(), cell, "exec"), {})
+    last = raised.traceback[-1]
+    assert own_tests.compared(last.frame.raw, str(cell), last.lineno + 1) == IN_OTHER_FORMS[code]
 
 
 def ends_its_process(train):

@@ -176,15 +176,25 @@ def _verdict(fn: Callable, train: Trainer) -> Verdict:
 
 
 def compared(frame: FrameType, file: str, line: int) -> str:
-    """The two values that an assert in that line compared, or nothing where it is no such assert."""
+    """The two values that an assert in that line compared, or nothing where no assert compares any."""
+    value_of = lambda node: eval(ast.unparse(node), {**frame.f_globals, **frame.f_locals})
     try:
-        (statement,) = ast.parse(linecache.getline(file, line).strip()).body
-        both = [statement.test.left, *statement.test.comparators]  # type: ignore[attr-defined]
-        sides = [ast.unparse(side) for side in both if not isinstance(side, ast.Constant)]
-        values = [_short(eval(side, frame.f_globals, frame.f_locals)) for side in sides]
+        test = _failed(ast.parse("".join(linecache.getlines(file))), line, value_of)
+        both = [test.left, *test.comparators]  # type: ignore[attr-defined]
+        sides = [side for side in both if not isinstance(side, ast.Constant)]
+        return ", ".join(f"{ast.unparse(side)} is {_short(value_of(side))}" for side in sides)
     except Exception:
         return ""
-    return ", ".join(f"{side} is {value}" for side, value in zip(sides, values, strict=True))
+
+
+def _failed(tree: ast.Module, line: int, value_of: Callable[[ast.expr], Any]) -> ast.expr:
+    """The condition that does not hold, of the asserts in that line; one of those that an ``and`` joins."""
+    asserts = [each for each in ast.walk(tree) if isinstance(each, ast.Assert)]
+    tests = [each.test for each in asserts if each.lineno <= line <= (each.end_lineno or each.lineno)]
+    test = tests[0] if len(tests) == 1 else next(each for each in tests if not value_of(each))
+    while isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
+        test = next(each for each in test.values if not value_of(each))
+    return test
 
 
 def _short(value: Any) -> str:
@@ -193,14 +203,19 @@ def _short(value: Any) -> str:
 
 
 def _fails_what_is_right(verdicts: list[Verdict]) -> str | None:
-    """Why a test cannot be used: it says something wrong of an engine that is right, or nothing."""
+    """Why a test cannot be used: it says something wrong of an engine that is right, or nothing.
+
+    The settings of that engine matter only where the test passes with others.
+    """
+    all_fail = all(verdict.error for verdict in verdicts)
     for engine, verdict in zip(RIGHT, verdicts, strict=True):
         at = f" ({verdict.place})" if verdict.place else ""
         if verdict.error == "SystemExit":
             return f"your test called sys.exit: let it return, and use assert for what must hold{at}"
         if verdict.error:
             said = f"{verdict.error}{f': {verdict.text}' if verdict.text else ''}"
-            return f"your test fails with an engine that {engine.does}: {said}{at}{verdict.measured}"
+            does = "is right" if all_fail else engine.does
+            return f"your test fails with an engine that {does}: {said}{at}{verdict.measured}"
         if verdict.returned:
             return (
                 f"your test returns {verdict.returned}, and nobody looks at it: a test says assert, and "
