@@ -362,7 +362,12 @@ SHOWN = {
         "run.memory[0].grads_bytes is",
     ),
     clips_nothing: ("With clip=2 nothing is clipped, in any step: the gradients are never longer than that",),
-    only_values: (f"{THREE_PSI.does} (train(ranks=3, stage=1,", "run.sent[0] is"),
+    only_values: (
+        f"{THREE_PSI.does} (train(ranks=3, stage=1,",
+        "run.sent[0] is",
+        f"{STATE.does} (train(ranks=3, stage=1, steps=2, micro_batches=2, clip=0.1) shows it: "
+        "run.memory[0].optimizer_bytes is 3072, and 1024 is right; and run.sent[0] is 12288, and 9216 is",
+    ),
     good_on_rank_0: (f"{COPY.does} (train(ranks=3, stage=3", "run.memory[2].params_bytes is"),
     stage_2_alone: (f"{COPY.does} (no training", "All your trainings have ranks=3, stage=2, steps=2"),
 }

@@ -22,7 +22,9 @@ def call(job: Job) -> str:
 def shown(trainings: Trainings) -> str:
     """The first training that is not as it should be, and in what; "" if none of them shows anything."""
     for job, run in trainings.items():
-        if said := _values(run) or _sent(job, run) or _held(job, run):
+        # Memory comes first: an engine that keeps too much may send more because of that.
+        costs = "; and ".join(filter(None, (_held(job, run), _sent(job, run))))
+        if said := _values(run) or costs:
             return f"{call(job)} shows it: {said}"
     return ""
 
