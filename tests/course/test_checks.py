@@ -148,6 +148,15 @@ def test_other_types_shapes_and_precisions_are_named():
     assert unlike(want * 2, want) is None
 
 
+def test_numbers_near_zero_are_not_taken_for_the_right_ones_cut_off():
+    want = torch.tensor([-3.0, -0.1, 0.2, 5.0], dtype=torch.float64)
+    assert "cut off at -1 and 1" in unlike(want.clamp(-1, 1), want)
+    unwritten = torch.tensor([4e-310, 7e-310, 4e-310, 4e-310], dtype=torch.float64)
+    assert "4e-310, as memory does that was never written" in unlike(unwritten, want)
+    assert unlike(1e-200 * torch.tensor([1.0, 2.0, 1.0, 1.0], dtype=torch.float64), want) is None
+    assert "never written" not in unlike(unwritten, 2 * unwritten)  # such numbers are right here
+
+
 # ---- results
 
 

@@ -147,6 +147,14 @@ def into_empty_memory(own):
     return theirs
 
 
+def into_memory_never_written(own):
+    """The same with numbers that memory may hold, so that the test sees them each time."""
+    found = into_empty_memory(own)
+    if dist.get_rank() == 0:
+        found[::2], found[1::2] = 4.677e-310, 6.946e-310
+    return found
+
+
 def by_the_package(own):
     ring.all_gather(own)
     return own
@@ -203,8 +211,12 @@ WRONG = [
     (its_number, "rank 1 sends a tensor whose elements are all 1, which is its own number: send the"),
     (zeros, "rank 0 sends zeros"),
     (
-        into_empty_memory,
+        alone(into_empty_memory),  # among others it finds the tensors that they have left in memory
         "rank 0 receives nothing: let it receive from (rank - 1) % world_size, which is rank 2",
+    ),
+    (
+        into_memory_never_written,
+        "holds numbers such as 4.677e-310, as memory does that was never written; rank 0 receives nothing",
     ),
 ]
 diagnose = together(
