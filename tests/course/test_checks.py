@@ -23,6 +23,8 @@ from zerolab.course.lessons.ranks import check_average
 from zerolab.course.messages import RETURNED, Message, Place
 from zerolab.course.reading import coefficients, elsewhere, made_of, unlike
 from zerolab.course.stopped import unmatched
+from zerolab.course.targets import bronze, silver
+from zerolab.course.wording import sentences
 
 solutions_travel_by_value(__name__)
 
@@ -295,6 +297,20 @@ def test_wrong_values_come_before_costs_and_stops_before_all():
     assert examine([right, wrong], lambda case: case).startswith("a ")
     assert examine([right, right], lambda case: case) == "too many bytes (seen with a case)"
     assert examine([right, Finding("b", "it hangs")], lambda case: case).startswith("it hangs")
+
+
+def test_what_cases_cost_before_one_that_stops_is_said_in_a_sentence_of_its_own():
+    right, stops = finding((1.0, 1.0)), Finding("b", "it hangs")
+    for target in (bronze, silver):
+        right.cost = target("rank 0 sends 2 messages, and one is enough")
+        said = sentences(examine([right, stops], lambda case: case))
+        assert said == (
+            "It hangs (seen with b). Before this case the values are right, and they cost too much: rank 0 "
+            "sends 2 messages, and one is enough (seen with a case)"
+        )
+    right.cost = "the order is wrong"
+    said = sentences(examine([right, stops], lambda case: case))
+    assert said.endswith(". Before this case the values are right, but the order is wrong (seen with a case)")
 
 
 def test_a_value_is_taken_apart_into_what_it_is_a_sum_of():

@@ -51,6 +51,19 @@ def whole_gradient(shard, max_norm):
     return clip(shard, max_norm, norm=lambda _: torch.cat(everything).norm().item())
 
 
+def shards_of_one_length(shard, max_norm):
+    """The same without the padding, so that it stops where the shards differ in length."""
+    everything = [torch.empty_like(shard) for _ in range(dist.get_world_size())]
+    dist.all_gather(everything, shard)
+    return clip(shard, max_norm, norm=lambda _: torch.cat(everything).norm().item())
+
+
+def shards_in_one_tensor(shard, max_norm):
+    everything = shard.new_empty(dist.get_world_size() * len(shard))
+    dist.all_gather_into_tensor(everything, shard)
+    return clip(shard, max_norm, norm=lambda _: everything.norm().item())
+
+
 def only_if_large(shard, max_norm):
     norm = shard.norm().item()
     if norm > max_norm:
@@ -118,6 +131,11 @@ def torchs_own(shard, max_norm):
     parameter = torch.nn.Parameter(torch.zeros_like(shard))
     parameter.grad = shard
     return torch.nn.utils.clip_grad_norm_([parameter], max_norm)
+
+
+def torchs_own_of_a_tensor(shard, max_norm):
+    """A shard is no parameter: it has no .grad."""
+    return torch.nn.utils.clip_grad_norm_([shard], max_norm)
 
 
 def twice(shard, max_norm):
@@ -245,6 +263,13 @@ CLIP_WRONG = [
     (one_is_added, "the factor is max_norm / (norm + 1)"),
     (lambda shard, max_norm: None, "not written yet"),
     (torchs_own, "the norm of this rank's own shard"),
+    (torchs_own_of_a_tensor, "clip_grad_norm_? That returns 0 where it finds no .grad, and a shard has none"),
+    (torchs_own_of_a_tensor, "the norm of this rank's own shard: the other shards belong to the gradient"),
+    (with_norm(lambda shard: 0 * summed(1.0)), "its value is all zeros"),
+    (alone(shards_of_one_length), "the shards differ in length here, 64 and 0 elements, and dist.all_gather"),
+    (alone(shards_of_one_length), "too much: rank 0 moves 768 bytes with dist.all_gather, and one number"),
+    (alone(shards_of_one_length), "the square of the norm of its shard (seen with 3 ranks, max_norm 2)"),
+    (alone(shards_in_one_tensor), "64 and 0 elements, and dist.all_gather_into_tensor needs tensors of one"),
     (with_norm(lambda shard: summed(shard.norm())), "squares can be added, norms cannot"),
     (with_norm(largest), "the largest of the shards' norms"),
     (with_norm(lambda shard: summed(shard.norm() ** 2)), "the sum of the squares: take its root"),

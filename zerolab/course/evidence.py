@@ -24,7 +24,7 @@ from zerolab.course.reading import (
     silent,
     unlike,
 )
-from zerolab.course.targets import lowest
+from zerolab.course.targets import before_it, lowest
 
 
 @dataclass
@@ -115,9 +115,8 @@ def examine(cases: Iterable, look: Callable[..., Finding]) -> str | None:
     for finding in map(look, cases):
         fits = finding.fitting()
         if finding.stopped:
-            also = f"; and elsewhere {lowest(costs)}" if costs else ""
-            stopped = f"{finding.stopped} (seen with {finding.where}){also}"
-            return _named(first, suspects) if first else stopped
+            stopped = f"{finding.stopped} (seen with {finding.where})"
+            return _named(first, suspects) if first else "; ".join(filter(None, [stopped, before_it(costs)]))
         if first is None and finding.wrong:
             first, suspects = finding, [why for why in fits if why not in excluded] or fits
             if not suspects:

@@ -24,3 +24,13 @@ def lowest(costs: Iterable[str]) -> str | None:
     """Of what several cases cost, what counts most: a mistake, then bronze, then silver."""
     order = lambda cost: (isinstance(cost, Reached), not cost.startswith("bronze"))
     return min(costs, key=order, default=None)
+
+
+def before_it(costs: Iterable[str]) -> str | None:
+    """What is said of right cases beside a later one that stopped, where no target is reached."""
+    cost = lowest(costs)
+    if cost is None:
+        return None
+    if isinstance(cost, Reached):
+        return f"before this case the values are right, and they cost too much: {cost.partition(': ')[2]}"
+    return f"before this case the values are right, but {cost}"

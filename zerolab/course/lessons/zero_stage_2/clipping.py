@@ -21,6 +21,7 @@ from zerolab.course.lessons.zero_stage_2.norms import (
     whole,
 )
 from zerolab.course.lessons.zero_stage_2.solution import clip_shard
+from zerolab.course.messages import at
 from zerolab.course.targets import bronze
 from zerolab.course.wire import given
 
@@ -74,15 +75,17 @@ def _number(value: Any) -> torch.Tensor | Odd:
 def _look(fn: Callable, case: Case) -> Finding:
     ranks = range(len(case.lengths))
     outcome = attempt(_clip, [(fn, case, rank) for rank in ranks])
-    if stopped := _stopped(outcome):
+    if stopped := _stopped(outcome, case):
         return Finding(str(case), stopped)
     norms = [float(shard.norm()) for shard in case.shards()]
     of_norms = _of_norms(case, outcome, norms)
     return of_norms if of_norms.wrong else _of_shards(case, outcome, norms, of_norms)
 
 
-def _stopped(outcome: Attempt) -> str | None:
+def _stopped(outcome: Attempt, case: Case) -> str | None:
     """Return why there are no norms to compare."""
+    if (outcome.failure or outcome.unsound) and (unequal := _shards_gathered(outcome, case)):
+        return unequal
     if outcome.failure and "every rank must make the same calls" in outcome.failure:
         return f"{outcome.failure}. Does a rank with a small norm skip the collective?"
     if outcome.failure:
@@ -94,6 +97,33 @@ def _stopped(outcome: Attempt) -> str | None:
             said = " ".join(filter(None, each.norm[:2])).replace("NoneType", "None")
             return f"rank {rank} returned {said}: return the norm, as a float or a tensor of one element"
     return outcome.unsound
+
+
+def _shards_gathered(outcome: Attempt, case: Case) -> str | None:
+    """Whether shards were gathered that differ in length, by the sizes of one collective on all ranks."""
+    own = [[call for call in calls if call.collective] for calls in outcome.calls]
+    for together in zip(*own, strict=False):
+        sizes = [call.numel for call in together]
+        of_shards = [[copies * length for length in case.lengths] for copies in (1, len(case.lengths))]
+        if len(set(sizes)) > 1 and sizes in of_shards:
+            lengths = " and ".join(f"{length}" for length in case.lengths)
+            return (
+                f"the shards differ in length here, {lengths} elements, and {together[0].call} needs tensors "
+                "of one length. No rank needs the other shards: exchange the norms of the shards, or their "
+                f"squares, one number of each rank{at(together[0].place)}"
+            )
+    return None
+
+
+def _nothing_measured(outcome: Attempt) -> str | None:
+    """Whether all ranks returned 0 without a message, as a function does that finds no gradient."""
+    if any(outcome.calls) or any(isinstance(each.norm, Odd) or each.norm for each in outcome.values):
+        return None
+    return (
+        "each rank returned 0, and nothing was sent. Does it call torch.nn.utils.clip_grad_norm_? That returns "
+        "0 where it finds no .grad, and a shard has none. Of a parameter whose .grad is the shard it would "
+        "return the norm of this rank's own shard: the other shards belong to the gradient, too"
+    )
 
 
 def _of_norms(case: Case, outcome: Attempt, norms: Norms) -> Finding:
@@ -108,7 +138,7 @@ def _of_norms(case: Case, outcome: Attempt, norms: Norms) -> Finding:
         [torch.tensor(whole(norms)) for _ in ranks],
         predicted | {why: list(map(torch.tensor, of[case])) for why, of in norm_formulas.norms().items()},
         also=outcome.hint_of_calls,
-        told=_shard_reduced(outcome) or _near(seen, whole(norms)),
+        told=_shard_reduced(outcome) or _nothing_measured(outcome) or _near(seen, whole(norms)),
     )
     return _without_chance(found, predicted)
 
@@ -168,6 +198,8 @@ def _of_shards(case: Case, outcome: Attempt, norms: Norms, of_norms: Finding) ->
         cost=_sent_too_much(outcome),
         told=_shard_reduced(outcome) or _factors_seen(outcome, shards, right),
     )
+    if not found.wrong:
+        found.where = str(case)  # of what a right answer costs, too
     return _without_chance(found, {})
 
 
