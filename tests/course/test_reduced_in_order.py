@@ -124,6 +124,15 @@ class Views(Queue):
 class AllReduced(Queue):
     def reduce(self, flat):
         ring.all_reduce(flat)
+        return flat[ring.chunks(flat.numel(), dist.get_world_size())[dist.get_rank()]].clone()
+
+
+@alone
+class AllReducedTooShort(Queue):
+    """The same with chunks of torch, which are too few for 9 elements on 4 ranks."""
+
+    def reduce(self, flat):
+        ring.all_reduce(flat)
         return flat.chunk(dist.get_world_size())[dist.get_rank()].clone()
 
 
@@ -419,7 +428,8 @@ ORDER_WRONG = [
     (OnRank0Alone, "rank 0 is right, but rank 1 is not: each shard is the mean over the ranks"),
     (OneForAll, "a new object begins with the shards of the one before"),
     (OneBuffer, "several shards are views of the same memory"),
-    (alone(OnceInReady), "Every rank must reduce every unit, and all of them in one order (seen with"),
+    (alone(OnceInReady), "rank 2 reduces a, b, and never c, d. They were ready before the turn came"),
+    (alone(OnceInReady), "in ready, reduce with while, and not with if. "),
     (alone(Twice), "rank 0 begins more than 3 reduce-scatters, and there are 3 units. Reduce each unit once"),
     (alone(ZerosLast), "what waits, and zeros for a unit that never got ready"),
     (alone(ZerosFirst), "Reduce in the order of sizes, in finish, too"),
@@ -433,6 +443,7 @@ ORDER_WRONG = [
     (alone(NoFinish), "was never sent: rank 1 has returned"),
     (Views, "is a view, which keeps the whole buffer: keep a clone of the chunk"),
     (AllReduced, "bronze, because the values are right. For silver: rank 0 sends"),
+    (AllReducedTooShort, "before this case the values are right, and they cost too much: rank 0 sends"),
     (NativeAllReduce, "that calls torch's own dist.all_reduce: use ring.reduce_scatter"),
     (Mean, "each shard is the mean over the ranks"),
     (Own, "each shard is this rank's own gradient"),

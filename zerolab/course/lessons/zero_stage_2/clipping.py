@@ -120,9 +120,9 @@ def _nothing_measured(outcome: Attempt) -> str | None:
     if any(outcome.calls) or any(isinstance(each.norm, Odd) or each.norm for each in outcome.values):
         return None
     return (
-        "each rank returned 0, and nothing was sent. Does it call torch.nn.utils.clip_grad_norm_? That returns "
-        "0 where it finds no .grad, and a shard has none. Of a parameter whose .grad is the shard it would "
-        "return the norm of this rank's own shard: the other shards belong to the gradient, too"
+        "each rank returned 0, and nothing was sent. Does it call torch.nn.utils.clip_grad_norm_? That "
+        "returns 0 where it finds no .grad, and a shard has none. Of a parameter whose .grad is the shard it "
+        "would return the norm of this rank's own shard: the other shards belong to the gradient, too"
     )
 
 

@@ -51,6 +51,8 @@ def _failed(outcome: Attempt, case: Case) -> str:
         return f"{again}. {failure[0].upper()}{failure[1:]}"
     if crossed and (other := _waits_in_another_call(outcome)):
         return other
+    if crossed and (left := _left_waiting(outcome, case)):
+        return f"{left}. {failure[0].upper()}{failure[1:]}"
     if crossed and missing:
         return (
             f"{failure}. Some ranks have no gradient of {', '.join(missing)}: finish has to reduce zeros for "
@@ -85,6 +87,26 @@ def _waits_in_another_call(outcome: Attempt) -> str | None:
         f"deadlock: rank {rank} waits in {call.call} ({call.place}), and rank {other} in {sends.call} "
         f"({sends.place}). Units get ready in another order on each rank, so ready may call nothing that all "
         "ranks have to call together, but the reduction of the unit whose turn it is"
+    )
+
+
+def _left_waiting(outcome: Attempt, case: Case) -> str | None:
+    """Whether a rank ended with fewer reductions than others, while units that were ready waited for them."""
+    names, rounds = list(case.sizes), case.world_size - 1
+    firsts = [[m for m in own if m.call == "ring.reduce_scatter"][::rounds] for own in outcome.messages]
+    rank = min(range(case.world_size), key=lambda each: len(firsts[each]))
+    done, left = names[: len(firsts[rank])], names[len(firsts[rank]) :]
+    if not done or max(map(len, firsts)) == len(done) or not set(left) <= set(case.orders[rank]):
+        return None
+    for name, first in zip(done, firsts[rank], strict=True):  # the first round sends the rank's own numbers
+        own = case.gradient(rank, name)[case.cut(name, rank - 1)]
+        if first.content != tuple(own.double().tolist()):
+            return None
+    they = "It was" if len(left) == 1 else "They were"
+    return (
+        f"rank {rank} reduces {', '.join(done)}, and never {', '.join(left)}. {they} ready before the turn "
+        "came, and a reduction may leave the next unit waiting, too: in ready, reduce with while, and not "
+        "with if"
     )
 
 
