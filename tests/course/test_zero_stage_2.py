@@ -276,6 +276,23 @@ def to_two_chunks(flat, kept):
     return ring.reduce_scatter(flat).clone()
 
 
+@alone
+def to_the_whole_gradient(flat, kept):
+    return ring.reduce_scatter(flat.clone() if kept is None else kept + flat).clone()
+
+
+@alone
+def onto_the_whole_gradient(flat, kept):
+    if kept is not None:
+        flat += kept
+    return ring.reduce_scatter(flat).clone()
+
+
+@alone
+def other_sizes_added(flat, kept):
+    return ring.reduce_scatter(flat).clone() + torch.ones(5)
+
+
 def on_rank_0_alone(flat, kept):
     mine = ring.reduce_scatter(flat).clone()
     return mine if dist.get_rank() else added(mine, kept)
@@ -323,6 +340,9 @@ WRONG = [
     (to_the_next, "rank 0's sum has what rank 2 had kept, and not what it had kept itself, as if"),
     (to_the_start, "rank 0's sum has what ranks 1 and 2 had kept, as if `kept` were added to another rank's"),
     (to_two_chunks, "rank 0's sum has what rank 2 had kept, as if"),
+    (to_the_whole_gradient, "`kept` is a shard of 96 elements, and it is added to a whole gradient of 288"),
+    (onto_the_whole_gradient, "Reduce flat first, and add the shard that comes back to `kept`"),
+    (other_sizes_added, "stopped with RuntimeError: The size of tensor a (96) must match"),
     (on_rank_0_alone, "rank 0 is right, but rank 1 is not: a rank holds the last micro-batch alone"),
     (never_waits, "and waited for none of them"),
     (of_two(lambda kept, new: 2 * new), "it is 2 × the new shard, and `kept` is not in it"),

@@ -1,5 +1,6 @@
 """Lesson 05's second exercise: reduce a micro-batch's gradient, keep 1/N. Graded on values, memory, bytes."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -137,7 +138,8 @@ def _stopped(outcome: Attempt, case: Case) -> str | None:
             f". {case.world_size} ranks do not divide {case.numel} elements: ring.chunks(numel, N) cuts any "
             "number, as ring.reduce_scatter does, and its parts differ by one"
         )
-        return outcome.failure + uneven * (not case.even)
+        added = _added_to_a_whole(outcome.failure, case)
+        return f"{added}{outcome.failure}{uneven * (not case.even)}"
     values = [kept.value for of_rank in outcome.values for step in of_rank for kept in step]
     kinds = {value.kind for value in values if isinstance(value, Odd)}
     if not any(outcome.calls) and kinds == {"NoneType"}:
@@ -148,3 +150,15 @@ def _stopped(outcome: Attempt, case: Case) -> str | None:
     if outcome.engine:
         return "that uses zerolab's own ZeroOptimizer: use ring.reduce_scatter"
     return outcome.unsound
+
+
+def _added_to_a_whole(failure: str, case: Case) -> str:
+    """Whether it stopped because a shard and a whole gradient differ in size, by torch's message."""
+    sizes = re.search(r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)", failure)
+    shards = [case.length(rank) for rank in range(case.world_size)]
+    if not sizes or not any({*map(int, sizes.groups())} == {shard, case.numel} for shard in shards):
+        return ""
+    return (
+        f"`kept` is a shard of {min(map(int, sizes.groups()))} elements, and it is added to a whole gradient "
+        f"of {case.numel}. Reduce flat first, and add the shard that comes back to `kept`. "
+    )
