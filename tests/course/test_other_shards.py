@@ -141,6 +141,28 @@ def of_length(length):
 
 
 RIGHT = [as_list, empty_where_it_falls]
+
+
+def with_gaps(of, behind_the_last, whole_shards):
+    """zerolab's own layout: parameters begin at multiples of `of` elements."""
+
+    def owned(sizes, n, rank):
+        begins, at = [], 0
+        for size in sizes:
+            begins.append(at)
+            at += up(size, of) * of
+        numel = at if behind_the_last else begins[-1] + sizes[-1]
+        length = up(up(numel, n), of) * of if whole_shards else up(numel, n)
+        pairs = [
+            (max(length * rank - begin, 0), min(length * (rank + 1) - begin, size))
+            for begin, size in zip(begins, sizes, strict=True)
+        ]
+        return [pair if pair[0] < pair[1] else (0, 0) for pair in pairs]
+
+    return owned
+
+
+GAPS = [(16, True, False), (16, False, False), (16, True, True), (4, True, False), (64, False, False)]
 WRONG = [
     (padding_first, "the padding stands in front of the parameters, so rank 0 owns fewer"),
     (padding_behind_the_first, "the padding stands behind the first parameter"),
@@ -193,10 +215,13 @@ WRONG = [
     (one_of(-1), "only the last parameter that the shard touches has a slice"),
     (
         not_at_the_beginning,
-        "no rank owns element 0 of parameter 0: each element has one owner; rank 0 owns 0 elements in all, "
-        "and 6 of its shard are of parameters; the slice of parameter 0 is (0, 0), and right is (0, 6); "
+        "no rank owns element 0 of parameter 0: each element has one owner; rank 0's slices have 0 elements "
+        "together, and its shard holds 6 elements of parameters; the slice of parameter 0 is (0, 0), and "
+        "right is (0, 6); "
         "slices are wrong wherever the parameter begins exactly where the shard begins, and nowhere else",
     ),
+    *((with_gaps(*gaps), f"each parameter begins at a multiple of {gaps[0]} elements") for gaps in GAPS),
+    (with_gaps(*GAPS[0]), "they follow each other without gaps, and the only padding is at the end"),
     (one_rank_too_far, "with sizes [6, 3, 7, 1], 3 ranks, rank 2 (line"),
     (
         lambda sizes, n, rank: [cut(sizes, n, each) for each in range(n)],

@@ -24,15 +24,53 @@ def explained(answers: Mapping[Case, Any]) -> list[str]:
         if all(answers[case] == tuple(_slices(case, *pair)) for case in CASES)
     ]
     fewest = min(map(len, fits), default=0)
-    return ["; besides, ".join(pair) for pair in fits if len(pair) == fewest]
+    return ["; besides, ".join(pair) for pair in fits if len(pair) == fewest] or _gaps(answers)
 
 
 def _slices(case: Case, layout: str, cut: str) -> Slices:
     shard = CUTS[cut](case)
-    return plain(
-        (max(shard.start - at, 0), max(min(shard.stop - at, size), 0))
-        for at, size in LAYOUTS[layout](case, shard)
-    )
+    return _in_shard(LAYOUTS[layout](case, shard), shard)
+
+
+def _in_shard(parameters: list[Place], shard: slice) -> Slices:
+    return plain((max(shard.start - at, 0), max(min(shard.stop - at, size), 0)) for at, size in parameters)
+
+
+def _gaps(answers: Mapping[Case, Any]) -> list[str]:
+    """Return whether parameters begin at multiples of a number, as zerolab's do, in shards of some length."""
+    return [
+        f"each parameter begins at a multiple of {of} elements, so there are gaps between them. In this "
+        "exercise they follow each other without gaps, and the only padding is at the end"
+        for of in (2, 4, 8, 16, 32, 64, 128, 256)
+        if any(
+            all(answers[case] == tuple(_with_gaps(case, of, length)) for case in CASES)
+            for length in _LENGTHS_WITH_GAPS
+        )
+    ][:1]
+
+
+def _with_gaps(case: Case, of: int, length: Callable[[Case, list[Place], int], int]) -> Slices:
+    begins = [at for at, _ in _in_a_row([_up(size, of) for size in case.sizes])]
+    parameters = list(zip(begins, case.sizes, strict=True))
+    size = length(case, parameters, of)
+    return _in_shard(parameters, slice(size * case.rank, size * (case.rank + 1)))
+
+
+def _up(number: int, of: int) -> int:
+    return -(-number // of) * of
+
+
+def _share(numel: int, case: Case) -> int:
+    return -(-numel // case.world_size)
+
+
+# The shard's length where the last gap counts, where it does not, where no gap does, and where it is rounded.
+_LENGTHS_WITH_GAPS: tuple[Callable[[Case, list[Place], int], int], ...] = (
+    lambda c, p, of: _share(_up(sum(p[-1]), of), c),
+    lambda c, p, of: _share(sum(p[-1]), c),
+    lambda c, p, of: _share(c.numel, c),
+    lambda c, p, of: _up(_share(sum(p[-1]), c), of),
+)
 
 
 def _in_a_row(sizes: list[int], begin: int = 0) -> list[Place]:

@@ -138,7 +138,10 @@ def _length(case: Case, got: Slices) -> str | None:
     has, right = (sum(stop - start for start, stop in slices) for slices in (got, inside(case)))
     if has == right:
         return None
-    return f"rank {case.rank} owns {has} elements in all, and {right} of its shard are of parameters"
+    return (
+        f"rank {case.rank}'s slices have {has} elements together, and its shard holds {right} elements of "
+        "parameters"
+    )
 
 
 def _owners(answers: Mapping[Case, Any], case: Case) -> str | None:
