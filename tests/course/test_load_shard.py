@@ -84,6 +84,12 @@ def garbage_behind(read, saved_by, numel, n, rank):
     return padded(everything(read, saved_by, numel)[own * rank : own * (rank + 1)], own)
 
 
+def cut_from_all_files(read, saved_by, numel, n, rank):
+    """The same without zeros where the files end."""
+    own = up(numel, n)
+    return everything(read, saved_by, numel)[own * rank : own * (rank + 1)]
+
+
 def no_padding(read, saved_by, numel, n, rank):
     own = up(numel, n)
     return everything(read, saved_by, numel)[:numel][own * rank : own * (rank + 1)]
@@ -301,6 +307,7 @@ LOAD_WRONG = [
     (whole_files, "For silver: rank 0 reads 6 elements, and its shard has 4"),
     (padding_kept, "the old padding is not dropped"),
     (garbage_behind, "the old padding is still there, where the new padding belongs"),
+    (cut_from_all_files, "your shards go on into the old padding: stop at numel (seen with"),
     (no_padding, "the last shards are shorter"),
     (chunked, "the first shards are one longer"),
     (own_file, "each rank returns the file with its own number"),
@@ -343,3 +350,8 @@ def test_right_loading_passes_however_it_is_written(right):
 @pytest.mark.parametrize(("wrong", "words"), LOAD_WRONG)
 def test_wrong_loading_is_named(wrong, words):
     assert words in loaded_by(wrong)
+
+
+def test_padding_that_is_not_dropped_is_said_once():
+    said = loaded_by(cut_from_all_files)
+    assert said.count("padding") == 1 and "besides" not in said

@@ -69,9 +69,10 @@ ASSEMBLED: Mapping[str, Value] = {
     "elements":
         lambda c: zeros_behind(_values(c), slice(0, max(len(_values(c)), c.case.saved))),
 }
+WITH_PADDING = "the old padding is not dropped: stop at numel"
 BASES: Mapping[str, Callable[[Case], torch.Tensor]] = {
     "": lambda c: c.state(),
-    "the old padding is not dropped: stop at numel": lambda c: c.joined(),
+    WITH_PADDING: lambda c: c.joined(),
     "the files are in reverse order": lambda c: torch.cat(c.files()[::-1]),
     "as many elements are dropped from the end of each file as there is old padding: it stands only at the "
     "end of the last files":
@@ -94,9 +95,13 @@ def _cut_of(base: Callable[[Case], torch.Tensor], shards: str, pad: bool) -> Val
 
 
 def _cuts() -> list[tuple[str, Value]]:
-    """Each base with each cut. Zeros may be there, or missing."""
+    """Each base with each cut. Zeros may be there, or missing.
+
+    Padding that is not dropped shows only where a cut reaches into it, which the cut's sentence says.
+    """
+    said = lambda base, cut: [cut or base] if base == WITH_PADDING else [why for why in (base, cut) if why]
     return [
-        ("; besides, ".join(why for why in (base, cut) if why), _cut_of(BASES[base], cut, pad))
+        ("; besides, ".join(said(base, cut)), _cut_of(BASES[base], cut, pad))
         for base, cut, pad in product(BASES, SHARDS, (True, False))
         if base or cut
     ]
