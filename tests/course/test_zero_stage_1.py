@@ -209,6 +209,24 @@ class AveragesWeights(Right):
         self.flat /= self.n
 
 
+class AveragesOwnShards(Right):
+    """Each rank's shard gets the rank's own gradient, and flat is averaged afterwards."""
+
+    def reduce(self, gradient):
+        return gradient[self.piece]
+
+    def share(self):
+        ring.all_reduce(self.flat)
+        self.flat /= self.n
+
+
+class AveragesChunks(AveragesOwnShards):
+    def share(self):
+        mine = ring.reduce_scatter(self.flat)
+        mine /= self.n
+        ring.all_gather(self.flat)
+
+
 class StepsTwice(Right):
     def step(self, gradient):
         self.shard.grad = self.reduce(gradient)
@@ -442,6 +460,11 @@ WRONG = [
     (GathersFirst, "one step behind: all-gather after the update"),
     (PilesUp, "pile up from step to step"),
     (AveragesWeights, "the weights were averaged instead of the gradients"),
+    (
+        AveragesOwnShards,
+        "the weights were averaged instead of the gradients: each rank's optimizer stepped on",
+    ),
+    (AveragesChunks, "the weights were averaged instead of the gradients: each rank's optimizer stepped on"),
     (StepsTwice, "each step is taken twice: call the optimizer's step once"),
     (NextChunk, "rank 0's optimizer gets the gradient of chunk 1, and its shard is chunk 0"),
     (OneStepLate, "each update uses the numbers of the step before, and the first of them twice"),

@@ -153,6 +153,7 @@ def _explained(finding: Finding, outcome: Attempt, world: World) -> Finding:
         or wrong_update(world, updated, unchanged, ring)
         or (given and (gradients.wrong_step(world, given) or gradients.wrong_chunk(world, given)))
         or (sharing.put_back(world, updated, ends) if unchanged else None)
+        or (given and world.world_size > 1 and sharing.averaged(world, given, updated, ends))
     )
     if wrong:
         return Finding(finding.where, "; ".join(filter(None, [wrong, outcome.hint_of_calls])))

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from zerolab.course.evidence import same
+from zerolab.course.lessons.zero_stage_1.gradients import Gradients
 from zerolab.course.lessons.zero_stage_1.updates import Updated
 from zerolab.course.lessons.zero_stage_1.world import STEPS, World, mean
 
@@ -46,6 +48,21 @@ def _changed_again(world: World, by_rank: Sequence[Updated], ends: Ends) -> tupl
         if close(first[-1].after, own) and not close(ends[rank][0], own):
             return rank, own
     return None
+
+
+def averaged(world: World, gradients: Gradients, by_rank: Sequence[Updated], ends: Ends) -> str | None:
+    """Whether each rank stepped on its own gradient, and flat then became the mean of the ranks' flats."""
+    for rank, own in enumerate(gradients):
+        if not same(own[0], world.gradient(0, rank)[world.cut(rank)]):
+            return None
+    after = np.mean([each.of(0)[0].after for each in by_rank], axis=0)
+    if not all(np.allclose(own[0], after, rtol=1e-4, atol=1e-5) for own in ends):
+        return None
+    return (
+        "the weights were averaged instead of the gradients: each rank's optimizer stepped on this rank's "
+        "own gradient, and flat was averaged over the ranks afterwards. Reduce-scatter the gradient before "
+        "the step, and all-gather flat after it"
+    )
 
 
 def between(world: World, ends: Ends) -> str | None:
