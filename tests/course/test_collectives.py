@@ -8,7 +8,7 @@ from support.lessons import solutions_travel_by_value, spoken
 
 from zerolab import ring
 from zerolab.course import attempts, figure
-from zerolab.course.lessons.collectives import check_reduce_scatter, figures
+from zerolab.course.lessons.collectives import check, check_reduce_scatter, figures, rounds, whole
 from zerolab.course.targets import Reached
 
 solutions_travel_by_value(__name__)
@@ -356,7 +356,7 @@ WRONG = [
     (ring_with(rounds=-2), "a rank made 1 round, and 3 ranks need 2"),
     (alone(ring_with(rounds=0)), "stop after N-1 rounds"),
     (alone(ring_with(mixed=2)), "what arrives is added to another chunk than the one that was sent"),
-    (ring_with(put=torch.Tensor.copy_), "as the right neighbour brought it"),
+    (ring_with(put=torch.Tensor.copy_), "its own chunk has the next rank's numbers and no others: in every"),
     (ring_with(stale=True), "pass on the partial sum"),
     (ring_with(forget=True), "returned None,"),
     (lambda tensor: ring_with()(tensor) is None or tensor, "returned the whole tensor"),
@@ -402,6 +402,14 @@ def test_every_right_way_passes(solution):
 )
 def test_the_check_names_the_mistake(solution, diagnosis):
     assert diagnosis in diagnose(solution)
+
+
+def test_messages_and_hints_call_the_neighbours_what_the_lesson_calls_them():
+    """The next rank and the one before: nothing says which rank is on the left."""
+    said = [*check.HINTS, *check.MISTAKES, *whole.HINTS, *whole.MISTAKES, *rounds.MISTAKES]
+    said += [*rounds.FIRST_HALF]
+    sides = ("left neighbour", "right neighbour", "to the left", "to the right", "from the left")
+    assert not [text for text in said if any(side in text for side in sides)]
 
 
 def test_a_ring_to_the_left_is_gold():

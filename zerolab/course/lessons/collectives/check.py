@@ -23,8 +23,8 @@ from zerolab.course.wording import count
 HINTS = (
     "rank r ends with chunk r, so it must receive chunk r in the last round, and chunk r-1 in the round "
     "before. Count backwards from there.",
-    "for s in range(N-1): rank r sends chunk r-s-1 to the right and receives chunk r-s-2 from the left, both "
-    "modulo N. There are N-1 rounds.",
+    "for s in range(N-1): rank r sends chunk r-s-1 to the next rank and receives chunk r-s-2 from the one "
+    "before, both numbers modulo N. There are N-1 rounds.",
     "receive into torch.empty_like(chunk), wait for both messages, and only then add the buffer to your own "
     "chunk: the next round sends this sum.",
 )
@@ -41,17 +41,17 @@ MISTAKES: dict[str, Callable[[list[torch.Tensor], int, Callable[[int], slice]], 
         lambda g, r, cut: sum_of(g)[cut(r)] / len(g),
     UNCHANGED:
         lambda g, r, cut: g[r][cut(r)],
-    "only the left neighbour's numbers were added: pass on the partial sum, with what arrived in the round "
+    "only the numbers of the rank before were added: pass on the partial sum, with what arrived in the round "
     "before":
         lambda g, r, cut: g[r][cut(r)] + g[r - 1][cut(r)],
-    "only the right neighbour's numbers were added: pass on the partial sum, with what arrived in the "
-    "round before":
+    "only the next rank's numbers were added: pass on the partial sum, with what arrived in the round "
+    "before":
         lambda g, r, cut: g[r][cut(r)] + g[(r + 1) % len(g)][cut(r)],
-    "it returned its own chunk as the right neighbour brought it: add what arrives to the chunk, instead of "
-    "replacing the chunk":
+    "its own chunk has the next rank's numbers and no others: in every round what arrives replaces the "
+    "chunk, so add it to the chunk instead":
         lambda g, r, cut: g[(r + 1) % len(g)][cut(r)],
-    "it returned its own chunk as the left neighbour brought it: add what arrives to the chunk, instead of "
-    "replacing the chunk":
+    "its own chunk has the numbers of the rank before and no others: in every round what arrives replaces "
+    "the chunk, so add it to the chunk instead":
         lambda g, r, cut: g[r - 1][cut(r)],
     "its own numbers are missing from the sum: add what arrives to the chunk, instead of replacing the chunk":
         lambda g, r, cut: sum_of(g)[cut(r)] - g[r][cut(r)],
@@ -90,7 +90,7 @@ def check_reduce_scatter(fn: Callable) -> str | None:
     """Run fn(tensor) on 1 to 4 ranks and print the mistake it makes, or that it makes none.
 
     fn returns this rank's chunk (`zerolab.ring.chunks`) of the sum over the ranks, sends only to one
-    neighbour, on the right or on the left, and sends (N-1)/N of the tensor.
+    neighbour, the next rank or the one before, and sends (N-1)/N of the tensor.
     """
     return examine(CASES, partial(_look, fn)) or held_too_much(fn)
 

@@ -142,13 +142,13 @@ MISTAKES = {
     "round is the receiver's, too":
         (Ring(lands=1), Ring(lands=-1)),
     "the second half sends to the other neighbour than its indices are for: they go one down, k, then k-1, "
-    "where messages go to the right, and one up where they go to the left":
+    "where messages go to the next rank, and one up where they go to the one before":
         (Ring(against=(1,)),),
     "the first half sends to the other neighbour than its indices are for: they go one down, k, then k-1, "
-    "where messages go to the right, and one up where they go to the left":
+    "where messages go to the next rank, and one up where they go to the one before":
         (Ring(against=(0,)),),
     "both halves send to the other neighbour than their indices are for: they go one down, k, then k-1, "
-    "where messages go to the right, and one up where they go to the left":
+    "where messages go to the next rank, and one up where they go to the one before":
         (Ring(against=(0, 1)),),
     "each round of the first half takes the mean of two: add up there":
         (Ring(keeps=0.5, takes=0.5),),
@@ -162,7 +162,7 @@ MISTAKES = {
 }
 FIRST_HALF = {
     "each rank sends to the other neighbour than its indices are for: they go one down, k, then k-1, where "
-    "messages go to the right, and one up where they go to the left":
+    "messages go to the next rank, and one up where they go to the one before":
         (Ring(against=(0,)),),
     "what arrives is added to another chunk than the one that was sent: the sender's index of a round is the "
     "receiver's, too":

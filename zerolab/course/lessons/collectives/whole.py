@@ -81,9 +81,9 @@ MISTAKES: dict[str, Callable[[Brought, int, Cuts], torch.Tensor]] = {
     "each rank swaps its sum with rank ^ distance, and that reaches all ranks only where their number is a "
     "power of two: of 3 ranks, rank 1 has no partner at distance 2":
         lambda g, r, cuts: swapped(g, r),
-    "only the left neighbour's tensor was added":
+    "only the tensor of the rank before was added":
         lambda g, r, cuts: g[r] + g[r - 1],
-    "only the right neighbour's tensor was added":
+    "only the next rank's tensor was added":
         lambda g, r, cuts: g[r] + g[(r + 1) % len(g)],
     "each rank has the sum up to itself: the total has to travel back":
         lambda g, r, cuts: sum_of(g[: r + 1]),
