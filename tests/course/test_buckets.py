@@ -13,8 +13,12 @@ from zerolab.course.targets import Reached
 solutions_travel_by_value(__name__)
 
 
-def send(bucket, reduce=dist.all_reduce, divide=torch.Tensor.div_, back=True):
-    flat = torch.cat([gradient.flatten() for gradient in bucket])
+def by_columns(gradient, on=lambda rank: True):
+    return (gradient.t() if gradient.dim() == 2 and on(dist.get_rank()) else gradient).flatten()
+
+
+def send(bucket, reduce=dist.all_reduce, divide=torch.Tensor.div_, back=True, flatten=torch.Tensor.flatten):
+    flat = torch.cat([flatten(gradient) for gradient in bucket])
     reduce(flat)
     flat = divide(flat, dist.get_world_size())
     for gradient, piece in zip(bucket, flat.split([each.numel() for each in bucket]), strict=True):
@@ -272,6 +276,11 @@ WRONG = [
     (
         filled(lambda bucket: send(bucket, lambda flat: dist.broadcast(flat, 0), lambda f, n: f)),
         "rank 0's grad",
+    ),
+    (filled(lambda bucket: send(bucket, flatten=by_columns)), "stands in the flat tensor like its transp"),
+    (
+        filled(lambda bucket: send(bucket, flatten=lambda g: by_columns(g, lambda rank: rank == 1))),
+        "its value has the elements of rank 1's gradient in the order of the transposed tensor",
     ),
     (filled(last=False), "the last bucket was never sent"),
     (filled(drop=True), "the gradient that did not fit was never sent"),

@@ -12,13 +12,19 @@ from zerolab.course.lessons.data_parallel import check_average_gradients, figure
 solutions_travel_by_value(__name__)
 
 
-def flat_average(parameters, count, weigh=True, fill=True, divide="counts", write=True):
+def by_columns(grad, on=lambda rank: True):
+    return (grad.t() if on(dist.get_rank()) else grad).flatten()
+
+
+def flat_average(
+    parameters, count, weigh=True, fill=True, divide="counts", write=True, flatten=torch.Tensor.flatten
+):
     """The right solution, with one knob for each classic mistake."""
     for parameter in parameters:
         if parameter.grad is None and fill:
             parameter.grad = torch.zeros_like(parameter)
     held = [parameter for parameter in parameters if parameter.grad is not None]
-    flat = torch.cat([*(p.grad.flatten() * (count if weigh else 1) for p in held), torch.tensor([count])])
+    flat = torch.cat([*(flatten(p.grad) * (count if weigh else 1) for p in held), torch.tensor([count])])
     dist.all_reduce(flat)
     divisor = {"counts": flat[-1].clone(), "ranks": dist.get_world_size(), "nothing": 1}[divide]
     flat /= divisor
@@ -303,6 +309,20 @@ MISTAKES = {
     "one parameter only": (first_parameter_only, "is what it was before"),
     "layout ignored": (one_by_one, "the right numbers in the wrong places"),
     "view of a transposed gradient": (alone(viewed), "use flatten() or reshape(-1)"),
+    "transposed on all ranks": (
+        lambda p, c: flat_average(p, c, flatten=by_columns),
+        "a gradient of two dimensions was transposed, also where it is stored like any other",
+    ),
+    "transposed on one rank": (
+        lambda p, c: flat_average(p, c, flatten=lambda grad: by_columns(grad, lambda rank: rank == 1)),
+        "its value has the elements of rank 1's gradient in the order of the transposed tensor: flatten() "
+        "follows the elements of any tensor, and needs no t() before it (seen with",
+    ),
+    "transposed, and the mean of means": (
+        lambda p, c: flat_average(p, c, weigh=False, divide="ranks", flatten=by_columns),
+        "in the order of the transposed tensor: flatten() follows the elements of any tensor, and needs no "
+        "t() before it. Besides, rank 0's gradient counts 2/3 times what it should",
+    ),
     "total in float32": (
         total_in_float32,
         "right up to rounding, with an error of 3e-08: somewhere it went through float32",

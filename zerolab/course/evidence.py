@@ -25,6 +25,7 @@ from zerolab.course.reading import (
     unlike,
 )
 from zerolab.course.targets import before_it, lowest
+from zerolab.course.turned import turned
 
 
 @dataclass
@@ -182,6 +183,7 @@ def _of_some_ranks(finding: Finding) -> str:
         or unlike(got, want)
         or elsewhere(got, want, finding.whole)
         or made_of(got, want, finding.parts(rank), partial(_why, finding, rank))
+        or turned(got, want, finding.parts(rank))
         or scaled_or_shifted(got, want)
     )
     if reading or ruled_out:

@@ -168,10 +168,10 @@ def made_of(
         for word, reduce in (("largest", torch.amax), ("smallest", torch.amin), ("product", torch.prod)):
             each = [part.flatten() for part in parts.values() if part.numel() == got.numel()]
             if each and torch.equal(reduce(torch.stack(each), dim=0), got.flatten()):
-                return f"its value is the {word} of {_list(list(parts))}, where the sum is right"
+                return f"its value is the {word} of {listed(list(parts))}, where the sum is right"
         have, should = coefficients(got, parts), coefficients(want, parts)
         if have and should:
-            return ": ".join(filter(None, (_difference(have, should), explain(have, should))))
+            return ": ".join(filter(None, (difference(have, should), explain(have, should))))
     return None
 
 
@@ -208,24 +208,24 @@ def present(factors: Factors) -> list[str]:
     return [name for name, factor in factors.items() if abs(factor) > least]
 
 
-def _difference(have: dict[str, float], should: dict[str, float]) -> str:
+def difference(have: dict[str, float], should: dict[str, float]) -> str:
     """In words: what is missing, what should not be there, and what is counted a wrong number of times."""
     wanted, there = present(should), present(have)
     missing = [name for name in wanted if name not in there]
     extra = [name for name in there if name not in wanted]
     ratios = {name: have[name] / should[name] for name in wanted if name in there}
-    found = [f"{_list(missing)} {'is' if len(missing) == 1 else 'are'} missing"] if missing else []
+    found = [f"{listed(missing)} {'is' if len(missing) == 1 else 'are'} missing"] if missing else []
     if not ratios:
         found = ["nothing of what should be in it is there"]
     if extra:
-        found.append(f"it has {_list([f'{_factor(have[n])} × {n}' for n in extra])} in it instead")
+        found.append(f"it has {listed([f'{_factor(have[n])} × {n}' for n in extra])} in it instead")
     factors = {round(ratio, 4) for ratio in ratios.values()} - {1}
     if len(ratios) > 1 and factors == {round(ratio, 4) for ratio in ratios.values()} and len(factors) == 1:
         return "; ".join([*found, f"what is there is {_factor(factors.pop())} times what it should be"])
     for factor in sorted(factors):
         names = [name for name, ratio in ratios.items() if round(ratio, 4) == factor]
         verb = "counts" if len(names) == 1 else "count"
-        found.append(f"{_list(names)} {verb} {_factor(factor)} times what it should")
+        found.append(f"{listed(names)} {verb} {_factor(factor)} times what it should")
     if missing and not extra and factors == {len(missing) + 1} and len(ratios) > 1:
         found.append(
             "all messages seem to have arrived in one tensor, where the last is left: add up or copy each of "
@@ -234,7 +234,7 @@ def _difference(have: dict[str, float], should: dict[str, float]) -> str:
     return "; ".join(found)
 
 
-def _list(names: Sequence[str], most: int = 4) -> str:
+def listed(names: Sequence[str], most: int = 4) -> str:
     shown = [*names[:most], *([f"{len(names) - most} more"] if len(names) > most else [])]
     return " and ".join(filter(None, [", ".join(shown[:-1]), shown[-1]]))
 
