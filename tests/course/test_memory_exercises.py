@@ -181,6 +181,18 @@ def test_every_right_way_to_find_the_batch_passes(solution):
             beside_states(of_batch=lambda fit, n: min(99, max(0, int(fit)))),
             "no batch above 99 is ever returned",
         ),
+        (
+            beside_states(of_batch=lambda fit, n: next((b for b in (64, 32, 16, 8, 4, 2, 1) if b <= fit), 0)),
+            "only powers of two are tried, up to 64: every whole number is a batch",
+        ),
+        (
+            beside_states(of_batch=lambda fit, n: next((b for b in (16, 8, 4, 2, 1) if b < fit), 0)),
+            "only powers of two are tried, up to 16: every whole number is a batch",
+        ),
+        (
+            beside_states(of_batch=lambda fit, n: next((b for b in (1024, 32, 1) if b <= fit), 0)),
+            "stage 0, 1 GPU of 32 GB: 1 samples, and the formula gives 4",
+        ),
         (beside_states(of_batch=lambda fit, n: int(abs(fit))), "abs() makes another number"),
         (
             lambda gpu, n, stage: beside_states()(gpu / n, n, stage),

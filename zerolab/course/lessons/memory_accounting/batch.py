@@ -162,6 +162,11 @@ def _by_parts(answers: Answers, first: Case) -> str | None:
     if told := explained({case: got for case, got in found.items() if case not in EXACT}, states, STATES):
         return told
     largest = max(found.values())
+    if all(value in _powers_of_two(case, largest) for case, value in found.items()):
+        return (
+            f"only powers of two are tried, up to {largest:g}: every whole number is a batch, and the "
+            "formula gives it without trying"
+        )
     if all(value == min(batch(*case), largest) for case, value in found.items()):
         return f"no batch above {largest:g} is ever returned: does a loop end there? The formula needs none"
     if found[HUGE[0], 8, stage] == found[HUGE[1], 8, stage]:
@@ -186,6 +191,12 @@ def _by_parts(answers: Answers, first: Case) -> str | None:
         f"your {got:g} would be right if the model states took {than} {bound / 1e9:.3g} GB. They take "
         f"{states(PSI, *first[1:]) / 1e9:.3g}, and a sample {SAMPLE / 1e9:.3g}"
     )
+
+
+def _powers_of_two(case: Case, most: float) -> set[int]:
+    """Return the largest power of two that is a batch, up to `most`; of an exact fit also the one below."""
+    fits = (min(batch(*case), most), min(_one_less(*case), most))
+    return {2 ** int(math.log2(fit)) if fit else 0 for fit in fits}
 
 
 def _bytes_each(found: Mapping[Case, float]) -> int | None:
