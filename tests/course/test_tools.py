@@ -115,6 +115,13 @@ def test_predict_refuses_what_is_no_number(guess):
         predict(guess, 1.0, Prediction({}))
 
 
+@pytest.mark.parametrize("answer", [0, 5.0, 1])
+@pytest.mark.parametrize("guess", [float("nan"), float("inf"), -float("inf")])
+def test_predict_refuses_what_is_not_finite(guess, answer):
+    with pytest.raises(ValueError, match=f"my_guess is {guess}: write a finite number of GB, such as 12.5"):
+        predict(guess, answer, SHARDED)
+
+
 # ---- pictures and sliders
 
 

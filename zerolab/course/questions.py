@@ -5,6 +5,7 @@ an answer together with its question.
 """
 
 import html
+import math
 from collections.abc import Mapping, Sequence
 from types import EllipsisType, ModuleType
 from typing import NamedTuple
@@ -33,7 +34,7 @@ def predict(guess: float | EllipsisType, answer: float, prediction: Prediction, 
     `measured` and the prediction's reason follow. For an unanswered guess (`...`) all of this is folded: a
     reader guesses first, and a page that is only read holds as much as one that is run.
 
-    Raises: TypeError for a guess that is not a number.
+    Raises: TypeError for a guess that is not a number, ValueError for one that is infinite or nan.
     """
     unit, why = prediction.unit, [prediction.why] if prediction.why else []
     if guess is ...:
@@ -41,9 +42,11 @@ def predict(guess: float | EllipsisType, answer: float, prediction: Prediction, 
         known = [f"{_number(value, unit)}: {mistake}." for mistake, value in prediction.mistakes.items()]
         display_folded(asked, "The answer", [f"{_number(answer, unit)}.", *why, *known], measured)
         return
+    of_unit = f" of {unit}" if unit else ""
     if isinstance(guess, bool) or not isinstance(guess, (int, float)):
-        of_unit = f" of {unit}" if unit else ""
         raise TypeError(f"my_guess is {guess!r}: write a plain number{of_unit}, such as 12.5")
+    if not math.isfinite(guess):
+        raise ValueError(f"my_guess is {guess}: write a finite number{of_unit}, such as 12.5")
     print("\n".join([_verdict(guess, answer, prediction), *why, *measured]))
     name = _name_of(prediction, quiz := quiz_in_notebook())
     remember(quiz, "prediction", name, is_close(guess, answer, prediction.tolerance))
