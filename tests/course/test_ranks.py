@@ -97,6 +97,14 @@ def for_two_ranks(own):
     return (own + theirs) / 2
 
 
+def with_rank_0(own):
+    """Rank 0 exchanges messages with rank 1, and each other rank tries to with rank 0."""
+    theirs, peer = torch.empty_like(own), int(dist.get_rank() == 0)
+    for call, tensor in ((dist.send, own), (dist.recv, theirs))[:: 1 if peer else -1]:
+        call(tensor, peer)
+    return (own + theirs) / 2
+
+
 def one_rank_on(own):
     """The ranks but 0 send to the rank before them, and rank 0 receives from all."""
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -286,6 +294,8 @@ WRONG = [
     (one_never_sends, "rank 2's gradient is missing: rank 2 sends nothing"),
     (mean_of_the_elements, "in all elements, and those of the right one differ"),
     (alone(for_two_ranks), "Ranks 0 and 1 exchange messages as a pair, and with 3 ranks rank 2 has no such"),
+    (alone(with_rank_0), "Ranks 0 and 1 send to each other and receive from each other, and address no"),
+    (alone(with_rank_0), "That is an exchange of two ranks, and here are 3: find peers for any number of"),
     (lambda own: None, "not written yet"),
     (through_rank_0(lambda total, n: total), "that is the sum"),
     (through_rank_0(lambda total, n: total / 2), "divided by 2, whatever the number"),

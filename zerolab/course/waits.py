@@ -147,12 +147,12 @@ def _message_alone(seen: Seen) -> str | None:
                 never = f"never sent{f' (it sent {sent})' if sent else ''}"
                 return (
                     f"rank {rank} waits for a message from rank {peer} that was {never}: rank {peer} "
-                    f"{state}{_sent_elsewhere(seen, peer)}{at(call.place)}"
+                    f"{state}{_sent_elsewhere(seen, peer)}{at(call.place)}{_of_a_pair(seen, peer)}"
                 )
             if seen.sent[rank, peer] > seen.awaited[rank, peer] and call.op == "send":
                 return (
                     f"rank {rank} waits until rank {peer} receives its message, and rank {peer} "
-                    f"{state}{_awaits_others(seen, peer)}{at(call.place)}"
+                    f"{state}{_awaits_others(seen, peer)}{at(call.place)}{_of_a_pair(seen, peer)}"
                 )
         arrived = sum(number for (_, to), number in seen.sent.items() if to == rank)
         if call.op == "recv_any_source_" and arrived < seen.awaited[None, rank]:
@@ -192,6 +192,22 @@ def _awaits_others(seen: Seen, rank: int) -> str:
         if to == rank and peer is not None and seen.awaited[peer, rank] > seen.sent[peer, rank]
     ]
     return f", for a message from rank {others[0]} that was not sent" if others else ""
+
+
+def _of_a_pair(seen: Seen, rank: int) -> str:
+    """Whether a rank has returned after an exchange with one other, and neither has addressed a third."""
+    other = next((call.peer for call in seen.calls[rank]), None)
+    if RETURNED not in seen.notes[rank] or other is None or len(seen.notes) < 3:
+        return ""
+    for one, peer in ((rank, other), (other, rank)):
+        if {(call.peer, call.received) for call in seen.calls[one]} != {(peer, True), (peer, False)}:
+            return ""
+    first, second = sorted((rank, other))
+    return (
+        f". Ranks {first} and {second} send to each other and receive from each other, and address no other "
+        f"rank. That is an exchange of two ranks, and here are {len(seen.notes)}: find peers for any number "
+        "of ranks"
+    )
 
 
 def _missing_call(seen: Seen) -> str | None:
