@@ -224,7 +224,8 @@ SAID = {
     NoForward12: "runs 0 forwards in 3 steps of 4 micro-batches: batch.loss(whole) is the forward",
     KeepsAView12: "before micro-batch 1 rank 0 keeps a whole gradient alive, in `self.total`: a view of one,",
     GathersEachAndReducesOnce12: "a step moves only 5Ψ, but 4Ψ of that are gathers: whole gradients are "
-    "accumulated and reduced once. There is no room for a whole gradient beside whole parameters: gather",
+    "accumulated and reduced once. There is no room to keep a whole gradient from one micro-batch to the "
+    "next: gather once",
     ReducesTwo12: "moves only 4Ψ: whole gradients are accumulated and reduced 2 times for 4 micro-batches",
     Broadcast12: "backward with micro-batch 0 runs with wrong parameters: elements 35 to 102 are 0, and were",
 }

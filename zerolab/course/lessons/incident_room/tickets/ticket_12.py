@@ -11,6 +11,8 @@ from zerolab.course.lessons.incident_room.held import ITEM
 from zerolab.course.lessons.incident_room.lockstep import untouched
 from zerolab.course.lessons.incident_room.room import PSI, Case
 
+NO_ROOM = "There is no room to keep a whole gradient from one micro-batch to the next"
+
 
 class Engine12:
     def __init__(self, flat, lr):
@@ -82,13 +84,11 @@ def _seldom_reduced(seen, many: int) -> str | None:
     said = f"the values are right, and a step moves only {moved:.0f}Ψ"
     accumulated = f"whole gradients are accumulated and reduced {times}"
     if moved < many + 0.5:
-        return (
-            f"{said}: {accumulated}. The job has room for whole parameters or whole gradients, not for both"
-        )
+        return f"{said}: {accumulated}. {NO_ROOM}"
     if gathered > 1.5 and reduced < many:
         return (
-            f"{said}, but {gathered:.0f}Ψ of that are gathers: {accumulated}. There is no room for a whole "
-            "gradient beside whole parameters: gather once, and reduce each micro-batch's gradient at once"
+            f"{said}, but {gathered:.0f}Ψ of that are gathers: {accumulated}. {NO_ROOM}: gather "
+            "once, and reduce each micro-batch's gradient at once"
         )
     return None
 
@@ -115,7 +115,7 @@ def whole_gradients(case, ended) -> str | None:
                 return (
                     f"the values are right, but before micro-batch {micro_batch} rank {rank} keeps a whole "
                     f"gradient alive, in `{held.others[0]}`: a view of one, or one itself. Keep a sum of "
-                    "your own shard. There is no room for a whole gradient beside whole parameters"
+                    f"your own shard. {NO_ROOM}"
                 )
             if held.whole > 2:
                 return (
