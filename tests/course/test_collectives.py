@@ -356,7 +356,7 @@ WRONG = [
     (ring_with(rounds=-2), "a rank made 1 round, and 3 ranks need 2"),
     (alone(ring_with(rounds=0)), "stop after N-1 rounds"),
     (alone(ring_with(mixed=2)), "what arrives is added to another chunk than the one that was sent"),
-    (ring_with(put=torch.Tensor.copy_), "its own chunk has the next rank's numbers and no others: in every"),
+    (ring_with(put=torch.Tensor.copy_), "its own chunk has the next rank's numbers and no others: add what"),
     (ring_with(stale=True), "pass on the partial sum"),
     (ring_with(forget=True), "returned None,"),
     (lambda tensor: ring_with()(tensor) is None or tensor, "returned the whole tensor"),

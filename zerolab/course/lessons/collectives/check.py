@@ -47,11 +47,11 @@ MISTAKES: dict[str, Callable[[list[torch.Tensor], int, Callable[[int], slice]], 
     "only the next rank's numbers were added: pass on the partial sum, with what arrived in the round "
     "before":
         lambda g, r, cut: g[r][cut(r)] + g[(r + 1) % len(g)][cut(r)],
-    "its own chunk has the next rank's numbers and no others: in every round what arrives replaces the "
-    "chunk, so add it to the chunk instead":
+    "its own chunk has the next rank's numbers and no others: add what arrives to the chunk in every round, "
+    "instead of replacing the chunk":
         lambda g, r, cut: g[(r + 1) % len(g)][cut(r)],
-    "its own chunk has the numbers of the rank before and no others: in every round what arrives replaces "
-    "the chunk, so add it to the chunk instead":
+    "its own chunk has the numbers of the rank before and no others: add what arrives to the chunk in every "
+    "round, instead of replacing the chunk":
         lambda g, r, cut: g[r - 1][cut(r)],
     "its own numbers are missing from the sum: add what arrives to the chunk, instead of replacing the chunk":
         lambda g, r, cut: sum_of(g)[cut(r)] - g[r][cut(r)],
