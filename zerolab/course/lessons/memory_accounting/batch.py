@@ -161,14 +161,8 @@ def _by_parts(answers: Answers, first: Case) -> str | None:
         return None
     if told := explained({case: got for case, got in found.items() if case not in EXACT}, states, STATES):
         return told
-    largest = max(found.values())
-    if all(value in _powers_of_two(case, largest) for case, value in found.items()):
-        return (
-            f"only powers of two are tried, up to {largest:g}: every whole number is a batch, and the "
-            "formula gives it without trying"
-        )
-    if all(value == min(batch(*case), largest) for case, value in found.items()):
-        return f"no batch above {largest:g} is ever returned: does a loop end there? The formula needs none"
+    if told := _of_a_search(found):
+        return told
     if found[HUGE[0], 8, stage] == found[HUGE[1], 8, stage]:
         return None
     sample = (HUGE[1] - HUGE[0]) / (found[HUGE[1], 8, stage] - found[HUGE[0], 8, stage])
@@ -191,6 +185,19 @@ def _by_parts(answers: Answers, first: Case) -> str | None:
         f"your {got:g} would be right if the model states took {than} {bound / 1e9:.3g} GB. They take "
         f"{states(PSI, *first[1:]) / 1e9:.3g}, and a sample {SAMPLE / 1e9:.3g}"
     )
+
+
+def _of_a_search(found: Mapping[Case, float]) -> str | None:
+    """Whether the batches are those of a loop that tries some numbers alone."""
+    largest = max(found.values())
+    if all(value in _powers_of_two(case, largest) for case, value in found.items()):
+        return (
+            f"only powers of two are tried, up to {largest:g}: every whole number is a batch, and the "
+            "formula gives it without trying"
+        )
+    if all(value == min(batch(*case), largest) for case, value in found.items()):
+        return f"no batch above {largest:g} is ever returned: does a loop end there? The formula needs none"
+    return None
 
 
 def _powers_of_two(case: Case, most: float) -> set[int]:
