@@ -178,14 +178,7 @@ def _of_some_ranks(finding: Finding) -> str:
         return finding.told
     if isinstance(got, Odd):
         return where + (finding.cause or not_a_tensor(got, want))
-    reading = (
-        finding.cause
-        or unlike(got, want)
-        or elsewhere(got, want, finding.whole)
-        or made_of(got, want, finding.parts(rank), partial(_why, finding, rank))
-        or turned(got, want, finding.parts(rank))
-        or scaled_or_shifted(got, want)
-    )
+    reading = _reading(finding, rank, got)
     if reading or ruled_out:
         return where + (reading or ", or else ".join(ruled_out))
     unknown = "" if finding.also or finding.reason else ", and no known mistake explains it"
@@ -193,6 +186,19 @@ def _of_some_ranks(finding: Finding) -> str:
     begin = f" from element {first} on" if first else ""
     shown = _short(got.flatten()[first:]), _short(want.flatten()[first:])
     return f"{where}its value{begin} is {shown[0]}, right is {shown[1]}{unknown}"
+
+
+def _reading(finding: Finding, rank: int, got: torch.Tensor) -> str | None:
+    """What a rank's value shows by itself, beside the right one."""
+    want = finding.right[rank]
+    return (
+        finding.cause
+        or unlike(got, want)
+        or elsewhere(got, want, finding.whole)
+        or made_of(got, want, finding.parts(rank), partial(_why, finding, rank))
+        or turned(got, want, finding.parts(rank))
+        or scaled_or_shifted(got, want)
+    )
 
 
 def _told_by_messages(finding: Finding, rank: int) -> str | None:
