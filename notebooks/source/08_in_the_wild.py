@@ -292,8 +292,7 @@ predict(my_guess, plain, quiz.DDP_GRADIENTS, row)
 
 # %% [markdown]
 # One keyword saves 4Ψ bytes, a quarter of everything that Adam needs in fp32. It makes each gradient a view
-# of its bucket. [Its
-# documentation](https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html)
+# of its bucket. [Its documentation](https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html)
 # says that it can save as much as the gradients' size, and it is off by default.
 #
 # ## DeepSpeed
@@ -382,14 +381,15 @@ else:
 # (With `gradient_accumulation_steps` DeepSpeed reduces once a step at stages 0 and 1. At stages 2 and 3 it
 # reduces every micro-batch, and its own `no_sync()` raises an error.)
 #
-# [json]: https://www.deepspeed.ai/docs/config-json/ [fsdp2]:
-# https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html [fsdp1]:
-# https://docs.pytorch.org/docs/stable/fsdp.html [zro]:
-# https://docs.pytorch.org/docs/stable/distributed.optim.html [accelerate]:
-# https://huggingface.co/docs/accelerate/concept_guides/fsdp1_vs_fsdp2 [fairscale]:
-# https://fairscale.readthedocs.io/en/latest/deep_dive/oss_sdp_fsdp.html [ratex]:
-# https://github.com/awslabs/ratex/blob/main/docs/zero_1.md [xla]: https://arxiv.org/abs/2004.13336 [npu]:
-# https://www.hiascend.com/document/detail/en/TensorFlowCommercial/850/API/tfadapter1x/tfmigr1_tfadapi_0056.html
+# [json]: https://www.deepspeed.ai/docs/config-json/
+# [fsdp2]: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
+# [fsdp1]: https://docs.pytorch.org/docs/stable/fsdp.html
+# [zro]: https://docs.pytorch.org/docs/stable/distributed.optim.html
+# [accelerate]: https://huggingface.co/docs/accelerate/concept_guides/fsdp1_vs_fsdp2
+# [fairscale]: https://fairscale.readthedocs.io/en/latest/deep_dive/oss_sdp_fsdp.html
+# [ratex]: https://github.com/awslabs/ratex/blob/main/docs/zero_1.md
+# [xla]: https://arxiv.org/abs/2004.13336
+# [npu]: https://www.hiascend.com/document/detail/en/TensorFlowCommercial/850/API/tfadapter1x/tfmigr1_tfadapi_0056.html
 #
 # ## Exercise: stage 2 with `fully_shard`
 #
