@@ -159,7 +159,7 @@ def run_loop(stage: int, users: tuple[int, ...], clearing: tuple[int, ...], acti
     [
         (["train", "clear_gain"], ["train_without_gain"]),
         (["train", "clear_gain", "compare", "train"], ["train_without_gain", "train"]),
-        (["train", "clear_gain", "compare", "train", "compare"], ["train_without_gain", "train"]),
+        (["train", "clear_gain", "step", "train"], ["train_without_gain", "step", "train"]),
         (["train", "clear_gain", "train_unsynced", "clear_all", "train"], ["train"]),
     ],
 )
