@@ -198,7 +198,7 @@ def clear_after_different_passes(stage: int):
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_one_parameter_cleared_after_different_passes_is_refused(stage: int):
     for said in on_two_ranks(clear_after_different_passes, stage):
-        assert "rank 0 has gain, after 1 reductions, rank 1 has gain, after 2 reductions" in said
+        assert "rank 0 has gain, after 1 reduction, rank 1 has gain, after 2 reductions" in said
 
 
 class TwoLosses(nn.Module):

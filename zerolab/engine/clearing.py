@@ -39,4 +39,4 @@ class ClearedGradients:
         return [*self.earlier, *map(self._in_words, self.last)]
 
     def _in_words(self, what: str) -> str:
-        return f"{what}, after {self._reductions} reductions"
+        return f"{what}, after {self._reductions} reduction{'s' * (self._reductions != 1)}"
