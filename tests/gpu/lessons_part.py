@@ -22,7 +22,7 @@ def lessons() -> dict:
     names = sorted((ROOT / "notebooks").glob("*.ipynb"))[: None if visible_gpus() else 1]
     at_once = min(MOST_AT_ONCE, max(1, (os.cpu_count() or 1) // 2), len(names))
     command = [
-        sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-n", str(at_once), "--dist",
+        sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", str(at_once), "--dist",
         "loadscope", "--nbval", "--nbval-sanitize-with", str(ROOT / "tests" / "nbval_sanitize.cfg"),
         *map(str, names),
     ]  # fmt: skip
