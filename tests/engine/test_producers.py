@@ -12,6 +12,7 @@ from support.training import WIDTH
 from support.user_models import Net
 
 import zerolab
+from zerolab import devices
 from zerolab.unit.producers import Producers
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares the ranks the import of pytest
@@ -28,12 +29,13 @@ class Stream:
 
 
 @dataclass
-class Runtime:
-    """Knows which stream is current, as torch.cuda does."""
+class Gpu:
+    """Knows which stream is current, as `zerolab.devices.current_stream` does."""
 
     stream: Stream
 
-    def current_stream(self, device: torch.device) -> Stream:
+    def current(self, index: int) -> Stream:
+        assert index == GPU.index
         return self.stream
 
 
@@ -45,17 +47,17 @@ class Buffer:
         self.streams.append(stream)
 
 
-def written_on(streams: list[Stream], runtime: Runtime) -> Producers:
-    producers = Producers(GPU, runtime)
-    for runtime.stream in streams:
+def written_on(streams: list[Stream], gpu: Gpu) -> Producers:
+    producers = Producers(GPU, gpu.current)
+    for gpu.stream in streams:
         producers.note()
     return producers
 
 
 def test_a_reduction_waits_for_every_other_stream_once():
     side, main = Stream(), Stream()
-    runtime, buffer = Runtime(main), Buffer()
-    producers = written_on([side, main, side, main], runtime)
+    gpu, buffer = Gpu(main), Buffer()
+    producers = written_on([side, main, side, main], gpu)
     producers.join(buffer)
     assert main.waited_for == [side] and side.waited_for == []
     assert set(buffer.streams) == {side, main}
@@ -63,8 +65,8 @@ def test_a_reduction_waits_for_every_other_stream_once():
 
 def test_the_next_pass_begins_with_none():
     side, main = Stream(), Stream()
-    runtime, buffer = Runtime(main), Buffer()
-    producers = written_on([side, main], runtime)
+    gpu, buffer = Gpu(main), Buffer()
+    producers = written_on([side, main], gpu)
     producers.join(Buffer())
     producers.join(buffer)
     assert main.waited_for == [side] and buffer.streams == []
@@ -73,14 +75,29 @@ def test_the_next_pass_begins_with_none():
 def test_memory_is_held_for_the_streams_that_were_at_work():
     side, main = Stream(), Stream()
     buffer = Buffer()
-    written_on([side, main], Runtime(main)).hold(buffer)
+    written_on([side, main], Gpu(main)).hold(buffer)
     assert set(buffer.streams) == {side, main} and main.waited_for == []
 
 
 def test_cpus_have_no_streams():
-    producers = Producers(torch.device("cpu"), runtime=None)
+    producers = Producers(torch.device("cpu"))
     producers.note()
     producers.join(Buffer())
+
+
+def test_each_stream_has_one_object(monkeypatch):
+    """torch.cuda.current_stream() builds a new one each time, and a step asks several hundred times."""
+    built, current = [], [7]
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda index: built.append(index) or Stream())
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: current[0], raising=False)
+    monkeypatch.setattr(devices, "_streams", {})
+    main, again = devices.current_stream(0), devices.current_stream(0)
+    current[0] = 8
+    side, elsewhere = devices.current_stream(0), devices.current_stream(1)
+    current[0] = 7
+    assert main is again is devices.current_stream(0)
+    assert len({id(stream) for stream in (main, side, elsewhere)}) == 3
+    assert built == [0, 0, 1]
 
 
 def test_the_engine_joins_before_it_reduces_and_holds_what_it_lets_go():
@@ -102,7 +119,7 @@ def test_the_engine_joins_before_it_reduces_and_holds_what_it_lets_go():
                     if self._streams:
                         seen.append(f"hold {self.name} {buffer.numel() > 0}")
 
-            unit.grads.producers = unit.grads.arrivals.producers = Spy(GPU, Runtime(Stream()))
+            unit.grads.producers = unit.grads.arrivals.producers = Spy(GPU, Gpu(Stream()).current)
         reduce_grads = optimizer.stage.reduce_grads
         optimizer.stage.reduce_grads = lambda unit: seen.append(f"reduce {unit.name}") or reduce_grads(unit)
         optimizer.model(torch.ones(2, WIDTH)).sum().backward()

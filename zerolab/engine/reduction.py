@@ -84,7 +84,7 @@ class Reducer:
 
         A pass of torch.autograd.grad, which stores no gradients, cannot tell.
         """
-        return self.collecting and flat.trainable and flat.all_require_grad and not flat.grads.missing
+        return self.collecting and flat.trainable and not flat.grads.missing and flat.all_require_grad
 
     def mark_unused(self, flat: FlatUnit) -> bool:
         """Stop waiting for gradients that this backward will not bring; whether that completes the unit."""
