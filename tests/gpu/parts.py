@@ -46,7 +46,7 @@ def collectives_missed(found: dict) -> list[str]:
 
 PARTS: dict[str, Part] = {
     "versions": Part(versions, 20, lambda found: []),
-    "speed": Part(speed, 170, speed_missed, is_timed=True),
+    "speed": Part(speed, 130, speed_missed, is_timed=True),
     "host": Part(host, 80, host_missed, is_timed=True),
     "lessons": Part(lessons, 260, lessons_missed),
     "loops": Part(loops, 100, loops_missed),
