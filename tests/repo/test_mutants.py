@@ -1,6 +1,8 @@
 """Promise: mutants are faults that parse, spread over the engine, and a tree that had one is restored."""
 
 import ast
+import subprocess
+import sys
 from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
@@ -135,6 +137,18 @@ def test_the_tests_that_call_a_function_are_recorded_in_ranks_too(tmp_path: Path
     path = Path("zerolab/stages/stage2.py")
     mutant = next(each for each in mutants.mutants_of(path) if each.before.startswith("unit.own("))
     assert reached.tests_of(recorded, *mutants.function_of(mutant)) == [on_ranks]
+
+
+def test_a_test_that_limits_the_size_of_files_goes_on_while_it_is_recorded(tmp_path: Path):
+    program = (
+        "import resource, sitecustomize\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+        "sitecustomize._write('called', 'a test')\n"
+        "print('went on')"
+    )
+    environment = {"PYTHONPATH": str(reached.TRACED), "ZEROLAB_REACHED": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert done.stdout == "went on\n", done.stderr
 
 
 def test_a_line_that_was_cut_off_is_no_record():
