@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import torch
 from census_part import census, census_missed
+from commands_part import commands, commands_missed
 from common import backend
 from faults_part import faults, faults_missed, mismatch, mismatch_missed
 from features_part import features, features_missed, tensor_parallel, tensor_parallel_missed
@@ -47,14 +48,15 @@ def collectives_missed(found: dict) -> list[str]:
 PARTS: dict[str, Part] = {
     "versions": Part(versions, 20, lambda found: []),
     "speed": Part(speed, 130, speed_missed, is_timed=True),
-    "host": Part(host, 80, host_missed, is_timed=True),
-    "lessons": Part(lessons, 260, lessons_missed),
+    "host": Part(host, 70, host_missed, is_timed=True),
+    "lessons": Part(lessons, 240, lessons_missed),
     "loops": Part(loops, 100, loops_missed),
     "models": Part(models, 140, models_missed),
-    "parity": Part(parity, 70, parity_missed),
+    "commands": Part(commands, 70, commands_missed),
+    "parity": Part(parity, 65, parity_missed),
     "features": Part(features, 65, features_missed),
     "tensor_parallel": Part(tensor_parallel, 55, tensor_parallel_missed),
-    "faults": Part(faults, 55, faults_missed),
+    "faults": Part(faults, 50, faults_missed),
     "jitter": Part(jitter, 45, jitter_missed),
     "census": Part(census, 45, census_missed),
     "waits": Part(waits, 40, waits_missed),

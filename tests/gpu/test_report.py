@@ -41,7 +41,9 @@ def test_all_parts_together_take_at_most_eight_minutes():
 
 
 @pytest.mark.skipif(visible_gpus() > 0, reason="test_gpu.py runs them all")
-@pytest.mark.parametrize("name", ["versions", "collectives", "mismatch", "census", "waits", "jitter"])
+@pytest.mark.parametrize(
+    "name", ["versions", "collectives", "commands", "mismatch", "census", "waits", "jitter"]
+)
 def test_a_part_runs_through_without_a_gpu(name: str):
     """The other parts take longer; `python tests/gpu/report.py` runs all of them."""
     found = report.run_part(name)
@@ -76,6 +78,10 @@ BROKEN = {
     },
     "tensor_parallel": {"stage 0, partitioned": {"moved": ["norm.weight"]}},
     "models": {"models": 2, "differ": {"odd: one, stage 2": ["weight"]}},
+    "commands": {
+        "verify": {"returned": 0, "says": True, "lines": ["All 8"]},
+        "train": {"returned": 1, "says": True, "lines": ["killed"]},
+    },
     "loops": {"findings": ["seed 1: differs"]},
 }  # fmt: skip
 
