@@ -95,6 +95,19 @@ def test_the_reason_says_what_was_seen(name: str, reason: str):
     assert reason in verdict_of(getattr(whole_optimizers, name), {}).refusal
 
 
+@pytest.mark.parametrize("dims, numel", [(1, 200), (2, 14_000), (4, 1_152)])
+def test_a_class_that_looks_at_others_where_parameters_are_large_is_found(dims: int, numel: int):
+    """It is one for vectors, matrices or kernels of convolutions alone, and stacks them if they are large."""
+
+    class MeetWhereLarge(whole_optimizers.MeetWithOneShape):
+        def also(self, group, p, gradient):
+            if gradient.dim() != dims:
+                raise RuntimeError(f"a parameter of {gradient.dim()} dimensions")
+            return super().also(group, p, gradient) if gradient.numel() >= numel else 1.0
+
+    assert kind_of(MeetWhereLarge, {}) is Kind.ACROSS_PARAMETERS
+
+
 def test_the_reason_is_asked_once(monkeypatch):
     class Fresh(whole_optimizers.MeetInOneGroup):
         """One that was not tried before."""
