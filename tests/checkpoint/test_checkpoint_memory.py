@@ -9,6 +9,7 @@ from support.resident_memory import give_memory_back_when_freed, growth
 
 import zerolab
 from zerolab.checkpoint import records
+from zerolab.optimizer import Shard
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares the ranks the import of pytest
 
@@ -35,3 +36,10 @@ def test_no_rank_ever_holds_the_whole(tmp_path: Path):
     assert found["save"] < 2 * 2**20 + slack_bytes
     assert found["load"] < 2 * 2**20 + slack_bytes
     assert found["export"] < 1.5 * unit_bytes + slack_bytes
+
+
+def test_a_piece_has_at_most_64_mib_in_fp32():
+    numel = 2**26 + 1
+    weight = Shard("weight", None, numel, 0, torch.empty(numel, device="meta"))
+    sizes = [piece.values.nbytes for piece in records._cut(weight)]
+    assert max(sizes) == 64 * 2**20 and sum(sizes) == 4 * numel
