@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 import zerolab
 from zerolab.collectives import connect
-from zerolab.collectives.collective_check import MESSAGE_BYTES
+from zerolab.collectives.collective_check import DIGEST_BYTES, MESSAGE_BYTES, _shortened
 from zerolab.storages import MemoryMeter
 from zerolab.trace import Trace
 
@@ -52,3 +52,10 @@ def test_every_rank_hears_of_every_other_in_a_few_rounds(world_size: int):
         assert sum(in_exchange) == 16 * (world_size - 1) + sum(checks)
         assert sum(in_maximum) == ROUNDS[world_size] * world_size + sum(checks)
         assert traced == [sum(in_exchange), sum(in_maximum)]
+
+
+def test_a_long_name_in_a_message_keeps_its_beginning_and_its_end():
+    name = b"all_gather of " + b"encoder.layers." * 9 + b"attention.projection"
+    shortened = _shortened(name)
+    assert shortened == name[:20] + b"..." + name[-33:]
+    assert len(shortened) == MESSAGE_BYTES - DIGEST_BYTES

@@ -8,16 +8,26 @@ import pytest
 import torch
 from support.trained import on_two_ranks
 from torch import nn
+from torch.autograd import forward_ad
 from torch.func import grad, jvp, vmap
 
 import zerolab
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares the ranks the import of pytest
 
+
+def in_forward_mode(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """The same as jvp with the context that is below it, and without torch.func."""
+    with forward_ad.dual_level():
+        output = model(forward_ad.make_dual(x, torch.ones_like(x)))
+        return forward_ad.unpack_dual(output).tangent.square().mean()
+
+
 LOSSES = {
     "vmap": lambda m, x: vmap(lambda x: m(x).square().mean())(x).mean(),
     "func.grad": lambda m, x: vmap(grad(lambda x: m(x).square().mean()))(x).square().mean(),
     "jvp": lambda m, x: jvp(m, (x,), (torch.ones_like(x),))[1].square().mean(),
+    "dual_level": in_forward_mode,
     "create_graph": lambda m, x: torch.autograd.grad(m(x).sum(), x, create_graph=True)[0].square().mean(),
 }
 
@@ -63,7 +73,7 @@ def test_gradients_of_gradients_at_stage_3():
         assert all(map(torch.equal, found, train_here("create_graph")))
 
 
-@pytest.mark.parametrize("name", ["vmap", "func.grad", "jvp"])
+@pytest.mark.parametrize("name", ["vmap", "func.grad", "jvp", "dual_level"])
 def test_at_stage_3_outside_full_params_they_are_refused(name: str):
     with pytest.raises(zerolab.WorkerError, match=r"refused at stage 3, .* take stage 2, or .*full_params"):
         on_two_ranks(train, 3, name, False)

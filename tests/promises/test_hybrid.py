@@ -15,12 +15,15 @@ from support import meshes, training
 from support.meshes import backward, cut_and_optimizer, values_of
 from support.references import Tensors
 from support.user_models import Net
+from torch import nn
 
 import zerolab
 from zerolab.collectives import Work
 from zerolab.parity import parity
+from zerolab.precision import PRECISIONS
 from zerolab.stages.hybrid import HybridStage3
 from zerolab.unit import FlatUnit
+from zerolab.unit.owned_part import OwnedPart
 
 for module in (sys.modules[__name__], meshes):
     cloudpickle.register_pickle_by_value(module)  # spares the ranks the import of pytest
@@ -326,6 +329,15 @@ def test_groups_may_be_those_of_one_part_of_a_model_that_is_cut():
     runs = zip(zerolab.launch(train_a_part, 4, 1), zerolab.launch(train_a_part, 4, None), strict=True)
     for (found, norm), (expected, its_norm) in runs:
         assert (training.differing(found, expected), norm) == ([], its_norm)
+
+
+def test_the_trace_names_the_slices_of_what_a_rank_owns():
+    """16 numbers fill 64 bytes, so the second parameter is the second half, which rank 1 owns."""
+    named = [("weight", nn.Parameter(torch.zeros(16))), ("bias", nn.Parameter(torch.zeros(16)))]
+    unit = FlatUnit("unit", 0, named, 2, PRECISIONS["fp32"])
+    unit.own(slice(16, 32))
+    part = OwnedPart(unit, 2)
+    assert part.describe(slice(0, 8)) == ("bias[0:8]",) and part.describe(slice(8, 16)) == ("bias[8:16]",)
 
 
 def narrow(unit: FlatUnit) -> None:
