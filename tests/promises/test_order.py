@@ -92,6 +92,15 @@ def gathered_ahead_of_blocks_called_one_by_one(passes: int) -> list[list[str]]:
     return found
 
 
+@pytest.mark.parametrize("path", [[*range(1, DEPTH), 0], [*range(DEPTH)]])
+def test_units_are_reduced_in_the_order_in_which_their_gradients_were_complete(path: list[int]):
+    """The first block of the model may be the last that is used: then it is reduced first."""
+    for steps in launched(2, 2, Routed, [path] * 3):
+        for _, events in steps[1:]:  # the first backward has nothing to go by
+            reduced = [unit for op, unit, _ in events if op == "reduce_scatter" and unit != "root"]
+            assert reduced == blocks(*reversed(path))
+
+
 def test_blocks_that_are_called_one_by_one_are_gathered_ahead_in_every_pass_but_the_first():
     for passes in zerolab.launch(gathered_ahead_of_blocks_called_one_by_one, 2, 4, timeout=60):
         assert passes == [[]] + [blocks(*range(1, DEPTH))] * 3
