@@ -140,7 +140,7 @@ def allocate_state(each: Slice, present: dict, described: dict[str, dict]) -> di
     Tensors that are ``present`` already are reused, so that loading a checkpoint takes no more memory.
     """
     entries = described.get(each.span.name, {})
-    if not entries or not each.unit.trainable:
+    if not entries:
         return None
     return {key: _allocated(each, value, present.get(key)) for key, value in entries.items()}
 
