@@ -177,6 +177,40 @@ def read_while_another_thread_restores() -> bool:
     return torch.equal(value, expected()["blocks.1.weight"])
 
 
+ALIASES = {
+    "data": lambda model: [parameter.data for parameter in model.parameters()],
+    "detach": lambda model: [parameter.detach() for parameter in model.parameters()],
+    "part": lambda model: [parameter.detach()[0] for parameter in model.parameters()],
+    "state_dict": lambda model: list(model.state_dict().values()),
+}
+
+
+def read_through_aliases(take: Callable, stage: int) -> tuple:
+    """What was under way after a step with aliases and after one without, and whether aliases were right."""
+    optimizer = updated(stage, prefetch=1)
+    model = optimizer.model
+    kept = take(model)
+    found = []
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.ones(5, WIDTH)).backward()
+        optimizer.step()
+        found.append(under_way(optimizer))
+        if kept:
+            read = [each.clone() for each in kept]
+            kept.clear()
+            right = all(map(torch.equal, read, take(model)))
+    return *found, right
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("name", ALIASES)
+def test_a_step_waits_where_users_hold_tensors_in_the_parameters_memory(name: str, stage: int):
+    """As averages of weights do that keep ``[p.data for p in ...]``. Nothing tells when these are read."""
+    for with_aliases, without, right in on_two_ranks(read_through_aliases, ALIASES[name], stage):
+        assert with_aliases == [] and right and len(without) == 4
+
+
 def test_threads_wait_for_the_one_that_makes_the_parameters_whole():
     assert on_two_ranks(read_while_another_thread_restores) == [True, True]
 

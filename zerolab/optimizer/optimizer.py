@@ -160,6 +160,8 @@ class ZeroOptimizer(WholeTensors, ShardedState, Losses):
         self._attach()
         self._state_entries, self._loaded = 0, []
         self.training.become(TrainingState.FORWARD)
+        for unit in self.units:
+            unit.aliases.note_own(unit.flat)
         self.meter.reset_peak()
         self._next_step()
 
@@ -184,7 +186,10 @@ class ZeroOptimizer(WholeTensors, ShardedState, Losses):
         if repeated := [p for p in group["params"] if id(p) in listed]:
             raise ValueError(f"{len(repeated)} of the parameters are in a group already: list each once")
         if hasattr(self, "local"):  # it is given the first groups all at once
+            before = {unit: unit.aliases.count(unit.flat) for unit in self.units}
             self.local.add_group(group)
+            for unit, count in before.items():
+                unit.aliases.note_more(unit.aliases.count(unit.flat) - count)
         super().add_param_group(group)
 
     # Training.

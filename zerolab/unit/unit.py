@@ -16,6 +16,7 @@ from torch import nn
 
 from zerolab.precision import Precision
 from zerolab.storages import MemoryMeter, checksum, copy_together
+from zerolab.unit.aliases import Aliases
 from zerolab.unit.gathering import Gathering
 from zerolab.unit.grads import FlatGrads
 from zerolab.unit.layout import Layout
@@ -54,6 +55,7 @@ class FlatUnit:
         state: where the parameters are, a `ParamState`.
         gather: waits for the shards that other ranks have updated; None where none are expected.
         writes: what was written to the parameters from outside, a `Writes`.
+        aliases: which tensors outside the engine have the parameters' memory, an `Aliases`.
         chunk_numel: how many elements are converted to another dtype at a time.
     """
 
@@ -94,6 +96,7 @@ class FlatUnit:
             name, self.spans, self.padded_numel, grads_dtype, self.device, self.meter, replicas
         )
         self.writes = Writes(name, self.spans)
+        self.aliases, self._has_aliases = Aliases(self.writes.data), False
         self.report()
 
     @torch.no_grad()
@@ -149,11 +152,12 @@ class FlatUnit:
     def expect(self, gather: Callable[[], None]) -> None:
         """The ranks have updated a shard each, and send it: the parameters are `Gathering` until it is there.
 
+        Where users hold tensors in the parameters' memory, this waits: nothing tells when those are read.
         Args: gather: waits for the other ranks' shards. It is called where a parameter is needed next.
         """
         with self._gather_lock:
             self.gather = gather
-            if self.shards == 1:
+            if self.shards == 1 or self._has_aliases:
                 self.finish_gather()
                 return
             self._views.replace(partial(Gathering.stand_in, self.finish_gather))
@@ -294,8 +298,12 @@ class FlatUnit:
         return self.master is not None and self.master is not self.shard
 
     def mark_updated(self, updated: set[Span]) -> None:
-        """Increase the version counters, so that backward through an older forward is an error."""
+        """Increase the version counters, so that backward through an older forward is an error.
+
+        It also notes whether users hold aliases, before a gather takes more of them.
+        """
         self.writes.advance(updated, self.whole)
+        self._has_aliases = self.aliases.of_users(self.flat)
 
     # Seen from outside.
 

@@ -39,6 +39,10 @@ class DataAliases:
         """The counters, by the ids of the parameter and its storage. One that is missing is at zero."""
         return {key: alias._version for key, alias in self._by_storage.items()}
 
+    def count_of(self, storage: torch.UntypedStorage) -> int:
+        """How many of them are kept in this storage."""
+        return sum(1 for _, place in self._by_storage if place == storage._cdata)
+
     def forget(self) -> None:
         """Let the aliases go: the parameters get another storage."""
         self._by_storage.clear()
