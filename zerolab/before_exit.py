@@ -1,6 +1,10 @@
-"""before_exit: register what a process waits for before it ends, because other ranks need it until then."""
+"""before_exit: register what a process waits for before it ends, because other ranks need it until then.
+
+It also waits before it is forked: the child has no thread that would end what is under way.
+"""
 
 import atexit
+import os
 import sys
 import weakref
 from collections.abc import Callable
@@ -9,7 +13,7 @@ _waits: list[weakref.WeakMethod] = []
 
 
 def before_exit(wait: Callable[[], None]) -> None:
-    """Register a method, to be called before the process ends, or when a rank's function returns.
+    """Register a method, to be called before the process ends or is forked, or a rank's function returns.
 
     It is not called if its object has been freed by then.
     """
@@ -21,6 +25,9 @@ def wait_for_all() -> None:
     for reference in list(_waits):
         if (wait := reference()) is not None:
             wait()
+
+
+os.register_at_fork(before=wait_for_all)
 
 
 @atexit.register

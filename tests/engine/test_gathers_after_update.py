@@ -2,6 +2,7 @@
 
 import copy
 import io
+import os
 import pickle
 import sys
 import threading
@@ -209,6 +210,46 @@ def test_a_step_waits_where_users_hold_tensors_in_the_parameters_memory(name: st
     """As averages of weights do that keep ``[p.data for p in ...]``. Nothing tells when these are read."""
     for with_aliases, without, right in on_two_ranks(read_through_aliases, ALIASES[name], stage):
         assert with_aliases == [] and right and len(without) == 4
+
+
+def in_a_child(work: Callable[[], object]) -> str:
+    """Fork this process; return what ``work`` returns in the child, or its error, as text."""
+    reading, writing = os.pipe()
+    if not os.fork():
+        try:
+            said = str(work())
+        except Exception as error:
+            said = str(error)
+        os.write(writing, said.encode())
+        os._exit(0)
+    os.wait()
+    return os.read(reading, 10_000).decode()
+
+
+def read_in_a_child(stage: int) -> tuple:
+    optimizer = updated(stage)
+    before, weight = under_way(optimizer), optimizer.model.head.weight
+    seen = in_a_child(lambda: weight.sum().item())
+    return before, under_way(optimizer), seen, str(weight.sum().item())
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_a_process_that_is_forked_after_a_step_can_read_parameters(stage: int):
+    """The thread that ends the gathers is not in the child, so they are waited for before the fork."""
+    for before, after, seen, expected in on_two_ranks(read_in_a_child, stage):
+        assert len(before) == 4 and after == [] and seen == expected
+
+
+def forward_in_a_child() -> str:
+    model = updated(3).model
+    return in_a_child(lambda: model(torch.ones(1, WIDTH)))
+
+
+def test_a_forward_at_stage_3_in_a_forked_process_is_refused():
+    for said in on_two_ranks(forward_in_a_child):
+        assert (
+            said.startswith("a process that was forked from a rank takes no part") and "full_params" in said
+        )
 
 
 def test_threads_wait_for_the_one_that_makes_the_parameters_whole():

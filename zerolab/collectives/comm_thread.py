@@ -8,6 +8,7 @@ to wait for an earlier one, so the network always has the next messages: when co
 one by one, they took twice as long.
 """
 
+import os
 import threading
 import weakref
 from collections import deque
@@ -35,13 +36,20 @@ class CommThread:
     def __init__(self) -> None:
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._process = os.getpid()
 
     def submit(self, collective: Collective) -> Callable[[], None]:
         """Run ``collective`` after those before it. Returns a function that waits for its end.
 
-        Raises: from the function that is returned: what the collective raised, or the first before it that
-            failed.
+        Raises: RuntimeError in a forked process, which has no such thread. From the function that is
+            returned: what the collective raised, or the first before it that failed.
         """
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                "a process that was forked from a rank takes no part in the ranks' collectives. At stage 3 a "
+                "forward needs them, and so does full_params(): copy the parameters that the process reads "
+                "before it is forked, inside full_params(), or take stage 2"
+            )
         if self._thread is None:
             # A daemon thread: when it waits for a rank that is gone, it must not keep the process alive.
             self._thread = threading.Thread(target=_run, args=(self._jobs,), daemon=True, name="collectives")

@@ -1,7 +1,7 @@
 """Aliases: detect tensors of users in the memory of a unit's flat buffer.
 
-``parameter.detach()``, ``parameter.data`` and a state dict give tensors in the parameter's own memory. While a
-parameter is a placeholder, such a tensor can still be read, and nothing tells the engine.
+``parameter.detach()``, ``parameter.data`` and a state dict give tensors in the parameter's own memory. While
+a parameter is a placeholder, such a tensor can still be read, and nothing tells the engine.
 """
 
 import torch
