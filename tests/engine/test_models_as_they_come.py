@@ -46,6 +46,43 @@ def test_bits_of_plain_training(group: str, name: str, setting: str):
         assert by_case[name] and by_case[name] == {stage: [] for stage in by_case[name]}
 
 
+class PaddedEncoder(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        layer = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+        self.encoder = torch.nn.TransformerEncoder(layer, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+        return self.encoder(x, src_key_padding_mask=padding)
+
+
+def evaluations_after_a_step(stage: int | None) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    model, x = PaddedEncoder(), torch.randn(2, 5, 16)
+    if stage is None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    else:
+        optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=stage, lr=0.1)
+    found = []
+    for _ in range(2):
+        model.train()(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            found += [model.eval()(x) for _ in range(2)]
+    return found
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_an_encoder_pads_with_zeros_in_evaluation_as_it_does_without_an_optimizer(stage: int):
+    """It does so only if it finds plain parameters in its first layer before it calls that layer."""
+    expected = evaluations_after_a_step(None)
+    for found in zerolab.launch(evaluations_after_a_step, 2, stage, timeout=60):
+        assert all(map(torch.equal, found, expected))
+    assert not expected[0][1, 3:].any()
+
+
 def train(stage: int, loop) -> dict[str, torch.Tensor] | str:
     """The parameters after a loop of the user's own; or what was refused."""
     torch.manual_seed(0)

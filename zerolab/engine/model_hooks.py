@@ -54,6 +54,8 @@ class ModelHooks:
         self._kept: list[Callable] = []
         for run in units:
             self._register(run)
+        for encoder in (each for each in model.modules() if isinstance(each, nn.TransformerEncoder)):
+            encoder.register_forward_pre_hook(Hook(self._before_encoder))
         model.register_forward_pre_hook(
             Hook(self._begin_forward), prepend=True
         )  # registered last, runs first
@@ -139,6 +141,20 @@ class ModelHooks:
             self.gatherer.discard_unused()
         if not (run.is_root and differentiable):
             self.gatherer.reshard(run.flats)
+
+    def _before_encoder(self, encoder: nn.TransformerEncoder, args: tuple) -> None:
+        """An nn.TransformerEncoder is called in evaluation: make its first layer whole.
+
+        Its forward looks at that layer's weights before it calls the layer. Where they are placeholders it
+        takes another path, which computes other outputs at padded positions.
+        """
+        if not encoder.training:
+            first = set(encoder.layers[0].parameters())
+            for run in self.units:
+                if any(span.parameter in first for flat in run.flats for span in flat.spans):
+                    for flat in run.flats:
+                        flat.finish_gather()
+                    self.gatherer.unshard(run)
 
     def _watch_inputs(self, run: UnitRun, inputs: tuple) -> None:
         """Where parameters are frozen, their inputs' gradients tell when they were needed last."""
