@@ -91,6 +91,25 @@ def complex_parameter(stage: int) -> None:
     optimizer_of(model, stage)
 
 
+def kept_transpose(stage: int) -> None:
+    """As autoencoders have it that tie the decoder's weight to the encoder's."""
+    model = small()
+    model.decoder_weight = model[0].weight.t()
+    optimizer_of(model, stage)
+
+
+def kept_in_a_buffer(stage: int) -> None:
+    model = small()
+    model[1].register_buffer("first_row", model[0].weight.data[0])
+    optimizer_of(model, stage)
+
+
+def kept_in_a_list(stage: int) -> None:
+    model = small()
+    model.average = [parameter.detach() for parameter in model.parameters()]
+    optimizer_of(model, stage)
+
+
 def grad_scaler(stage: int) -> None:
     model, scaler = small(), torch.amp.GradScaler("cpu")
     optimizer = optimizer_of(model, stage)
@@ -150,6 +169,9 @@ REFUSED = {
     removed_module: "module 1 was replaced or removed .*: change the model first",
     complex_parameter: r"weight is torch.complex64, .* torch.view_as_real\(...\), the parameter",
     uneven_inputs: r"Join is not supported: let every rank make the same number of steps. .* count=0",
+    kept_transpose: "decoder_weight shares memory with parameter 0.weight, .* in forward .* make it a clone",
+    kept_in_a_buffer: "1.first_row shares memory with parameter 0.weight, .*: 1.first_row would keep the old",
+    kept_in_a_list: "average shares memory with parameter 0.weight",
     grad_scaler: r'GradScaler .* precision="mixed_fp16" and call optimizer.scale\(loss\).backward\(\)',
 }
 
@@ -164,6 +186,22 @@ def test_it_is_refused_with_the_way_out(case):
 def test_at_stage_3_in_the_same_words(case):
     with pytest.raises(zerolab.WorkerError, match=REFUSED[case]):
         on_two_ranks(case, 3)
+
+
+def parts_of_one_file(stage: int) -> bool:
+    """Parameters, buffers and attributes that lie beside each other in one storage, as in a mapped file."""
+    model, content = small(), torch.arange(100.0)
+    model[0].weight = nn.Parameter(content[:64].view(8, 8))
+    model[0].register_buffer("scale", content[64:72])
+    model.rest = {"of the file": content[72:]}
+    optimizer = optimizer_of(model, stage)
+    with optimizer.full_params():
+        return torch.equal(model[0].weight.detach().flatten(), content[:64])
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_tensors_beside_a_parameter_in_one_storage_are_no_reason_to_refuse(stage: int):
+    assert on_two_ranks(parts_of_one_file, stage) == [True] * 2
 
 
 class OfComplexNumbers(nn.Module):

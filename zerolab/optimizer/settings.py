@@ -1,7 +1,6 @@
 """Settings: check the arguments of ZeroOptimizer before the model is changed."""
 
 import inspect
-import itertools
 import weakref
 
 import torch
@@ -9,6 +8,7 @@ from torch import nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from zerolab.engine.units import Unit
+from zerolab.optimizer.shared_memory import refuse_shared_memory
 from zerolab.storages import is_dtensor
 
 engaged: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -40,7 +40,7 @@ def check_settings(model: nn.Module, prefetch: int, reduces_in_flight: int, buck
             )
     if bucket_bytes is not None:
         _check_bucket(bucket_bytes)
-    _refuse_shared_memory(model)
+    refuse_shared_memory(model)
     trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     if not trainable:
         raise ValueError(
@@ -126,21 +126,6 @@ def _refuse_wrapped(model: nn.Module) -> None:
             raise ValueError(
                 f"parameter {name} belongs to another ZeroOptimizer, that of a {held[parameter]}: build one "
                 "optimizer for a model that holds all of it, with a parameter group for each part"
-            )
-
-
-def _refuse_shared_memory(model: nn.Module) -> None:
-    """Refuse two parameters in the same memory: each would get its own, and they would no longer be tied."""
-    places = sorted(
-        (p.device.type, p.data_ptr(), p.data_ptr() + p.nbytes, name)
-        for name, p in model.named_parameters()
-        if p.numel() and not p.is_meta
-    )
-    for (device, _, stop, name), (next_device, start, _, next_name) in itertools.pairwise(places):
-        if device == next_device and start < stop:
-            raise ValueError(
-                f"parameters {name} and {next_name} share memory, as after {next_name}.data = {name}.data: "
-                "tie them by using one Parameter in both places"
             )
 
 
