@@ -2,10 +2,12 @@
 
 import contextlib
 import sys
+from pathlib import Path
 
 import cloudpickle
 import pytest
 import torch
+from support.numbered import outcome
 from support.trained import build, on_two_ranks
 from torch import nn
 
@@ -210,3 +212,35 @@ def written_values_after_a_write() -> list[int]:
 def test_a_write_is_compared_once():
     """A frozen parameter gets no update that takes note of its values: each step would read all its unit."""
     assert zerolab.launch(written_values_after_a_write, 1) == [[1, 0]]
+
+
+def store_after_writes(stage: int, folder: Path, writers: list[int], by: str) -> tuple[str, str, list[str]]:
+    """On a rank: ``writers`` load weights, and all store them; what is said of it, and of the next step."""
+    torch.manual_seed(0)
+    model = Headed()
+    optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=stage, lr=0.1)
+    if optimizer.rank in writers:
+        model.load_state_dict({name: torch.full_like(p, 7.0) for name, p in model.state_dict().items()})
+    place = folder if by == "save" else folder / "model.pt"
+    stored = outcome(lambda: getattr(zerolab, by)(optimizer, place))
+    found = [path.name for path in folder.glob("[!.]*")]
+    model(torch.ones(3, 8)).sum().backward()
+    stepped = outcome(optimizer.step)
+    optimizer.zero_grad()
+    return stored, stepped, found
+
+
+@pytest.mark.parametrize("by", ["save", "export"])
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_values_that_one_rank_alone_wrote_are_not_stored(stage: int, by: str, tmp_path: Path):
+    for stored, stepped, found in on_two_ranks(store_after_writes, stage, tmp_path, [0], by):
+        for said in (stored, stepped):
+            assert said.startswith("RuntimeError: ranks disagree about the values written to parameters")
+            assert "full_params(from_rank=0)" in said
+        assert found == []
+
+
+@pytest.mark.parametrize("by, name", [("save", "generation-000001"), ("export", "model.pt")])
+def test_values_that_all_ranks_wrote_are_stored(by: str, name: str, tmp_path: Path):
+    for stored, stepped, found in on_two_ranks(store_after_writes, 2, tmp_path, [0, 1], by):
+        assert stored == stepped == "done" and name in found

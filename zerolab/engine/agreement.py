@@ -53,6 +53,13 @@ def agree_on(comm: Comm, what: str, lines: list[str]) -> None:
         _refuse_difference(comm, what, lines)
 
 
+def agree_on_all(comm: Comm, by_hand: dict[str, list[str]]) -> None:
+    """The same for several things that users do, with one message where all ranks did the same."""
+    if not _are_equal(comm.maximum(_both_ways(_digest(_labelled(by_hand))), "digests")):
+        for what, lines in by_hand.items():
+            agree_on(comm, what, lines)
+
+
 def agree_on_used(
     comm: Comm, units: list[FlatUnit], by_hand: dict[str, list[str]], cleared: ClearedGradients
 ) -> set[Span]:
@@ -71,8 +78,7 @@ def agree_on_used(
     spans = [span for unit in units for span in unit.spans]
     mine = bytearray(span in unit.grads.used for unit in units for span in unit.spans)
     mask = torch.frombuffer(mine, dtype=torch.uint8)
-    everything = by_hand | {CLEARED: cleared.everything()}
-    all_lines = [f"{what}: {line}" for what, lines in everything.items() for line in lines]
+    all_lines = _labelled(by_hand | {CLEARED: cleared.everything()})
     digests = _both_ways(_digest(issued)), _both_ways(_digest(all_lines))
     found = comm.maximum(torch.cat([*digests, mask]), "used parameters")
     of_issued, of_lines, used = found.split([2 * DIGEST_BYTES, 2 * DIGEST_BYTES, len(mask)])
@@ -131,6 +137,10 @@ def agree_on_values(comm: Comm, written: dict[FlatUnit, bytes]) -> None:
                 "0. Write the same values on every rank; or write on one rank alone and say which: "
                 "`with optimizer.full_params(from_rank=0):`"
             )
+
+
+def _labelled(by_hand: dict[str, list[str]]) -> list[str]:
+    return [f"{what}: {line}" for what, lines in by_hand.items() for line in lines]
 
 
 def _digest(lines: list[str]) -> torch.Tensor:

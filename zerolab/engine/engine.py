@@ -178,7 +178,7 @@ class Engine:
     # What users do to parameters and gradients between steps, for the ranks to compare at the next one.
 
     def _remember(self, written: dict[FlatUnit, bytes]) -> None:
-        self._written |= {flat.name: checksum.hex() for flat, checksum in written.items() if any(checksum)}
+        self._written |= _by_name(written)
 
     def _inspect_in_turn(self) -> None:
         """Look at the values of one unit, at another in each step: other code may write without a counter.
@@ -200,13 +200,17 @@ class Engine:
         And for the one whose turn it is to be compared.
         """
         self._inspect_in_turn()
-        self._remember({flat: flat.checksum() for flat in self.flats if flat.was_written()})
-        lines = [f"unit {name}, checksum {checksum}" for name, checksum in self._written.items()]
+        lines = self.written_so_far()
         self._written.clear()
         for flat in self.flats:
             if flat.whole:
                 flat.writes.note()
         return lines
+
+    def written_so_far(self) -> list[str]:
+        """Return the lines that `written_values` has for writes. Its next call returns them too."""
+        now = _by_name({flat: flat.checksum() for flat in self.flats if flat.was_written()})
+        return [f"unit {name}, checksum {checksum}" for name, checksum in (self._written | now).items()]
 
     def state_of(self, flat: FlatUnit) -> str:
         """In words: what the run is doing, where the parameters are, how far the gradients have come."""
@@ -214,3 +218,8 @@ class Engine:
         return (
             f"unit {flat.name} in {self.training.state.value}: its parameters are {flat.state.value}{grads}"
         )
+
+
+def _by_name(written: dict[FlatUnit, bytes]) -> dict[str, str]:
+    """Return the checksums by the units' names. On the meta device there are no values to compare."""
+    return {flat.name: checksum.hex() for flat, checksum in written.items() if any(checksum)}

@@ -7,7 +7,7 @@ from contextlib import closing
 
 import torch
 
-from zerolab.engine.agreement import COPIES, LOADED, agree_on
+from zerolab.engine.agreement import COPIES, LOADED, WRITTEN, agree_on, agree_on_all
 from zerolab.engine.states import TrainingState
 from zerolab.optimizer.base import OptimizerBase
 from zerolab.optimizer.owners import Balance, balance_of
@@ -87,11 +87,12 @@ class ShardedState(OptimizerBase):
     def require_one_state(self) -> None:
         """Before a save, check that ranks have parts of one state: that all of them loaded one, or none.
 
+        And that all of them wrote the same values to parameters. The next step compares both again.
         With hybrid sharding, check also that all copies have the same values and optimizer state. Each rank
         stores a part of its own copy, so a checkpoint of copies that differ would be none of them.
         Collective. Raises: RuntimeError on every rank where they differ.
         """
-        agree_on(self.comm, LOADED, self._loaded)
+        agree_on_all(self.comm, {LOADED: self._loaded, WRITTEN: self.engine.written_so_far()})
         if self.stage.copies is None:
             return
         with closing(self.shards()) as shards:
