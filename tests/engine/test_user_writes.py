@@ -244,3 +244,15 @@ def test_values_that_one_rank_alone_wrote_are_not_stored(stage: int, by: str, tm
 def test_values_that_all_ranks_wrote_are_stored(by: str, name: str, tmp_path: Path):
     for stored, stepped, found in on_two_ranks(store_after_writes, 2, tmp_path, [0, 1], by):
         assert stored == stepped == "done" and name in found
+
+
+def written_values_after_a_save(folder: Path) -> list[int]:
+    model, optimizer = build(stage=2)
+    with torch.no_grad():
+        next(model.parameters()).fill_(7.0)
+    zerolab.save(optimizer, folder)
+    return [len(optimizer.engine.written_values()) for _ in range(2)]
+
+
+def test_a_save_leaves_to_the_next_step_what_that_compares(tmp_path: Path):
+    assert zerolab.launch(written_values_after_a_save, 1, tmp_path) == [[1, 0]]
