@@ -17,7 +17,7 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
-from zerolab.checkpoint import buffers, extra_state, generations, manifest, records
+from zerolab.checkpoint import buffers, extra_state, generations, manifest, one_optimizer, records
 from zerolab.checkpoint.folder_lock import FolderLock
 from zerolab.checkpoint.manifest import key_of
 from zerolab.checkpoint.records import Record
@@ -36,8 +36,9 @@ def save(optimizer: ZeroOptimizer, path: str | Path, extra: Any = None, keep: in
     generations are removed until ``keep`` are left.
 
     Memory: a copy of one record, at most 64 MiB in fp32. Comm: the list of records, no values.
-    Raises: OSError on every rank where any failed to write, or where another run saves into ``path``; the
-        last checkpoint is as it was. ValueError for a ``keep`` below 1; RuntimeError inside full_params().
+    Raises: OSError on every rank where any failed to write, or where another run, or another optimizer of
+        this one, saves into ``path``; the last checkpoint is as it was. ValueError for a ``keep`` below 1;
+        RuntimeError inside full_params().
     """
     require_zero_optimizer(optimizer)
     if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
@@ -48,19 +49,22 @@ def save(optimizer: ZeroOptimizer, path: str | Path, extra: Any = None, keep: in
     description = _describe(optimizer)
     lock = FolderLock(Path(path).resolve())
     try:
-        folder = from_rank_0(comm, lambda: _begin(lock))
+        folder = from_rank_0(comm, lambda: _begin(lock, optimizer))
         _write_generation(folder, optimizer, description, extra, keep)
+        one_optimizer.note_save(lock.path, optimizer)
     finally:
         lock.release()
 
 
-def _begin(lock: FolderLock) -> Path:
+def _begin(lock: FolderLock, optimizer: ZeroOptimizer) -> Path:
     """On rank 0: lock the folder of checkpoints and make the next generation's.
 
-    A run that may not save here any more is refused before it takes the lock. With the lock it would keep the
-    other run from saving. `generations.begin` looks again, because that run may have saved in between.
+    A run that may not save here any more, or an optimizer, is refused before it takes the lock. With the lock
+    it would keep the other run from saving. `generations.begin` looks again, because that run may have saved
+    in between.
     """
     generations.require_ours(lock.path)
+    one_optimizer.require_only(lock.path, optimizer)
     lock.acquire()
     return generations.begin(lock.path)
 
@@ -159,6 +163,7 @@ def load(optimizer: ZeroOptimizer, path: str | Path, trust: bool = False) -> Any
     on_every_rank(comm, failed, lambda: buffers.restore(optimizer.model, rank, folder, found))
     on_every_rank(comm, failed, lambda: extra_state.restore(optimizer.model, states))
     optimizer.replace_settings([group["options"] for group in stored["groups"]], stored["loss_scale"])
+    one_optimizer.note_load(folder.parent, optimizer)
     return extra
 
 
