@@ -22,6 +22,40 @@ def persistent(model: nn.Module) -> dict[str, torch.Tensor]:
     }
 
 
+def require_dense(model: nn.Module) -> None:
+    """Raises: ValueError for a buffer whose elements are not all stored one by one, such as a sparse one."""
+    for name, buffer in persistent(model).items():
+        if buffer.is_nested or buffer.is_quantized or buffer.layout != torch.strided:
+            kind = "quantized" if buffer.is_quantized else "nested" if buffer.is_nested else buffer.layout
+            raise ValueError(
+                f"buffer {name} is {kind}, and a checkpoint stores dense buffers only: keep it dense, or "
+                "register it with persistent=False"
+            )
+
+
+def require_storable(model: nn.Module) -> None:
+    """Raises: ValueError for a buffer that is not dense, or whose elements share memory."""
+    require_dense(model)
+    for name, buffer in persistent(model).items():
+        steps = zip(buffer.stride(), buffer.shape, strict=True)
+        if buffer.numel() and any(step == 0 and size > 1 for step, size in steps):
+            raise ValueError(
+                f"buffer {name} has elements that share memory, as expand() makes them, and a load could not "
+                "write to it: register its .contiguous(), or register it with persistent=False"
+            )
+
+
+def require_writable(model: nn.Module) -> None:
+    """Raises: ValueError for a buffer that a load could not write to."""
+    require_storable(model)
+    for name, buffer in persistent(model).items():
+        if buffer.is_inference():
+            raise ValueError(
+                f"buffer {name} was made in inference_mode(), and a load could not write to it: make it "
+                "outside, or register its .clone()"
+            )
+
+
 def digests(model: nn.Module) -> dict[str, bytes]:
     """Return a few bytes for each buffer, which differ where its values do."""
     return {name: digest(buffer) for name, buffer in persistent(model).items()}

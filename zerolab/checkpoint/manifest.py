@@ -42,8 +42,10 @@ def describe(optimizer: ZeroOptimizer, states: list[tuple[dict, dict]]) -> dict:
     Of values that are sharded it has the dtype only. The records are added later.
     Args: states: as `state_here` returns them, of all ranks that may have state that others have not.
 
-    Warns of values that `read` refuses without ``trust``. Raises: ValueError for one that does not pickle.
+    Warns of values that `read` refuses without ``trust``. Raises: ValueError for one that does not pickle, or
+    for a buffer that cannot be stored.
     """
+    buffers.require_storable(optimizer.model)
     groups = zip(_group_names(optimizer), optimizer.param_groups, strict=True)
     description = {
         "format": generations.FORMAT,
@@ -153,6 +155,7 @@ def check(manifest: dict, optimizer: ZeroOptimizer) -> None:
         )
     _check_forms("parameter", manifest["parameters"], _forms(optimizer.model))
     check_modules(manifest, optimizer.model)
+    buffers.require_writable(optimizer.model)  # at a save it need not be: the model that loads has its own
     stored, ours = manifest["optimizer"], optimizer.updates.names
     if stored != ours:
         raise _of_another(stored, ours)
@@ -193,7 +196,11 @@ def _check_groups(stored: list[list[str]], ours: list[list[str]]) -> None:
 
 
 def check_modules(manifest: dict, model: nn.Module) -> None:
-    """See that buffers and extra state are this model's. Raises: ValueError, with the first difference."""
+    """See that buffers and extra state are this model's. Raises: ValueError, with the first difference.
+
+    Or for a buffer that cannot be stored, which only this rank may have.
+    """
+    buffers.require_storable(model)
     _check_forms("buffer", manifest["buffers"], _buffer_forms(model))
     _check_forms("the extra state of", manifest["extra_state"], _extra_state_forms(model))
 

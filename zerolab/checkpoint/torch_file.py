@@ -22,6 +22,7 @@ from zipfile import ZipFile, ZipInfo
 
 import torch
 
+from zerolab.checkpoint import buffers
 from zerolab.checkpoint.checkpoint import require_zero_optimizer
 from zerolab.checkpoint.together import from_rank_0
 from zerolab.optimizer import ZeroOptimizer
@@ -38,7 +39,8 @@ def export(optimizer: ZeroOptimizer, path: str | Path) -> None:
     rank 0's. All or nothing: an old file stays until the new one is complete. Collective, between two steps.
 
     Memory: one unit whole, and on rank 0 a copy of one parameter. Comm: Ψ.
-    Raises: OSError on every rank if rank 0 cannot write; RuntimeError inside full_params().
+    Raises: OSError on every rank if rank 0 cannot write; ValueError for a buffer that is not dense;
+        RuntimeError inside full_params().
     """
     require_zero_optimizer(optimizer)
     optimizer.require_idle("export")
@@ -67,6 +69,7 @@ class Archive:
         """Open the file and write the pickle, and all the tensors that are not the optimizer's: buffers."""
         if self.path.is_dir():
             raise IsADirectoryError(f"{self.path} is a folder: export to a file in it")
+        buffers.require_dense(optimizer.model)
         self.parameters = dict(optimizer.model.named_parameters())
         dtypes = {shard.name: shard.values.dtype for shard in optimizer.shard_forms() if shard.key is None}
         ours: dict[torch.Tensor, torch.dtype] = {
