@@ -6,6 +6,7 @@ settings.py checks the user's arguments, probe/ runs the optimizer to see whethe
 updates.py says which optimizer updates which parameters. Whole parameters have owners (owners.py), and
 matrices.py makes groups for Muon. layout.py moves the parameters into flat units, slices.py cuts them, and
 local.py updates the slices batch by batch (batch.py) with the user's parameter groups (groups.py).
+members.py refuses groups that have other parameters than those that were cut.
 slice_states.py shows the state of all batches as one, and offload.py keeps it elsewhere between updates.
 gradients.py computes norms, loss_scale.py scales the loss for fp16, losses.py weighs unequal batches, and
 slots.py finds modules and parameters that were replaced. Checkpoints use sharded_state.py, which describes a

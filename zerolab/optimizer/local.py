@@ -9,6 +9,7 @@ import torch
 
 from zerolab.optimizer.batch import TOGETHER_NUMEL, Batch, batches, owned_numel, updated_together
 from zerolab.optimizer.groups import SharedGroup, options_of
+from zerolab.optimizer.members import require_members
 from zerolab.optimizer.offload import Offload
 from zerolab.optimizer.probe.values import tensors_in
 from zerolab.optimizer.slice_states import SliceStates
@@ -131,11 +132,17 @@ class LocalUpdate:
         self._shared.append(self._share(len(self._cuts) - 1))
         self._shared[-1].fill_in(group, update.defaults, {})
 
+    def require_members(self, groups: list[dict]) -> None:
+        """Raises: RuntimeError where the user's groups have other parameters than were cut for them."""
+        require_members(groups, self._cuts)
+
     def hand_over(self, groups: list[dict]) -> None:
         """Copy what the user, or a scheduler, changed in the user's groups to the optimizers.
 
-        Raises: ValueError, before anything is copied, for options with which slices may not be updated.
+        Raises: ValueError, before anything is copied, for options with which slices may not be updated;
+            RuntimeError for groups with other parameters.
         """
+        self.require_members(groups)
         changes = [shared.changed(group) for shared, group in zip(self._shared, groups, strict=True)]
         for place, (group, changed) in enumerate(zip(groups, changes, strict=True)):
             if changed:

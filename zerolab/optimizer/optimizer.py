@@ -74,7 +74,9 @@ class ZeroOptimizer(WholeTensors, ShardedState, Losses):
         stage: 0 nothing sharded, 1 optimizer state, 2 and gradients, 3 and parameters.
         params: parameter groups as any optimizer takes them, or a function of the model that returns them;
             all trainable parameters by default. A group may have an ``optimizer`` of its own, a class like
-            ``optimizer_class``; its other options are then that class's keywords. See `matrices_by`.
+            ``optimizer_class``; its other options are then that class's keywords. See `matrices_by`. As in
+            torch.optim, what is written to a dict that was passed counts later; one with an ``optimizer`` is
+            copied.
         units: modules to gather and reduce as one; the outermost containers' children by default.
         precision: "fp32"; "mixed" for bf16 parameters and gradients with fp32 masters, 2+2+12 bytes with
             Adam; "mixed_fp32_grads" for 2+4+12; "mixed_fp16" for fp16, where losses go through `scale`.

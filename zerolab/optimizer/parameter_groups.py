@@ -15,7 +15,9 @@ def parameter_groups(model: nn.Module, params: Params, may_be_empty: bool = Fals
     """Return the parameter groups in one form: dicts with a list of the model's parameters.
 
     Accepts what torch's optimizers accept: parameters, (name, parameter) pairs, or dicts of either with their
-    options; or a function that returns these, given the model.
+    options; or a function that returns these, given the model. As in torch.optim, the dicts stay the user's,
+    with ``params`` as a list: what is written to them later counts. A dict with an ``optimizer`` is copied,
+    because that and its keywords are taken out of it.
     Raises: TypeError for anything else; ValueError for a parameter that is not the model's, or none at all.
     """
     if params is None:
@@ -63,7 +65,11 @@ def _group(place: int, group: Any) -> dict:
         raise ValueError(
             f"parameter group {place} has {', '.join(map(repr, group))} and no 'params': {_FORM}"
         )
-    return group | {"params": _parameters(group["params"])}
+    parameters = _parameters(group["params"])
+    if "optimizer" in group:
+        return group | {"params": parameters}
+    group["params"] = parameters
+    return group
 
 
 def _parameters(entries: Any) -> list[nn.Parameter]:

@@ -77,11 +77,12 @@ class ShardedState(OptimizerBase):
         return balance_of(self.units, self.stage.comm.world_size)
 
     def require_idle(self, action: str) -> None:
-        """Check that no forward or backward pass and no full_params() is open.
+        """Check that no forward or backward pass and no full_params() is open, and the parameter groups.
 
         Collective: it also checks that every rank is about to do the same ``action``. Raises: RuntimeError.
         """
         self.engine.require_idle(action)
+        self.local.require_members(self.param_groups)
         self.axes.everyone.check_same_collective(action)
 
     def require_one_state(self) -> None:

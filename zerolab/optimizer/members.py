@@ -1,0 +1,44 @@
+"""Members: see that parameter groups hold the parameters that were cut into slices for them."""
+
+from operator import is_
+from typing import NoReturn
+
+from torch import nn
+
+from zerolab.optimizer.slices import Slice
+
+
+def require_members(groups: list[dict], cuts: list[list[Slice]]) -> None:
+    """See that ``groups`` are those of the slices in ``cuts``, with the same parameters in the same order.
+
+    Raises: RuntimeError that names the first group that is not.
+    """
+    if len(groups) != len(cuts):
+        _refuse(
+            f"optimizer.param_groups has {len(groups)} groups, and the optimizer was built with {len(cuts)}"
+        )
+    for place, (group, slices) in enumerate(zip(groups, cuts, strict=True)):
+        parameters = group["params"]
+        same = map(is_, parameters, (each.span.parameter for each in slices))
+        if len(parameters) != len(slices) or not all(same):
+            _refuse(f"parameter group {place} {_difference(parameters, slices, cuts)}")
+
+
+def _difference(parameters: list[nn.Parameter], slices: list[Slice], cuts: list[list[Slice]]) -> str:
+    names = {id(each.span.parameter): each.span.name for every in cuts for each in every}
+    built, now = [id(each.span.parameter) for each in slices], {id(p) for p in parameters}
+    if lacking := [names[key] for key in built if key not in now]:
+        return f"lacks {', '.join(lacking)}, which it was built with"
+    added = [p for p in parameters if id(p) not in built]
+    if shown := [names.get(id(p), f"a tensor of shape {tuple(p.shape)}") for p in added]:
+        return f"has {', '.join(shown)}, which it was not built with"
+    return "has its parameters in another order than when it was built, or twice"
+
+
+def _refuse(what: str) -> NoReturn:
+    raise RuntimeError(
+        f"{what}, and such an edit of optimizer.param_groups has no effect: undo it. Call "
+        "optimizer.add_param_group(...) for parameters that are in no group; to stop training one, call "
+        "requires_grad_(False) on it, or set lr=0 in its group; to group them otherwise, build the model and "
+        "a ZeroOptimizer anew with the groups that you want"
+    )
