@@ -1,9 +1,11 @@
 """Promise: hyperparameters that differ between ranks are named before any parameter changes."""
 
+import fractions
 import pickle
 import sys
 
 import cloudpickle
+import numpy as np
 import pytest
 import torch
 from support.user_models import WIDTH, Net
@@ -57,6 +59,39 @@ def test_hyperparameters_that_differ_are_named_before_any_parameter_changes(chan
 
     for said in zerolab.launch(train, 3, timeout=60):
         assert SETTINGS[change] in said and "rank 2 has" in said
+
+
+NUMBERS = {
+    "a scalar": np.float32,
+    "an array without dimensions": np.array,
+    "an array": lambda value: np.array([value, 1.0]),
+    "in a tuple": lambda value: (np.float16(value), 0.5),
+    "a fraction": fractions.Fraction,
+}
+
+
+@pytest.mark.parametrize("kind", NUMBERS)
+def test_numbers_of_other_types_that_differ_are_named_too(kind: str):
+    def train() -> None:
+        optimizer = zerolab.ZeroOptimizer(Net(), torch.optim.SGD, stage=1, lr=0.5)
+        optimizer.param_groups[0]["mine"] = NUMBERS[kind](0.25 if odd_one_out(optimizer) else 0.5)
+        loss(optimizer).backward()
+        optimizer.step()
+
+    with pytest.raises(zerolab.WorkerError, match="ranks disagree about the hyperparameters"):
+        zerolab.launch(train, 2, timeout=60)
+
+
+def test_an_array_that_is_changed_in_place_counts():
+    def train() -> list[float]:
+        optimizer = zerolab.ZeroOptimizer(Net(), torch.optim.SGD, stage=1, lr=np.array(0.5))
+        for _ in range(2):
+            optimizer.param_groups[0]["lr"] *= 0.5  # NumPy does this in place
+            loss(optimizer).backward()
+            optimizer.step()
+        return [float(each.param_groups[0]["lr"]) for each in optimizer.local.optimizers]
+
+    assert zerolab.launch(train, 1, timeout=60) == [[0.125]]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ changes are copied.
 import copy
 from typing import Any
 
+import numpy as np
 import torch
 
 
@@ -83,6 +84,8 @@ def _mark(value: Any) -> Any:
         return [_mark(each) for each in value]
     if isinstance(value, dict):
         return {key: _mark(each) for key, each in value.items()}
+    if isinstance(value, np.ndarray):
+        return value.tolist()
     return value if isinstance(value, (bool, int, float, str)) else id(value)
 
 

@@ -2,7 +2,9 @@
 
 import inspect
 import weakref
+from numbers import Number
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -201,7 +203,7 @@ def _keywords(keywords: dict) -> list[str]:
 
 
 def _shown(value) -> str:
-    """Return a number or text as it is, in tensors and lists too; the type's name for anything else.
+    """Return a number or text as it is, in tensors, arrays and lists too; the type's name for anything else.
 
     The text of a function contains its address, and a set has no fixed order: both differ between ranks that
     agree. A tensor on a GPU is not read, because the CPU would wait for the device.
@@ -211,6 +213,8 @@ def _shown(value) -> str:
         return str(value.tolist()) if where == "cpu" else f"a tensor {tuple(value.shape)} on {where}"
     if isinstance(value, (list, tuple)):
         return f"({', '.join(map(_shown, value))})"
-    if value is None or isinstance(value, (bool, int, float, complex, str)):
+    if isinstance(value, (np.ndarray, np.generic)):
+        return _shown(value.tolist())
+    if value is None or isinstance(value, (Number, str)):
         return str(value)
     return f"a {type(value).__name__}"
