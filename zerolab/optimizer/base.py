@@ -53,7 +53,21 @@ class OptimizerBase(torch.optim.Optimizer):
     meter: MemoryMeter
     _slots: Slots
     _loaded: list[str]  # a line for each call of load_state_dict since the ranks last compared
-    state: Any  # a SliceStates or StatesAway, where torch declares a defaultdict
+
+    @property  # torch assigns a defaultdict when it builds an optimizer
+    def state(self) -> Any:
+        """The state of this rank's slices, by their tensors: a SliceStates or StatesAway."""
+        return self._state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        if "engine" in self.__dict__:  # it is complete
+            raise RuntimeError(
+                "assigning optimizer.state is refused, because it only shows the state of the stock "
+                "optimizers: empty it with optimizer.state.clear(), or replace it with "
+                "optimizer.load_state_dict(...) or zerolab.load(...)"
+            )
+        self._state = state
 
     @property
     def rank(self) -> int:

@@ -6,11 +6,14 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
+from zerolab.optimizer.settings import held
+
 
 class SliceStates(MutableMapping):
     """The state of several optimizers by tensor, like the ``state`` of one optimizer for all tensors.
 
     It is a view and copies nothing.
+    Raises: RuntimeError for a parameter of a model, because the state is that of its slices.
     """
 
     def __init__(self):
@@ -21,15 +24,20 @@ class SliceStates(MutableMapping):
         self._owners |= {tensor: optimizer for group in optimizer.param_groups for tensor in group["params"]}
 
     def __getitem__(self, tensor: nn.Parameter) -> dict:
-        if tensor not in (state := self._owners[tensor].state):  # a defaultdict: reading would add an entry
+        if tensor not in (state := self._owner(tensor).state):  # a defaultdict: reading would add an entry
             raise KeyError(tensor)
         return state[tensor]
 
     def __setitem__(self, tensor: nn.Parameter, values: dict) -> None:
-        self._owners[tensor].state[tensor] = values
+        self._owner(tensor).state[tensor] = values
 
     def __delitem__(self, tensor: nn.Parameter) -> None:
-        del self._owners[tensor].state[tensor]
+        del self._owner(tensor).state[tensor]
+
+    def _owner(self, tensor: nn.Parameter) -> torch.optim.Optimizer:
+        if tensor not in self._owners:
+            refuse_whole(tensor)
+        return self._owners[tensor]
 
     def __iter__(self) -> Iterator[nn.Parameter]:
         return (tensor for tensor, owner in self._owners.items() if tensor in owner.state)
@@ -53,6 +61,7 @@ class StatesAway(MutableMapping):
         _refuse("reading")
 
     def __contains__(self, tensor: object) -> bool:
+        refuse_whole(tensor)
         return any(tensor is each for each in self._states)
 
     def __setitem__(self, tensor: nn.Parameter, values: dict) -> NoReturn:
@@ -72,6 +81,20 @@ class StatesAway(MutableMapping):
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         _refuse("pickling")
+
+
+def refuse_whole(tensor: object) -> None:
+    """Raises: RuntimeError for a parameter of a model that has a ZeroOptimizer.
+
+    Not KeyError: ``in`` and ``get`` would catch it and answer that there is no state.
+    """
+    if isinstance(tensor, nn.Parameter) and tensor in held:
+        raise RuntimeError(
+            "optimizer.state was asked for a parameter of the model, and each rank keeps the state of its "
+            "slices of the parameters: use optimizer.state[each.tensor] for each in optimizer.slices, where "
+            "each.span.parameter is the parameter; optimizer.state.clear() removes the state of all; "
+            "zerolab.save() stores it whole"
+        )
 
 
 def _refuse(action: str) -> NoReturn:
