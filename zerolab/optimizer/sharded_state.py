@@ -23,18 +23,29 @@ class ShardedState(OptimizerBase):
     def state_dict(self) -> dict:
         """This rank's shard of the optimizer state, tagged: it loads only where it belongs.
 
-        Memory: none of its own; where state is offloaded, a copy of it.
+        Calls the state_dict hooks, as torch's own. Memory: none of its own; where state is offloaded, a copy.
         """
+        for before in self._optimizer_state_dict_pre_hooks.values():
+            before(self)
         self.local.hand_over(self.param_groups)  # what the user changed since the last step belongs to it
         scale = {} if self.loss_scale is None else {"loss_scale": self.loss_scale.state_dict()}
-        return self.local.state_dict() | {"zerolab": self._tag()} | scale
+        state_dict = self.local.state_dict() | {"zerolab": self._tag()} | scale
+        for after in self._optimizer_state_dict_post_hooks.values():
+            replaced = after(self, state_dict)
+            state_dict = state_dict if replaced is None else replaced
+        return state_dict
 
     def load_state_dict(self, state_dict: dict) -> None:
         """Load a `state_dict` that was saved on the same rank, at the same stage, world size and layout.
 
-        Every rank has to load. They compare that at the next update, and at stage 0 what they loaded.
+        Every rank has to load. They compare that at the next update, and at stage 0 what they loaded. Calls
+        the load_state_dict hooks, as torch's own.
         Raises: ValueError where its tag names another rank, world size, layout or optimizer.
         """
+        state_dict = state_dict.copy()  # what a hook adds or removes is not the caller's
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            replaced = before(self, state_dict)
+            state_dict = state_dict if replaced is None else replaced
         if state_dict.get("zerolab") != self._tag():
             raise ValueError(
                 f"this state_dict is the shard of {state_dict.get('zerolab', 'another optimizer')}, and this "
@@ -48,6 +59,8 @@ class ShardedState(OptimizerBase):
         self.local.load_state_dict(ours, self.param_groups)
         self._note_state()
         self._loaded.append(self._owned_state())
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
 
     def _owned_state(self) -> str:
         """What ranks compare of a state that they loaded: its hash, where each of them owns all of it.

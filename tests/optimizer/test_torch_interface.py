@@ -1,0 +1,72 @@
+"""Promise: what torch.optim.Optimizer offers has its effect on a ZeroOptimizer too, or is refused."""
+
+import copy
+import io
+import pickle
+import sys
+from collections.abc import Callable
+
+import cloudpickle
+import pytest
+import torch
+from torch import nn
+
+import zerolab
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares the ranks the import of pytest
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def train_a_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model(torch.ones(2, 4)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def with_hooks(optimizer: torch.optim.Optimizer) -> list:
+    """Save and load with all hooks registered; return what they did, in order."""
+    calls = []
+
+    def note(name: str) -> Callable:
+        return lambda given, *_: calls.append((name, given is optimizer))
+
+    def marked(given, state_dict: dict) -> dict:
+        calls.append(("replace the saved", "state" in state_dict))
+        return state_dict | {"mine": 1}
+
+    def unmarked(given, state_dict: dict) -> dict:
+        calls.append(("replace the loaded", state_dict.pop("mine")))
+        groups = [group | {"lr": 0.5} for group in state_dict["param_groups"]]
+        return state_dict | {"param_groups": groups}
+
+    removed = optimizer.register_state_dict_pre_hook(note("removed"))
+    removed.remove()
+    optimizer.register_state_dict_pre_hook(note("second before saving"))
+    optimizer.register_state_dict_pre_hook(note("first before saving"), prepend=True)
+    optimizer.register_state_dict_post_hook(marked)
+    optimizer.register_load_state_dict_pre_hook(unmarked)
+    optimizer.register_load_state_dict_pre_hook(note("second before loading"))
+    optimizer.register_load_state_dict_post_hook(note("after loading"))
+    saved = optimizer.state_dict()
+    optimizer.load_state_dict(saved)
+    return [*calls, saved["mine"], optimizer.param_groups[0]["lr"]]
+
+
+def test_hooks_of_state_dict_and_load_state_dict_are_called_as_in_torch():
+    def look(stage: int | None) -> list:
+        model = nn.Linear(4, 4)
+        if stage is None:
+            optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        else:
+            optimizer = zerolab.ZeroOptimizer(model, torch.optim.Adam, stage=stage, lr=0.1)
+        train_a_step(model, optimizer)
+        return with_hooks(optimizer)
+
+    expected = look(None)
+    assert len(expected) == 8 and expected[-1] == 0.5
+    for stage in (0, 3):
+        assert zerolab.launch(look, 2, stage, timeout=60) == [expected] * 2
