@@ -1,8 +1,5 @@
 """Promise: what torch.optim.Optimizer offers has its effect on a ZeroOptimizer too, or is refused."""
 
-import copy
-import io
-import pickle
 import sys
 from collections.abc import Callable
 
@@ -70,3 +67,54 @@ def test_hooks_of_state_dict_and_load_state_dict_are_called_as_in_torch():
     assert len(expected) == 8 and expected[-1] == 0.5
     for stage in (0, 3):
         assert zerolab.launch(look, 2, stage, timeout=60) == [expected] * 2
+
+
+class WithModes(torch.optim.SGD):
+    """Has public methods that ZeroOptimizer lacks, as the schedule-free optimizers."""
+
+    mode = "train"
+
+    def eval(self) -> None:
+        self.mode = "eval"
+
+    def _private(self) -> None:
+        pass
+
+
+NAMES = ["eval", "mode", "_private", "engien", "__nothing__"]
+
+
+def attributes_of(optimizer: zerolab.ZeroOptimizer) -> dict[str, str]:
+    said = {}
+    for name in NAMES:
+        try:
+            said[name] = f"there: {hasattr(optimizer, name)}"
+        except RuntimeError as error:
+            said[name] = str(error)
+    return said
+
+
+@pytest.mark.parametrize("own", (False, True))
+def test_a_method_that_only_the_class_given_has_is_refused_and_not_skipped(own: bool):
+    def look() -> tuple[dict[str, str], str]:
+        model = nn.Linear(4, 4)
+        group = {"params": list(model.parameters()), "optimizer": WithModes, "lr": 0.1}
+        if own:
+            optimizer = zerolab.ZeroOptimizer(model, torch.optim.Adam, params=[group])
+        else:
+            optimizer = zerolab.ZeroOptimizer(model, WithModes, lr=0.1)
+        with pytest.raises(AttributeError) as caught:
+            optimizer.engien  # noqa: B018
+        return attributes_of(optimizer), str(caught.value)
+
+    ((said, usual),) = zerolab.launch(look, 1, timeout=60)
+    for name in ("eval", "mode"):
+        assert f"WithModes.{name} is not passed on" in said[name]
+        assert "with optimizer.full_params(): ..." in said[name]
+    assert [said[name] for name in NAMES[2:]] == ["there: False"] * 3
+    assert usual == "'ZeroOptimizer' object has no attribute 'engien'"
+
+
+def test_an_optimizer_that_is_not_complete_has_no_more_attributes():
+    bare = zerolab.ZeroOptimizer.__new__(zerolab.ZeroOptimizer)
+    assert not hasattr(bare, "updates") and not hasattr(bare, "eval") and not hasattr(bare, "rank")

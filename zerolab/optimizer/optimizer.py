@@ -45,6 +45,7 @@ from zerolab.optimizer.sharded_state import ShardedState
 from zerolab.optimizer.slice_states import StatesAway
 from zerolab.optimizer.slots import Slots, guard_loading
 from zerolab.optimizer.state_dict_storages import separate_storages
+from zerolab.optimizer.unsupported import Unsupported
 from zerolab.optimizer.updates import Updates
 from zerolab.optimizer.whole_tensors import WholeTensors
 from zerolab.precision import PRECISIONS
@@ -62,7 +63,7 @@ from zerolab.unit.span import Span
 STAGES = {0: Stage0, 1: Stage1, 2: Stage2, 3: Stage3}
 
 
-class ZeroOptimizer(WholeTensors, ShardedState, Losses):
+class ZeroOptimizer(WholeTensors, ShardedState, Losses, Unsupported):
     """Data-parallel training of ``model``, its states sharded as ``stage`` says.
 
     Args:
@@ -265,16 +266,6 @@ class ZeroOptimizer(WholeTensors, ShardedState, Losses):
         self._finish_grads()
         units, scale = self.engine.trainable, self._gradient_scale
         return clip_grads(self.axes, self.stage, units, max_norm, norm_type, scale)
-
-    def join_hook(self, **_: Any) -> None:
-        """torch's Join shadows the collectives of ranks that have no data left. Here every rank has to go on.
-
-        Raises: NotImplementedError, with the way out.
-        """
-        raise NotImplementedError(
-            "torch.distributed.algorithms.join.Join is not supported: let every rank make the same number of "
-            "steps. A rank that has no data left takes any batch with optimizer.mean_loss(loss_sum, count=0)"
-        )
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Collect gradients without reducing them; the first backward outside reduces the sum.
