@@ -1,5 +1,8 @@
 """Promise: what torch.optim.Optimizer offers has its effect on a ZeroOptimizer too, or is refused."""
 
+import copy
+import io
+import pickle
 import sys
 from collections.abc import Callable
 
@@ -118,3 +121,30 @@ def test_a_method_that_only_the_class_given_has_is_refused_and_not_skipped(own: 
 def test_an_optimizer_that_is_not_complete_has_no_more_attributes():
     bare = zerolab.ZeroOptimizer.__new__(zerolab.ZeroOptimizer)
     assert not hasattr(bare, "updates") and not hasattr(bare, "eval") and not hasattr(bare, "rank")
+
+
+WAYS_TO_COPY = {
+    "deepcopy": copy.deepcopy,
+    "copy": copy.copy,
+    "pickle": pickle.dumps,
+    "torch.save": lambda optimizer: torch.save({"optimizer": optimizer}, io.BytesIO()),
+}
+
+
+@pytest.mark.parametrize("offload", (None, "cpu"))
+def test_copies_of_an_optimizer_are_refused_and_those_of_its_model_are_not(offload: str | None):
+    def look() -> dict[str, str]:
+        model = nn.Linear(4, 4)
+        optimizer = zerolab.ZeroOptimizer(model, torch.optim.Adam, stage=2, lr=0.1, offload=offload)
+        train_a_step(model, optimizer)
+        said = {}
+        for name, way in WAYS_TO_COPY.items():
+            with pytest.raises(TypeError) as caught:
+                way(optimizer)
+            said[name] = str(caught.value)
+            assert way(model) or name == "torch.save"
+        assert copy.deepcopy(optimizer.state_dict())["state"].keys() == {0, 1}
+        return said
+
+    for said in zerolab.launch(look, 2, timeout=60):
+        assert all("zerolab.save(" in text and "optimizer.state_dict()" in text for text in said.values())

@@ -1,6 +1,6 @@
 """Refuse what a torch.optim.Optimizer, or the class given, can do and a ZeroOptimizer cannot."""
 
-from typing import Any
+from typing import Any, NoReturn
 
 from zerolab.optimizer.base import OptimizerBase
 
@@ -25,6 +25,14 @@ class Unsupported(OptimizerBase):
                     )
         return self.__getattribute__(name)  # raises the usual error, also from inside a property
 
+    def __deepcopy__(self, memo: dict) -> NoReturn:
+        """Raises: TypeError, because the copy would have no model and no ranks to train with."""
+        _refuse_copy("copied")
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """What copy.copy, pickle and torch.save call. Raises: TypeError, as for a deep copy."""
+        _refuse_copy("pickled or copied")
+
     def join_hook(self, **_: Any) -> None:
         """torch's Join shadows the collectives of ranks that have no data left. Here every rank has to go on.
 
@@ -34,3 +42,11 @@ class Unsupported(OptimizerBase):
             "torch.distributed.algorithms.join.Join is not supported: let every rank make the same number of "
             "steps. A rank that has no data left takes any batch with optimizer.mean_loss(loss_sum, count=0)"
         )
+
+
+def _refuse_copy(action: str) -> NoReturn:
+    raise TypeError(
+        f"a ZeroOptimizer cannot be {action}, because it belongs to its model and to the ranks of this run: "
+        "store both with zerolab.save(optimizer, folder), and load them into a new one with zerolab.load(...); "
+        "optimizer.state_dict() has this rank's part of the state alone"
+    )
