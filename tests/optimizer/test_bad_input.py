@@ -105,6 +105,16 @@ def test_what_is_not_a_training_is_refused(model, optimizer_class, keywords: dic
     assert [parameter.data_ptr() for parameter in parameters] == before
 
 
+@pytest.mark.parametrize("in_two_groups", (False, True))
+def test_a_parameter_that_is_listed_twice_is_refused_by_name(in_two_groups: bool):
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[1].weight = model[0].weight
+    lists = [list(each.parameters()) for each in model]
+    params = [{"params": each} for each in lists] if in_two_groups else [p for each in lists for p in each]
+    with pytest.raises(ValueError, match=r"params lists 0.weight twice: .*dict.fromkeys"):
+        zerolab.ZeroOptimizer(model, Adam, params=params)
+
+
 def test_without_a_process_group_the_error_names_two_ways_to_one():
     with pytest.raises(
         RuntimeError, match=r"no process group: .*zerolab.launch\(.*zerolab.init_process_group"

@@ -174,3 +174,32 @@ def test_a_group_with_an_optimizer_of_its_own_is_copied():
         return sorted(given)
 
     assert zerolab.launch(build, 1, timeout=60) == [["momentum", "optimizer", "params"]]
+
+
+@pytest.mark.parametrize("own", (False, True))
+@pytest.mark.parametrize("stage", (0, 3))
+def test_a_group_of_a_module_that_was_added_later_is_refused_and_changes_nothing(stage: int, own: bool):
+    def train(failing: bool) -> tuple[str, list[torch.Tensor]]:
+        model = two_layers()
+        inner = list(model[0].parameters())
+        optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=stage, params=inner, lr=0.1)
+        said = ""
+        if failing:
+            model.add_module("late", nn.Linear(4, 4))
+            group = {"params": [*model[2].parameters(), *model.late.parameters()], "lr": 1.0}
+            with pytest.raises(ValueError) as caught:
+                optimizer.add_param_group(group | ({"optimizer": torch.optim.Adam} if own else {}))
+            said = str(caught.value)
+            del model.late
+        optimizer.add_param_group({"params": model[2].parameters(), "lr": 0.5})
+        backward(model, 0)
+        optimizer.step()
+        assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.5]
+        with optimizer.full_params():
+            return said, [p.detach().clone() for p in model.parameters()]
+
+    ((said, parameters),) = zerolab.launch(train, 1, True, timeout=60)
+    ((_, expected),) = zerolab.launch(train, 1, False, timeout=60)
+    assert "late.weight, late.bias" in said and "after the ZeroOptimizer was built" in said
+    assert "build the optimizer when the model is complete" in said
+    assert all(map(torch.equal, parameters, expected))

@@ -1,4 +1,4 @@
-"""Members: see that parameter groups hold the parameters that were cut into slices for them."""
+"""Members: see that parameter groups hold parameters that are laid out, and those that were cut for them."""
 
 from operator import is_
 from typing import NoReturn
@@ -6,6 +6,7 @@ from typing import NoReturn
 from torch import nn
 
 from zerolab.optimizer.slices import Slice
+from zerolab.unit import FlatUnit
 
 
 def require_members(groups: list[dict], cuts: list[list[Slice]]) -> None:
@@ -22,6 +23,17 @@ def require_members(groups: list[dict], cuts: list[list[Slice]]) -> None:
         same = map(is_, parameters, (each.span.parameter for each in slices))
         if len(parameters) != len(slices) or not all(same):
             _refuse(f"parameter group {place} {_difference(parameters, slices, cuts)}")
+
+
+def require_laid_out(model: nn.Module, units: list[FlatUnit], parameters: list[nn.Parameter]) -> None:
+    """Raises: ValueError for parameters that were added to the model after its optimizer was built."""
+    known = {id(span.parameter) for unit in units for span in unit.spans}
+    late = {id(p) for p in parameters} - known
+    if names := [name for name, p in model.named_parameters() if id(p) in late]:
+        raise ValueError(
+            f"{', '.join(names)} came into the model after the ZeroOptimizer was built, and cannot be added: "
+            "build the optimizer when the model is complete, and pass as params what trains from the start"
+        )
 
 
 def _difference(parameters: list[nn.Parameter], slices: list[Slice], cuts: list[list[Slice]]) -> str:

@@ -30,6 +30,7 @@ from zerolab.optimizer.layout import bytes_to_offload, in_forward_order, lay_out
 from zerolab.optimizer.local import LocalUpdate
 from zerolab.optimizer.loss_scale import LossScale
 from zerolab.optimizer.losses import Losses
+from zerolab.optimizer.members import require_laid_out
 from zerolab.optimizer.offload import Offload
 from zerolab.optimizer.parameter_groups import parameter_groups
 from zerolab.optimizer.settings import (
@@ -183,8 +184,13 @@ class ZeroOptimizer(WholeTensors, ShardedState, Losses, Unsupported):
         return self.precision.cast((args, kwargs))
 
     def add_param_group(self, param_group: dict) -> None:
-        """Optimize more of the model's parameters, as torch's own; each gets its slice."""
+        """Optimize more of the model's parameters, as torch's own; each gets its slice.
+
+        Raises: ValueError, before anything is changed, for parameters that are in a group already, or that
+            the model did not have when this optimizer was built.
+        """
         (group,) = parameter_groups(self.model, [param_group], may_be_empty=True)
+        require_laid_out(self.model, self.units, group["params"])
         listed = {id(p) for known in self.param_groups for p in known["params"]}
         if repeated := [p for p in group["params"] if id(p) in listed]:
             raise ValueError(f"{len(repeated)} of the parameters are in a group already: list each once")

@@ -18,25 +18,38 @@ def parameter_groups(model: nn.Module, params: Params, may_be_empty: bool = Fals
     options; or a function that returns these, given the model. As in torch.optim, the dicts stay the user's,
     with ``params`` as a list: what is written to them later counts. A dict with an ``optimizer`` is copied,
     because that and its keywords are taken out of it.
-    Raises: TypeError for anything else; ValueError for a parameter that is not the model's, or none at all.
+    Raises: TypeError for anything else; ValueError for a parameter that is not the model's, or is there twice; or
+    for none at all.
     """
     if params is None:
         return [{"params": [p for p in model.parameters() if p.requires_grad]}]
     entries = _entries(model, params)
     groups = entries if entries and isinstance(entries[0], dict) else [{"params": entries}]
     groups = [_group(place, group) for place, group in enumerate(groups)]
-    ours = {id(p) for p in model.parameters()}
-    for parameter in (p for group in groups for p in group["params"]):
-        if id(parameter) not in ours:
-            raise ValueError(
-                f"params holds a tensor of shape {tuple(parameter.shape)} that is not a parameter of the "
-                f"{type(model).__name__} given: take them from model.parameters() of that very model"
-            )
+    _require_each_once(model, [p for group in groups for p in group["params"]])
     if not may_be_empty and not any(group["params"] for group in groups):
         raise ValueError(
             "params is empty: pass some of model.parameters(), or leave it out to train all of them"
         )
     return groups
+
+
+def _require_each_once(model: nn.Module, parameters: list[nn.Parameter]) -> None:
+    """Raises: ValueError for a parameter that is not the model's, or that is listed twice."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    seen: set[int] = set()
+    for parameter in parameters:
+        if id(parameter) not in names:
+            raise ValueError(
+                f"params holds a tensor of shape {tuple(parameter.shape)} that is not a parameter of the "
+                f"{type(model).__name__} given: take them from model.parameters() of that very model"
+            )
+        if id(parameter) in seen:
+            raise ValueError(
+                f"params lists {names[id(parameter)]} twice: list each parameter once, in one group. Where "
+                "modules share it, list(dict.fromkeys(parameters)) leaves the repeated ones out"
+            )
+        seen.add(id(parameter))
 
 
 def _entries(model: nn.Module, params: Iterable | Callable[[nn.Module], Iterable]) -> list:

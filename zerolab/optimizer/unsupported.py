@@ -47,6 +47,6 @@ class Unsupported(OptimizerBase):
 def _refuse_copy(action: str) -> NoReturn:
     raise TypeError(
         f"a ZeroOptimizer cannot be {action}, because it belongs to its model and to the ranks of this run: "
-        "store both with zerolab.save(optimizer, folder), and load them into a new one with zerolab.load(...); "
+        "store both with zerolab.save(optimizer, folder), and load them into a new one with zerolab.load(); "
         "optimizer.state_dict() has this rank's part of the state alone"
     )
