@@ -186,8 +186,8 @@ class ZeroOptimizer(WholeTensors, ShardedState, Losses, Unsupported):
     def add_param_group(self, param_group: dict) -> None:
         """Optimize more of the model's parameters, as torch's own; each gets its slice.
 
-        Raises: ValueError, before anything is changed, for parameters that are in a group already, or that
-            the model did not have when this optimizer was built.
+        They have been the model's since this optimizer was built, and are in no group yet.
+        Raises: ValueError for others, before anything is changed.
         """
         (group,) = parameter_groups(self.model, [param_group], may_be_empty=True)
         require_laid_out(self.model, self.units, group["params"])

@@ -18,7 +18,7 @@ def parameter_groups(model: nn.Module, params: Params, may_be_empty: bool = Fals
     options; or a function that returns these, given the model. As in torch.optim, the dicts stay the user's,
     with ``params`` as a list: what is written to them later counts. A dict with an ``optimizer`` is copied,
     because that and its keywords are taken out of it.
-    Raises: TypeError for anything else; ValueError for a parameter that is not the model's, or is there twice,
+    Raises: TypeError for anything else; ValueError for a parameter that is not the model's, or twice there,
     or for none at all.
     """
     if params is None:

@@ -9,10 +9,10 @@ class Unsupported(OptimizerBase):
     """The part of ZeroOptimizer that refuses what it does not support, with the way out."""
 
     def __getattr__(self, name: str) -> Any:
-        """Python asks this for what is not there.
+        """Refuse a public name that only the class given has. Python asks this for what is not there.
 
-        Raises: RuntimeError for a public name of a stock optimizer's class, because ``hasattr`` would hide an
-            AttributeError, and the call would be skipped; AttributeError for any other name.
+        ``hasattr`` would hide an AttributeError, and the call would be skipped.
+        Raises: RuntimeError for such a name; AttributeError for any other.
         """
         updates = self.__dict__.get("updates")  # not there yet while the optimizer is built
         if updates is not None and not name.startswith("_"):
