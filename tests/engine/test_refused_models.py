@@ -204,6 +204,37 @@ def test_tensors_beside_a_parameter_in_one_storage_are_no_reason_to_refuse(stage
     assert on_two_ranks(parts_of_one_file, stage) == [True] * 2
 
 
+class Normed(nn.Module):
+    """Both keep tensors in the memory of weights, and make them again in forward."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.cell = nn.LSTM(4, 4)
+        nn.utils.parametrizations.weight_norm(self.cell, "weight_hh_l0")
+        self.head = nn.utils.spectral_norm(nn.Linear(4, 4))
+
+    def forward(self, x):
+        return self.head(self.cell(x)[0])
+
+
+def train_normed(stage: int | None) -> torch.Tensor:
+    model = Normed()
+    plain = torch.optim.SGD(model.parameters(), lr=0.1) if stage is None else None
+    optimizer = plain or optimizer_of(model, stage)
+    for _ in range(3):
+        model(torch.ones(2, 3, 4)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model(torch.ones(2, 3, 4)).detach()
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_what_a_module_makes_again_in_forward_is_no_reason_to_refuse(stage: int):
+    expected = train_normed(None)
+    assert all(torch.equal(found, expected) for found in on_two_ranks(train_normed, stage))
+
+
 class OfComplexNumbers(nn.Module):
     """What the error for a complex parameter advises."""
 

@@ -44,10 +44,21 @@ def _other_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Buffers, and tensors in the attributes of modules, in lists and dicts too, that have memory."""
     ours = set(model.parameters())
     for path, module in model.named_modules():
+        remade = _remade(module)
         for name, value in [*module._buffers.items(), *vars(module).items()]:
-            for leaf in tree_leaves(value):
+            for leaf in tree_leaves(value) if name not in remade else ():
                 if isinstance(leaf, torch.Tensor) and leaf not in ours and _has_memory(leaf):
                     yield f"{path}.{name}".lstrip("."), leaf
+
+
+def _remade(module: nn.Module) -> set[str | None]:
+    """The attributes that are made again in each forward.
+
+    torch.nn.utils.spectral_norm makes a weight, in a hook that has its name, and an nn.RNNBase its list of
+    weights when they have changed.
+    """
+    names = {getattr(hook, "name", None) for hook in module._forward_pre_hooks.values()}
+    return names | {"_flat_weights"} if isinstance(module, nn.RNNBase) else names
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:
