@@ -130,12 +130,13 @@ ACTIONS: dict[str, tuple[int, Draw]] = {
     "look": (5, lambda c: ()),
     "step_with_closure": (2, lambda c: (data(c),)),
     "clip_with_torch": (1, lambda c: ()),
+    "step_with_aliases": (5, lambda c: ()),
 }
 INSIDE = {"write": 3, "load_module": 2}
 """Where the argument stands that says whether it is done inside full_params()."""
 HOOKED = "a gradient removed by a hook that only some ranks call"
 LATER = "a gradient that only some ranks have, cleared before other gradients are reduced"
-COMPARING = ("step", "gradients", "clip")
+COMPARING = ("step", "step_with_aliases", "gradients", "clip")
 """The actions in which ranks compare what they cleared."""
 KNOWN = {
     # what is not drawn: an action, or one that a rank does alone

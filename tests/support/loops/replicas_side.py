@@ -147,6 +147,10 @@ class ReplicasSide(Side):
     def step(self):
         self.replicas.step()
 
+    def step_with_aliases(self) -> Tensors:
+        self.step()
+        return self.look()
+
     def step_with_closure(self, data: int):
         self.zero_grad("none")
         loss = self.train(data)
