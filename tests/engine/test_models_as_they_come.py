@@ -74,6 +74,7 @@ def evaluations_after_a_step(stage: int | None) -> list[torch.Tensor]:
     return found
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_an_encoder_pads_with_zeros_in_evaluation_as_it_does_without_an_optimizer(stage: int):
     """It does so only if it finds plain parameters in its first layer before it calls that layer."""
