@@ -1,6 +1,6 @@
 """Save and load buffers. Each rank has its own, such as BatchNorm's running statistics."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -24,36 +24,52 @@ def persistent(model: nn.Module) -> dict[str, torch.Tensor]:
 
 def require_dense(model: nn.Module) -> None:
     """Raises: ValueError for a buffer whose elements are not all stored one by one, such as a sparse one."""
-    for name, buffer in persistent(model).items():
-        if buffer.is_nested or buffer.is_quantized or buffer.layout != torch.strided:
-            kind = "quantized" if buffer.is_quantized else "nested" if buffer.is_nested else buffer.layout
-            raise ValueError(
-                f"buffer {name} is {kind}, and a checkpoint stores dense buffers only: keep it dense, or "
-                "register it with persistent=False"
-            )
+    _refuse(model, _not_dense)
 
 
 def require_storable(model: nn.Module) -> None:
     """Raises: ValueError for a buffer that is not dense, or whose elements share memory."""
-    require_dense(model)
-    for name, buffer in persistent(model).items():
-        steps = zip(buffer.stride(), buffer.shape, strict=True)
-        if buffer.numel() and any(step == 0 and size > 1 for step, size in steps):
-            raise ValueError(
-                f"buffer {name} has elements that share memory, as expand() makes them, and a load could not "
-                "write to it: register its .contiguous(), or register it with persistent=False"
-            )
+    _refuse(model, lambda buffer: _not_dense(buffer) or _shared(buffer))
 
 
 def require_writable(model: nn.Module) -> None:
     """Raises: ValueError for a buffer that a load could not write to."""
-    require_storable(model)
+    _refuse(model, lambda buffer: _not_dense(buffer) or _shared(buffer) or _for_inference(buffer))
+
+
+def _refuse(model: nn.Module, reason: Callable[[torch.Tensor], str]) -> None:
     for name, buffer in persistent(model).items():
-        if buffer.is_inference():
-            raise ValueError(
-                f"buffer {name} was made in inference_mode(), and a load could not write to it: make it "
-                "outside, or register its .clone()"
-            )
+        if why := reason(buffer):
+            raise ValueError(f"buffer {name} {why}")
+
+
+def _not_dense(buffer: torch.Tensor) -> str:
+    if not (buffer.is_nested or buffer.is_quantized or buffer.layout != torch.strided):
+        return ""
+    kind = "quantized" if buffer.is_quantized else "nested" if buffer.is_nested else buffer.layout
+    return (
+        f"is {kind}, and a checkpoint stores dense buffers only: keep it dense, or register it with "
+        "persistent=False"
+    )
+
+
+def _shared(buffer: torch.Tensor) -> str:
+    steps = zip(buffer.stride(), buffer.shape, strict=True)
+    if not (buffer.numel() and any(step == 0 and size > 1 for step, size in steps)):
+        return ""
+    return (
+        "has elements that share memory, as expand() makes them, and a load could not write to it: register "
+        "its .contiguous(), or register it with persistent=False"
+    )
+
+
+def _for_inference(buffer: torch.Tensor) -> str:
+    if not buffer.is_inference():
+        return ""
+    return (
+        "was made in inference_mode(), and a load could not write to it: make it outside, or register its "
+        ".clone()"
+    )
 
 
 def digests(model: nn.Module) -> dict[str, bytes]:
