@@ -139,10 +139,9 @@ class LocalUpdate:
     def hand_over(self, groups: list[dict]) -> None:
         """Copy what the user, or a scheduler, changed in the user's groups to the optimizers.
 
-        Raises: ValueError, before anything is copied, for options with which slices may not be updated;
-            RuntimeError for groups with other parameters.
+        The groups are those that `require_members` has seen.
+        Raises: ValueError, before anything is copied, for options with which slices may not be updated.
         """
-        self.require_members(groups)
         changes = [shared.changed(group) for shared, group in zip(self._shared, groups, strict=True)]
         for place, (group, changed) in enumerate(zip(groups, changes, strict=True)):
             if changed:

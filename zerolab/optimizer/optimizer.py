@@ -164,18 +164,21 @@ class ZeroOptimizer(WholeTensors, ShardedState, Losses, Unsupported):
         self._attach()
         self._state_entries, self._loaded = 0, []
         self.training.become(TrainingState.FORWARD)
-        for unit in self.units:
-            unit.aliases.note_own(unit.flat)
         self.meter.reset_peak()
         self._next_step()
 
     def _attach(self) -> None:
-        """Guard the model's state_dict, cast what it is called with, and note that it has an optimizer."""
+        """Guard the model's state_dict, cast what it is called with, and note that it has an optimizer.
+
+        All tensors in the units' memory are the engine's until then.
+        """
         full_params_open = lambda: bool(self.engine.gatherer.full_params_open)
         guard_loading(self.model, self._slots, full_params_open)
         separate_storages(self.model, self.units, full_params_open)
         if self.precision.has_masters:
             self.model.register_forward_pre_hook(Hook(self._cast_inputs), prepend=True, with_kwargs=True)
+        for unit in self.units:
+            unit.aliases.note_own(unit.flat)
         engaged.add(self.model)
         held.update(dict.fromkeys(self.model.parameters(), type(self.model).__name__))
 

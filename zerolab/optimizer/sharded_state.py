@@ -27,6 +27,7 @@ class ShardedState(OptimizerBase):
         """
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
+        self.local.require_members(self.param_groups)
         self.local.hand_over(self.param_groups)  # what the user changed since the last step belongs to it
         scale = {} if self.loss_scale is None else {"loss_scale": self.loss_scale.state_dict()}
         state_dict = self.local.state_dict() | {"zerolab": self._tag()} | scale
