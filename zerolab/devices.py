@@ -32,6 +32,10 @@ def describe_backends(group: dist.ProcessGroup | None = None) -> str:
     return ", ".join(f"{backend} for {device_type}" for device_type, backend in _backends(group).items())
 
 
+_streams: dict[tuple[int, int], torch.cuda.Stream] = {}
+"""By a GPU's index and the address of the stream."""
+
+
 def current_stream(index: int) -> torch.cuda.Stream:
     """The stream that is current on a GPU. Args: index: the GPU's.
 
@@ -42,9 +46,6 @@ def current_stream(index: int) -> torch.cuda.Stream:
     if place not in _streams:
         _streams[place] = torch.cuda.current_stream(index)
     return _streams[place]
-
-
-_streams: dict[tuple[int, int], torch.cuda.Stream] = {}
 
 
 def timing_mark() -> torch.cuda.Event:

@@ -223,7 +223,9 @@ def in_a_child(work: Callable[[], object]) -> str:
         os.write(writing, said.encode())
         os._exit(0)
     os.wait()
-    return os.read(reading, 10_000).decode()
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        return pipe.read()
 
 
 def read_in_a_child(stage: int) -> tuple:

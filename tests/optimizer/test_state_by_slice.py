@@ -7,6 +7,7 @@ from collections.abc import Callable
 import cloudpickle
 import pytest
 import torch
+from support.trained import train_a_step
 from torch import nn
 
 import zerolab
@@ -17,12 +18,6 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares the ranks 
 @pytest.fixture(autouse=True)
 def one_thread(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-
-
-def train_a_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    model(torch.ones(2, 4)).square().mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
 
 
 def trained(stage: int, offload: str | None) -> zerolab.ZeroOptimizer:
