@@ -52,7 +52,7 @@ PARTS: dict[str, Part] = {
     "lessons": Part(lessons, 240, lessons_missed),
     "loops": Part(loops, 100, loops_missed),
     "models": Part(models, 140, models_missed),
-    "commands": Part(commands, 70, commands_missed),
+    "commands": Part(commands, 100, commands_missed),
     "parity": Part(parity, 65, parity_missed),
     "features": Part(features, 65, features_missed),
     "tensor_parallel": Part(tensor_parallel, 55, tensor_parallel_missed),

@@ -22,19 +22,18 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
 
-from parts import PARTS  # noqa: E402  beside this file
+from common import patience  # noqa: E402  beside this file
+from parts import PARTS  # noqa: E402
 
 from zerolab.launcher.gpus import visible_gpus  # noqa: E402
 
-ON_A_CPU = 4
-"""How many times as long a part may take on a CPU."""
 TOGETHER = 4
 """How many parts run beside each other: most of their time is that of starting processes on the CPU."""
 
 
 def run_part(name: str) -> dict:
     """One part in a process of its own: its result and what it missed, or why there is none."""
-    began, limit = time.monotonic(), PARTS[name].seconds * (1 if visible_gpus() else ON_A_CPU)
+    began, limit = time.monotonic(), patience(PARTS[name].seconds)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "result.json"
         process = subprocess.Popen(

@@ -11,6 +11,8 @@ from support import ROOT
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import commands_part
+import common
 import parts
 import report
 from host_part import HOST_MS, busy_us
@@ -109,18 +111,26 @@ def test_a_part_that_hangs_or_fails_costs_itself_alone(monkeypatch, tmp_path: Pa
     source = Path(report.__file__).read_text().replace("from parts import PARTS", "from broken import PARTS")
     script.write_text(source)
     (tmp_path / "broken.py").write_text(
-        f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         "from test_report import hang, raises\n"
         "from parts import Part\n"
         'PARTS = {"hangs": Part(hang, 3, None), "raises": Part(raises, 20, None)}\n'
     )
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'tests'}")
+    folders = map(str, (ROOT, ROOT / "tests", Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(folders))
     monkeypatch.setattr(report, "__file__", str(script))
-    monkeypatch.setattr(report, "ON_A_CPU", 1)
+    monkeypatch.setattr(common, "ON_A_CPU", 1)
     broken = {"hangs": parts.Part(hang, 10, None), "raises": parts.Part(raises, 20, None)}
     monkeypatch.setattr(report, "PARTS", broken)
     assert "ended after 10 seconds" in report.run_part("hangs")["error"]
     assert "ArithmeticError: on purpose" in report.run_part("raises")["error"]
+
+
+def test_a_command_that_does_not_end_is_killed_and_named(monkeypatch, tmp_path: Path):
+    monkeypatch.setattr(commands_part, "COMMAND_SECONDS", 1)
+    monkeypatch.setattr(common, "ON_A_CPU", 1)
+    sleeps = commands_part.Command(["-c", "import time; time.sleep(3600)"], "done")
+    (missed,) = commands_part.commands_missed({"sleeps": commands_part._run(str(tmp_path), sleeps)})
+    assert missed.startswith("sleeps returned -9: ") and missed.endswith("ended after 1 seconds")
 
 
 @pytest.mark.skipif(visible_gpus() > 0, reason="this machine has a GPU")
