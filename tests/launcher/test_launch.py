@@ -37,6 +37,16 @@ def test_results_and_arguments_may_be_tensors_and_large():
         assert torch.equal(result, values * rank)
 
 
+@pytest.mark.parametrize(
+    "dtype", [torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2, torch.bool]
+)
+def test_results_and_arguments_may_be_tensors_of_any_dtype(dtype: torch.dtype):
+    sent = torch.tensor([[1, 0, 1], [2, 3, 1]]).to(dtype).t()
+    (got,) = zerolab.launch(lambda tensor: tensor, 1, sent)
+    assert (got.dtype, got.stride()) == (dtype, sent.stride())
+    assert torch.equal(got.to(torch.float32), sent.to(torch.float32))
+
+
 def test_ranks_see_the_environment_directory_and_path_of_this_moment(monkeypatch, tmp_path: Path):
     zerolab.launch(int, 1)  # the fork server is older than what follows
     monkeypatch.setenv("ZEROLAB_TEST", "today")

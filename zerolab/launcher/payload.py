@@ -8,9 +8,12 @@ import pickle
 import sys
 from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import cloudpickle
+
+if TYPE_CHECKING:  # the process that launches need not have it
+    import torch
 
 
 class Payload(NamedTuple):
@@ -40,7 +43,10 @@ class Pickler(cloudpickle.Pickler):
         if is_unusual_module(value):
             return importlib.import_module, (value.__name__,)
         if self.to_cpu and is_on_a_device(value):
-            return value.cpu().__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+            value = value.cpu()
+            return reduce_as_integers(value) or value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        if (reduced := reduce_as_integers(value)) is not None:
+            return reduced
         if isinstance(value, type | FunctionType) and is_found_in_main(value):
             self.of_main[value.__qualname__] = value
         return super().reducer_override(value)
@@ -82,6 +88,25 @@ def is_on_a_device(value: Any) -> bool:
     if torch is None or not isinstance(value, torch.Tensor) or isinstance(value, torch.nn.Parameter):
         return False  # a parameter is pickled by its data, which is asked about in its turn
     return value.device.type not in ("cpu", "meta")
+
+
+def reduce_as_integers(value: Any) -> tuple | None:
+    """For a tensor of a newer dtype, as float8 and uint16, how to pickle it: as integers, with its dtype.
+
+    PyTorch pickles such a tensor, and torch.load cannot read what it wrote.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or type(value) is not torch.Tensor or value.layout is not torch.strided or value.is_meta:
+        return None
+    if value.dtype in torch.storage._dtype_to_storage_type_map():
+        return None
+    same_size = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[value.itemsize]
+    return view_as, (value.detach().view(same_size), value.dtype, value.requires_grad)
+
+
+def view_as(integers: "torch.Tensor", dtype: "torch.dtype", requires_grad: bool) -> "torch.Tensor":
+    """Return a tensor of another dtype with the same bits."""
+    return integers.view(dtype).requires_grad_(requires_grad)
 
 
 def dumps(value: Any) -> bytes:
