@@ -7,6 +7,7 @@ from collections.abc import Callable
 import cloudpickle
 import pytest
 import torch
+from support.numbered import outcome
 from torch import nn
 
 import zerolab
@@ -203,3 +204,23 @@ def test_a_group_of_a_module_that_was_added_later_is_refused_and_changes_nothing
     assert "late.weight, late.bias" in said and "after the ZeroOptimizer was built" in said
     assert "build the optimizer when the model is complete" in said
     assert all(map(torch.equal, parameters, expected))
+
+
+def add_named(stage: int) -> list[str]:
+    """On a rank: a group with names, where the others have none, is refused and can be added without."""
+    model = two_layers()
+    optimizer = zerolab.ZeroOptimizer(model, torch.optim.Adam, stage=stage, params=model[0].parameters())
+    group = {"params": list(model[2].parameters()), "param_names": ["weight", "bias"]}
+    refused = outcome(lambda: optimizer.add_param_group(group))
+    del group["param_names"]
+    return [refused, outcome(lambda: optimizer.add_param_group(group))]
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_group_with_names_beside_one_without_is_refused_before_it_is_added(stage: int):
+    for refused, added in zerolab.launch(add_named, 2, stage, timeout=60):
+        assert refused == (
+            "ValueError: a parameter group has 'param_names' and another has none: give all of them names, "
+            "or none"
+        )
+        assert added == "done"

@@ -32,7 +32,7 @@ from zerolab.optimizer.loss_scale import LossScale
 from zerolab.optimizer.losses import Losses
 from zerolab.optimizer.members import require_laid_out
 from zerolab.optimizer.offload import Offload
-from zerolab.optimizer.parameter_groups import parameter_groups
+from zerolab.optimizer.parameter_groups import parameter_groups, require_names_alike
 from zerolab.optimizer.settings import (
     check_settings,
     choose,
@@ -40,6 +40,7 @@ from zerolab.optimizer.settings import (
     engaged,
     group_signature,
     held,
+    refuse_inference_mode,
     signature,
 )
 from zerolab.optimizer.sharded_state import ShardedState
@@ -190,10 +191,11 @@ class ZeroOptimizer(WholeTensors, ShardedState, Losses, Unsupported):
         """Optimize more of the model's parameters, as torch's own; each gets its slice.
 
         They have been the model's since this optimizer was built, and are in no group yet.
-        Raises: ValueError for others, before anything is changed.
+        Raises: ValueError for others, and where only some groups have names, before anything is changed.
         """
         (group,) = parameter_groups(self.model, [param_group], may_be_empty=True)
         require_laid_out(self.model, self.units, group["params"])
+        require_names_alike([*self.param_groups, group])
         listed = {id(p) for known in self.param_groups for p in known["params"]}
         if repeated := [p for p in group["params"] if id(p) in listed]:
             raise ValueError(f"{len(repeated)} of the parameters are in a group already: list each once")
@@ -212,8 +214,10 @@ class ZeroOptimizer(WholeTensors, ShardedState, Losses, Unsupported):
 
         Comm: a small message that says which parameters anybody used; then the stage's own.
         Raises: RuntimeError on every rank, and before any parameter changes, where ranks issued different
-            collectives or have other hyperparameters; where an fp16 loss was not scaled.
+            collectives or have other hyperparameters; where an fp16 loss was not scaled; inside
+            torch.inference_mode().
         """
+        refuse_inference_mode("step()")
         loss = None
         if closure is not None:
             with torch.enable_grad():

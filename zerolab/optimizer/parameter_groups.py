@@ -19,7 +19,7 @@ def parameter_groups(model: nn.Module, params: Params, may_be_empty: bool = Fals
     with ``params`` as a list: what is written to them later counts. A dict with an ``optimizer`` is copied,
     because that and its keywords are taken out of it.
     Raises: TypeError for anything else; ValueError for a parameter that is not the model's, or twice there,
-    or for none at all.
+    or for none at all, and where only some groups have ``param_names``.
     """
     if params is None:
         return [{"params": [p for p in model.parameters() if p.requires_grad]}]
@@ -27,11 +27,20 @@ def parameter_groups(model: nn.Module, params: Params, may_be_empty: bool = Fals
     groups = entries if entries and isinstance(entries[0], dict) else [{"params": entries}]
     groups = [_group(place, group) for place, group in enumerate(groups)]
     _require_each_once(model, [p for group in groups for p in group["params"]])
+    require_names_alike(groups)
     if not may_be_empty and not any(group["params"] for group in groups):
         raise ValueError(
             "params is empty: pass some of model.parameters(), or leave it out to train all of them"
         )
     return groups
+
+
+def require_names_alike(groups: list[dict]) -> None:
+    """Raises: ValueError where only some groups name their parameters, which torch.optim does not take."""
+    if len({"param_names" in group for group in groups}) > 1:
+        raise ValueError(
+            "a parameter group has 'param_names' and another has none: give all of them names, or none"
+        )
 
 
 def _require_each_once(model: nn.Module, parameters: list[nn.Parameter]) -> None:

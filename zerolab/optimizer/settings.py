@@ -28,8 +28,18 @@ _WRAPPERS = {
 }
 
 
+def refuse_inference_mode(call: str) -> None:
+    """Raises: RuntimeError inside torch.inference_mode(), where what a call makes can never be updated."""
+    if torch.is_inference_mode_enabled():
+        raise RuntimeError(
+            f"{call} is called inside torch.inference_mode(): tensors that are made there can never be "
+            "updated outside. Call it outside; with torch.no_grad() in its place nothing changes for training"
+        )
+
+
 def check_settings(model: nn.Module, prefetch: int, reduces_in_flight: int, bucket_bytes: int | None) -> None:
     """Refuse a model that cannot be trained, and settings out of bounds. Raises: TypeError, ValueError."""
+    refuse_inference_mode("ZeroOptimizer()")
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is {type(model).__name__}, not a torch.nn.Module: pass the module to train")
     if model in engaged:

@@ -11,6 +11,7 @@ from zerolab.engine.agreement import COPIES, LOADED, WRITTEN, agree_on, agree_on
 from zerolab.engine.states import TrainingState
 from zerolab.optimizer.base import OptimizerBase
 from zerolab.optimizer.owners import Balance, balance_of
+from zerolab.optimizer.settings import refuse_inference_mode
 from zerolab.optimizer.shards import Shard, allocate_state, contents, describe_state, form, owned_shards
 from zerolab.storages import digest
 from zerolab.unit import FlatUnit, publish
@@ -43,6 +44,7 @@ class ShardedState(OptimizerBase):
         the load_state_dict hooks, as torch's own.
         Raises: ValueError where its tag names another rank, world size, layout or optimizer.
         """
+        refuse_inference_mode("load_state_dict()")
         state_dict = state_dict.copy()  # what a hook adds or removes is not the caller's
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             replaced = before(self, state_dict)
