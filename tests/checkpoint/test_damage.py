@@ -132,17 +132,24 @@ def contents(optimizer: zerolab.ZeroOptimizer) -> list:
     ]
 
 
-def save_few(folder: Path) -> None:
-    zerolab.save(of_few(), folder, extra={"step": 3, "losses": [0.5, 0.25]})
+def save_few(folder: Path) -> bytes:
+    """On a rank: save a small model; returns the bytes of its weight."""
+    optimizer = of_few()
+    zerolab.save(optimizer, folder, extra={"step": 3, "losses": [0.5, 0.25]})
+    with optimizer.full_params():
+        return optimizer.model[0].weight.detach().numpy().tobytes()
 
 
 def test_any_flipped_bit_is_refused_or_changes_nothing(tmp_path: Path):
-    """Also in what surrounds the values: the headers of files and records, and the manifest."""
-    zerolab.launch(save_few, 1, tmp_path)
+    """In the values, and in what surrounds them: the headers of files and records, and the manifest."""
+    (weight,) = zerolab.launch(save_few, 1, tmp_path)
     sizes = [(str(p.relative_to(tmp_path)), p.stat().st_size) for p in tmp_path.rglob("*-000001/*")]
     chance = random.Random(0)
     chosen = [chance.choice([each for each in sizes if ".metadata" not in each[0]]) for _ in range(FLIPS)]
     flips = [(name, chance.randrange(size), 1 << chance.randrange(8)) for name, size in chosen]
+    places = {name: (tmp_path / name).read_bytes().find(weight) for name, _ in sizes}
+    ((file, start),) = [(name, place) for name, place in places.items() if place >= 0]
+    flips += [(file, start + byte, 1 << chance.randrange(8)) for byte in range(len(weight))]
     assert zerolab.launch(load_flipped, 1, tmp_path, flips) == [[]]
 
 

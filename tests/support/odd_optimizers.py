@@ -132,6 +132,23 @@ class SpikeDetection(SignSGD):
         return gradient / 10 if largest > 100 * usual > 0 else gradient
 
 
+class ElementwiseSpikeDetection(SignSGD):
+    """Shrinks a gradient whose largest element is far above the last one's. Its state can be cut."""
+
+    def update(self, group, p, gradient):
+        before = self.state[p].get("before", gradient)
+        self.state[p]["before"] = gradient.clone()
+        last, now = (max(each.abs().flatten().tolist(), default=0.0) for each in (before, gradient))
+        return gradient / 10 if now > 100 * last > 0 else gradient
+
+
+class NormWhereLarge(SignSGD):
+    """Divides a gradient by its norm where that is large."""
+
+    def update(self, group, p, gradient):
+        return gradient / gradient.norm() if gradient.norm() > 1000 else gradient
+
+
 class Estimate(SignSGD):
     """Keeps an estimate in its group, made of all its gradients."""
 
@@ -252,7 +269,7 @@ class SkipsEmpty(SignSGD):
 
 ELEMENTWISE = [SignSGD, CountingAdam, OwnSchedule, LateState]
 NOT_ELEMENTWISE = [
-    TensorNorm, GlobalNorm, Projection, SpikeDetection, Estimate, CountsParameters, LargestRate, CountsUse,
-    Noise, LargeMatrices, LastElements,
+    TensorNorm, GlobalNorm, Projection, SpikeDetection, ElementwiseSpikeDetection, NormWhereLarge, Estimate,
+    CountsParameters, LargestRate, CountsUse, Noise, LargeMatrices, LastElements,
 ]  # fmt: skip
 NOT_STORABLE = [CounterOfOne, LateCounterOfOne, History, GlobalState, SkipsEmpty]
