@@ -60,6 +60,15 @@ def test_an_optimizer_that_the_probe_accepts_by_mistake_is_found_by_training(mon
     assert total == "1 wrong"
 
 
+def test_a_class_that_takes_too_long_is_told_and_the_next_one_is_tried(monkeypatch, capsys):
+    monkeypatch.setattr(optimizer_verdicts, "classes_of", lambda module: [OwnSchedule, Projection])
+    monkeypatch.setattr(optimizer_verdicts, "TIMEOUT_SECONDS", 1)
+    assert optimizer_verdicts.main(["a.module"]) == 1
+    *slow, total = capsys.readouterr().out.splitlines()
+    assert [each.split("  ")[-1] for each in slow] == ["not trained to its end in 1 s"] * 2
+    assert total == "2 too slow"
+
+
 def test_a_library_that_is_not_installed_is_named_in_one_line(capsys):
     assert optimizer_verdicts.main(["torch.optim", "gone_library.optim"]) == 2
     printed = capsys.readouterr()
