@@ -27,7 +27,7 @@ from zerolab.engine.passes import (
 )
 from zerolab.engine.reduction import Reducer
 from zerolab.engine.states import BackwardPass, TrainingRun, TrainingState, UnitRun
-from zerolab.engine.tensors import tensors_in
+from zerolab.engine.tensors import refuse_views, tensors_in
 from zerolab.unit import FlatUnit
 from zerolab.unit.span import Span
 
@@ -141,6 +141,9 @@ class ModelHooks:
             self.gatherer.discard_unused()
         if not (run.is_root and differentiable):
             self.gatherer.reshard(run.flats)
+            for flat in run.flats:
+                if not flat.whole:
+                    refuse_views(tensors, flat.flat, flat.name)
 
     def _before_encoder(self, encoder: nn.TransformerEncoder, args: tuple) -> None:
         """An nn.TransformerEncoder is called in evaluation: make its first layer whole.

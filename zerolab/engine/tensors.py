@@ -1,6 +1,6 @@
-"""Find the tensors in a forward's arguments or outputs, however nested."""
+"""Find the tensors in a forward's arguments or outputs, however nested, and those in freed memory."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 
 import torch
@@ -22,6 +22,21 @@ def tensors_in(tree) -> list[torch.Tensor]:
             seen.add(id(node))
             waiting.extend(_children(node))
     return found
+
+
+def refuse_views(outputs: Iterable[torch.Tensor], freed: torch.Tensor, unit: str) -> None:
+    """Refuse outputs of a unit's module that are in the memory of its parameters, which was freed.
+
+    To read such a tensor would end the process. A parameter itself says that it is sharded.
+    Raises: RuntimeError that names the unit.
+    """
+    for tensor in outputs:
+        if torch._C._is_alias_of(tensor, freed) and not isinstance(tensor, nn.Parameter):  # type: ignore[attr-defined]
+            raise RuntimeError(
+                f"a module of unit {unit} returns a tensor in the memory of its parameters, as a slice or "
+                "parameter.expand(...) is, and at stage 3 that memory is freed after the module's forward: "
+                "return a copy, as in parameter.expand(...).clone()"
+            )
 
 
 def _children(node) -> list:

@@ -27,13 +27,28 @@ def require_members(groups: list[dict], cuts: list[list[Slice]]) -> None:
 
 def require_laid_out(model: nn.Module, units: list[FlatUnit], parameters: list[nn.Parameter]) -> None:
     """Raises: ValueError for parameters that were added to the model after its optimizer was built."""
-    known = {id(span.parameter) for unit in units for span in unit.spans}
-    late = {id(p) for p in parameters} - known
-    if names := [name for name, p in model.named_parameters() if id(p) in late]:
+    given = {id(p) for p in parameters}
+    if names := [name for name, p in _late(model, units) if id(p) in given]:
         raise ValueError(
             f"{', '.join(names)} came into the model after the ZeroOptimizer was built, and cannot be added: "
             "build the optimizer when the model is complete, and pass as params what trains from the start"
         )
+
+
+def require_complete(model: nn.Module, units: list[FlatUnit]) -> None:
+    """Raises: RuntimeError for a model with parameters that were added after its optimizer was built."""
+    if names := [name for name, _ in _late(model, units)]:
+        raise RuntimeError(
+            f"{', '.join(names)} came into the model after the ZeroOptimizer was built, which does not store "
+            "them: build the optimizer when the model is complete, or take that module out of it for this "
+            "call and keep its state_dict() in save(extra=)"
+        )
+
+
+def _late(model: nn.Module, units: list[FlatUnit]) -> list[tuple[str, nn.Parameter]]:
+    """The parameters that were added to the model after its optimizer was built."""
+    known = {id(span.parameter) for unit in units for span in unit.spans}
+    return [(name, p) for name, p in model.named_parameters() if id(p) not in known]
 
 
 def _difference(parameters: list[nn.Parameter], slices: list[Slice], cuts: list[list[Slice]]) -> str:

@@ -10,6 +10,7 @@ import torch
 from zerolab.engine.agreement import COPIES, LOADED, WRITTEN, agree_on, agree_on_all
 from zerolab.engine.states import TrainingState
 from zerolab.optimizer.base import OptimizerBase
+from zerolab.optimizer.members import require_complete
 from zerolab.optimizer.owners import Balance, balance_of
 from zerolab.optimizer.settings import refuse_inference_mode
 from zerolab.optimizer.shards import Shard, allocate_state, contents, describe_state, form, owned_shards
@@ -93,11 +94,13 @@ class ShardedState(OptimizerBase):
         return balance_of(self.units, self.stage.comm.world_size)
 
     def require_idle(self, action: str) -> None:
-        """Check that no forward or backward pass and no full_params() is open, and the parameter groups.
+        """Check that no forward or backward pass and no full_params() is open, the model and the groups.
 
         Collective: it also checks that every rank is about to do the same ``action``. Raises: RuntimeError.
         """
         self.engine.require_idle(action)
+        self._slots.require_in_place()
+        require_complete(self.model, self.units)
         self.local.require_members(self.param_groups)
         self.axes.everyone.check_same_collective(action)
 

@@ -56,16 +56,7 @@ class Slots:
 
     def check(self) -> None:
         """Raises: RuntimeError that names a module or parameter that was replaced, or was frozen before."""
-        names = [name for modules, key, module, name in self.modules if modules.get(key) is not module]
-        if names:
-            raise RuntimeError(
-                f"module {names[0]} was replaced or removed after its ZeroOptimizer was built, and a new "
-                "module would not be trained: change the model first, then build the optimizer"
-            )
-        replaced = [span for held, key, span, _ in self.parameters if held.get(key) is not span.parameter]
-        replaced += [span for unit in self.units if (span := unit.replaced())]
-        if replaced:
-            _refuse_replaced(replaced[0])
+        self.require_in_place()
         frozen = [span for unit in self.units if not unit.trainable for span in unit.spans]
         with as_plain_tensors():
             thawed = [span for span in frozen if span.parameter.requires_grad]
@@ -76,12 +67,25 @@ class Slots:
                 "freeze it afterwards"
             )
 
+    def require_in_place(self) -> None:
+        """Raises: RuntimeError that names a module or parameter that was replaced."""
+        names = [name for modules, key, module, name in self.modules if modules.get(key) is not module]
+        if names:
+            raise RuntimeError(
+                f"module {names[0]} was replaced or removed after its ZeroOptimizer was built, and a new "
+                "module would not be trained: change the model first, then build the optimizer"
+            )
+        replaced = [span for held, key, span, _ in self.parameters if held.get(key) is not span.parameter]
+        replaced += [span for unit in self.units if (span := unit.replaced())]
+        if replaced:
+            _refuse_replaced(replaced[0])
+
 
 def _refuse_replaced(span: Span) -> None:
     raise RuntimeError(
         f"parameter {span.name} was replaced after its ZeroOptimizer was built, as model.to(), "
-        "parameter.data = ... and load_state_dict(assign=True) do, and would never be updated: move the "
-        "model before you build the optimizer, and write to parameters inside full_params()"
+        "parameter.data = ..., load_state_dict(assign=True) and pruning do, and would never be updated: move "
+        "or prune the model before you build the optimizer, and write to parameters inside full_params()"
     )
 
 
