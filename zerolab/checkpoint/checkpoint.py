@@ -24,7 +24,6 @@ from zerolab.checkpoint.records import Record
 from zerolab.checkpoint.together import from_rank_0, gather, on_every_rank
 from zerolab.collectives import Comm
 from zerolab.optimizer import Shard, ZeroOptimizer
-from zerolab.optimizer.settings import refuse_inference_mode
 
 
 def save(optimizer: ZeroOptimizer, path: str | Path, extra: Any = None, keep: int = 2) -> None:
@@ -146,7 +145,6 @@ def load(optimizer: ZeroOptimizer, path: str | Path, trust: bool = False) -> Any
     """
     require_zero_optimizer(optimizer)
     optimizer.require_idle("load")
-    refuse_inference_mode("load()")
     comm = optimizer.axes.everyone
     folder = from_rank_0(comm, lambda: generations.find(Path(path).resolve()))
     stored = _verified(comm, folder, trust)

@@ -161,7 +161,9 @@ class ShardedState(OptimizerBase):
 
         The new values are shared as the stage shares an update, and gradients are cleared. Collective.
         Args: state: as `describe_state` returns it. Comm: Ψ at stages 1 and 2, none at others.
+        Raises: RuntimeError inside torch.inference_mode().
         """
+        refuse_inference_mode("load()")
         self.zero_grad()
         self.engine.gatherer.reshard(self.units)
         self.local.hand_over(self.param_groups)
