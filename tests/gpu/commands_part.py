@@ -1,16 +1,15 @@
 """Commands: what users run on a machine with a GPU, each in a process of its own."""
 
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
-from common import backend, patience
+from common import backend, run_command
 from support import ROOT, guides
 
 
@@ -21,7 +20,7 @@ class Command(NamedTuple):
     says: str
 
 
-COMMAND_SECONDS = 60  # one alone takes 11 to 16 on an H100, most of them to start processes
+COMMAND_SECONDS = 60  # one alone took 11 to 31 on an H100, most of them to start processes
 TOGETHER = 3
 ON_ONE_RANK = "[6256292]"  # what the README's example prints there, which is NCCL's where there is one GPU
 REHEARSAL = "import zerolab; print(zerolab.rehearse(zerolab.models.GPT, world_size=64, stage=3).traffic)"
@@ -52,24 +51,14 @@ def commands() -> dict[str, dict]:
 
 
 def _run(folder: str, command: Command) -> dict:
-    """What came of a command. One that does not end is killed with its ranks, and the next one runs."""
-    began, limit = time.monotonic(), patience(COMMAND_SECONDS)
-    process = subprocess.Popen(
-        [sys.executable, *command.arguments], cwd=folder, start_new_session=True, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
-    )  # fmt: skip
-    try:
-        said, _ = process.communicate(timeout=limit)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        said = process.communicate()[0] + f"\nended after {limit} seconds"
+    """What came of a command. After one that does not end the next one runs."""
+    began, path = time.monotonic(), os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    arguments = [sys.executable, *command.arguments]
+    returned, said = run_command(arguments, COMMAND_SECONDS, {"PYTHONPATH": path}, Path(folder))
     lines = said.splitlines()
     told = [line for line in lines if command.says in line]
     seconds = round(time.monotonic() - began, 1)
-    return {
-        "returned": process.returncode, "says": bool(told), "seconds": seconds, "lines": told or lines[-3:],
-    }  # fmt: skip
+    return {"returned": returned, "says": bool(told), "seconds": seconds, "lines": told or lines[-3:]}
 
 
 def commands_missed(found: dict[str, dict]) -> list[str]:

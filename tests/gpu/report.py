@@ -10,9 +10,6 @@ on the CPU, and the files are called cpu-trial: they show that the parts run, an
 import argparse
 import datetime
 import json
-import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,7 +19,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
 
-from common import patience  # noqa: E402  beside this file
+from common import run_command  # noqa: E402  beside this file
 from parts import PARTS  # noqa: E402
 
 from zerolab.launcher.gpus import visible_gpus  # noqa: E402
@@ -33,19 +30,12 @@ TOGETHER = 4
 
 def run_part(name: str) -> dict:
     """One part in a process of its own: its result and what it missed, or why there is none."""
-    began, limit = time.monotonic(), patience(PARTS[name].seconds)
+    began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "result.json"
-        process = subprocess.Popen(
-            [sys.executable, __file__, "--part", name, "--out", str(file)],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},  # threads of many ranks would wait for each other
-        )  # fmt: skip
-        try:
-            said, _ = process.communicate(timeout=limit)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            said = process.communicate()[0] + f"\nended after {limit} seconds"
+        part = [sys.executable, __file__, "--part", name, "--out", str(file)]
+        one_thread = {"OMP_NUM_THREADS": "1"}  # threads of many ranks would wait for each other
+        _, said = run_command(part, PARTS[name].seconds, one_thread)
         if not file.exists():
             found = {"error": said[-4000:]}
         else:

@@ -38,7 +38,8 @@ def save(optimizer: ZeroOptimizer, path: str | Path, extra: Any = None, keep: in
     Memory: a copy of one record, at most 64 MiB in fp32. Comm: the list of records, no values.
     Raises: OSError on every rank where any failed to write, or where another run, or another optimizer of
         this one, saves into ``path``; the last checkpoint is as it was. ValueError for a ``keep`` below 1,
-        or for a buffer that is not dense or whose elements share memory; RuntimeError inside full_params().
+        or for a buffer that is not dense or whose elements share memory; RuntimeError inside full_params(),
+        and where a parameter or module was replaced or added after construction.
     """
     require_zero_optimizer(optimizer)
     if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
@@ -141,7 +142,8 @@ def load(optimizer: ZeroOptimizer, path: str | Path, trust: bool = False) -> Any
     Raises, before anything is changed: FileNotFoundError without a checkpoint; ValueError where it is of
         another model or optimizer, naming the first difference, or for a buffer that it could not write to;
         OSError where it is damaged, naming the record and the last good generation, or where ``extra`` needs
-        ``trust``; RuntimeError inside full_params().
+        ``trust``; RuntimeError inside full_params() or inference_mode(), and where a parameter or module was
+        replaced or added after construction.
     """
     require_zero_optimizer(optimizer)
     optimizer.require_idle("load")
