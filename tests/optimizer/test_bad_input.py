@@ -105,6 +105,18 @@ def test_what_is_not_a_training_is_refused(model, optimizer_class, keywords: dic
     assert [parameter.data_ptr() for parameter in parameters] == before
 
 
+def test_a_lazy_layer_is_refused_until_the_model_was_called_once():
+    def train() -> str:
+        model = nn.Sequential(nn.LazyLinear(3))
+        with pytest.raises(ValueError, match=r"parameter 0\.weight has no shape yet") as refused:
+            zerolab.ZeroOptimizer(model, Adam, stage=3)
+        model(torch.ones(1, 2))  # the way out
+        zerolab.ZeroOptimizer(model, Adam, stage=3)
+        return str(refused.value)
+
+    assert "call the model once, with a batch" in zerolab.launch(train, 1, timeout=TIMEOUT_SECONDS)[0]
+
+
 @pytest.mark.parametrize("in_two_groups", (False, True))
 def test_a_parameter_that_is_listed_twice_is_refused_by_name(in_two_groups: bool):
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))

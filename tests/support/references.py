@@ -144,6 +144,15 @@ class Replicas:
             self.total[name] = gradient.clone().mul_(factor.to(gradient.device))  # in its own dtype
         return norm
 
+    def clip_grad_value_(self, clip_value: float) -> None:
+        """Reduce what is pending, and limit each element of the mean gradients. Overflows stay."""
+        self.reduce()
+        self.average()
+        for name, gradient in self.total.items():
+            limited = (gradient.float() / self.applied).clamp(-clip_value, clip_value) * self.applied
+            overflowed = (self.applied != 1.0) & gradient.isinf()
+            self.total[name] = torch.where(overflowed, gradient, limited.to(gradient.dtype))
+
     def _dtype_of(self, parameter: nn.Parameter) -> torch.dtype:
         return self.gradient_dtype if parameter.dtype == self.dtype else parameter.dtype
 

@@ -1,4 +1,4 @@
-"""Compute the norm of sharded gradients, clip them, and gather them for inspection."""
+"""Compute the norm of sharded gradients, clip them by norm or by value, and gather them for inspection."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,6 +6,7 @@ import torch
 
 from zerolab.collectives import GRADIENTS_FROM, Comm
 from zerolab.optimizer.axes import Axes
+from zerolab.optimizer.loss_scale import LossScale
 from zerolab.optimizer.slices import disjoint_grads
 from zerolab.stages.base import Stage
 from zerolab.unit import FlatUnit
@@ -47,6 +48,29 @@ def clip_grads(
     for unit in units:
         unit.grads.reduced *= factor  # on a GPU too: a number on the CPU is passed to the kernel
     return norm
+
+
+def clamp_grads(axes: Axes, units: list[FlatUnit], clip_value: float, loss_scale: LossScale | None) -> None:
+    """Average the gradients, and limit each element to [-clip_value, clip_value].
+
+    A NaN stays, and so does an infinity of a scaled loss: the step has to be skipped for it.
+
+    Args: axes: the ranks that have to pass the same value.
+    Memory: with ``loss_scale``, scratch of one unit's owned gradients, and as many flags.
+    Comm: 8 bytes a rank of each axis. Raises: ValueError for a negative clip_value.
+    """
+    if not clip_value >= 0:
+        raise ValueError(f"clip_value is {clip_value}: pass clip_value >= 0")
+    for comm in axes.comms:
+        comm.exchange(torch.zeros(1, dtype=torch.float64), f"values to clip to {clip_value}")
+    for unit in units:
+        unit.grads.average()
+        gradients = unit.grads.reduced
+        if loss_scale is None:
+            gradients.clamp_(-clip_value, clip_value)
+        else:
+            bound = min(clip_value * loss_scale.applied, torch.finfo(gradients.dtype).max)
+            torch.where(gradients.isinf(), gradients, gradients.clamp(-bound, bound), out=gradients)
 
 
 def global_norm(

@@ -25,7 +25,7 @@ from zerolab.engine.states import TrainingRun, TrainingState
 from zerolab.engine.units import find_units
 from zerolab.optimizer.axes import axes_of
 from zerolab.optimizer.copies import check_shard_size, connect_stage, over_groups
-from zerolab.optimizer.gradients import clip_grads
+from zerolab.optimizer.gradients import clamp_grads, clip_grads
 from zerolab.optimizer.layout import bytes_to_offload, in_forward_order, lay_out
 from zerolab.optimizer.local import LocalUpdate
 from zerolab.optimizer.loss_scale import LossScale
@@ -279,6 +279,16 @@ class ZeroOptimizer(WholeTensors, ShardedState, Losses, Unsupported):
         self._finish_grads()
         units, scale = self.engine.trainable, self._gradient_scale
         return clip_grads(self.axes, self.stage, units, max_norm, norm_type, scale)
+
+    @torch.no_grad()
+    def clip_grad_value_(self, clip_value: float) -> None:
+        """Limit each element of the averaged gradients to [-clip_value, clip_value].
+
+        Comm: 8 bytes a rank.
+        Raises: ValueError for a negative clip_value; RuntimeError where ranks pass other values.
+        """
+        self._finish_grads()
+        clamp_grads(self.axes, self.engine.trainable, clip_value, self.loss_scale)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Collect gradients without reducing them; the first backward outside reduces the sum.

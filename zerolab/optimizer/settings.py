@@ -7,6 +7,7 @@ from numbers import Number
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from zerolab.engine.units import Unit
@@ -52,7 +53,23 @@ def check_settings(model: nn.Module, prefetch: int, reduces_in_flight: int, buck
             )
     if bucket_bytes is not None:
         _check_bucket(bucket_bytes)
+    _refuse_without_shape(model)
     refuse_shared_memory(model)
+    _refuse_untrainable(model)
+
+
+def _refuse_without_shape(model: nn.Module) -> None:
+    """Refuse parameters that get their shape in the first forward. Raises: ValueError."""
+    for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise ValueError(
+                f"parameter {name} has no shape yet, as in nn.LazyLinear: call the model once, with a batch, "
+                "before building the optimizer"
+            )
+
+
+def _refuse_untrainable(model: nn.Module) -> None:
+    """Refuse a model without trainable parameters, and dtypes that are not trained. Raises: ValueError."""
     trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     if not trainable:
         raise ValueError(

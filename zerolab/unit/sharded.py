@@ -128,7 +128,8 @@ _MOVES = {"to", "cuda", "cpu", "half", "float", "double", "bfloat16", "type"}
 _NOT_MOVED = f"{_PARAMETER_AWAY}. To move or cast a model, do so before the optimizer is built"
 _GRADIENT_AWAY = (
     "this gradient was moved into the optimizer's flat buffer and is not in parameter.grad. Clip with "
-    "optimizer.clip_grad_norm_(max_norm), clear with optimizer.zero_grad(), read with optimizer.full_grads()"
+    "optimizer.clip_grad_norm_(max_norm) or optimizer.clip_grad_value_(clip_value), clear with "
+    "optimizer.zero_grad(), read with optimizer.full_grads()"
 )
 
 _NO_GRAD_SCALER = (

@@ -183,6 +183,9 @@ class EngineSide(Side):
     def clip(self, max_norm: float, norm_type: float):
         return self.optimizer.clip_grad_norm_(max_norm, norm_type).item()
 
+    def clip_values(self, clip_value: float):
+        self.optimizer.clip_grad_value_(clip_value)
+
     def clip_with_torch(self):
         return torch.nn.utils.clip_grad_norm_(self.model.parameters(), 0.3).item()
 

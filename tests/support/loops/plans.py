@@ -102,6 +102,7 @@ ACTIONS: dict[str, tuple[int, Draw]] = {
     "forget": (2, lambda c: (place(c),)),
     "evaluate": (4, lambda c: (data(c), c.random() < 0.4)),
     "clip": (4, lambda c: (c.choice((0.01, 0.3, 1e9)), c.choice((1.0, 2.0, 3.0, float("inf"))))),
+    "clip_values": (3, lambda c: (c.choice((0.0, 1e-3, 0.1, 10.0)),)),
     "schedule": (3, lambda c: (c.choice(("ExponentialLR", "StepLR", "CosineAnnealingLR")),)),
     "set_option": (
         3,
@@ -136,7 +137,7 @@ INSIDE = {"write": 3, "load_module": 2}
 """Where the argument stands that says whether it is done inside full_params()."""
 HOOKED = "a gradient removed by a hook that only some ranks call"
 LATER = "a gradient that only some ranks have, cleared before other gradients are reduced"
-COMPARING = ("step", "step_with_aliases", "gradients", "clip")
+COMPARING = ("step", "step_with_aliases", "gradients", "clip", "clip_values")
 """The actions in which ranks compare what they cleared."""
 KNOWN = {
     # what is not drawn: an action, or one that a rank does alone

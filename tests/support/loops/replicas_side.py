@@ -163,6 +163,9 @@ class ReplicasSide(Side):
     def clip(self, max_norm: float, norm_type: float):
         return self.replicas.clip_grad_norm_(max_norm, norm_type).item()
 
+    def clip_values(self, clip_value: float):
+        self.replicas.clip_grad_value_(clip_value)
+
     def clip_with_torch(self):
         return self.clip(0.3, 2.0) if self.replicas.total or any(self.replicas.pending) else 0.0
 
