@@ -8,6 +8,7 @@ from pathlib import Path
 import cloudpickle
 import pytest
 from support import ROOT
+from support.hosts import hosts_or_skip
 
 from zerolab.bench.machine import describe
 
@@ -24,6 +25,11 @@ RATE = 8e6  # bits per second: 1 MB a second
 @pytest.fixture(autouse=True)
 def half_of_a_step_is_the_update(monkeypatch):
     monkeypatch.setattr(foretold, "update_share", lambda asked: 0.5)
+
+
+@pytest.fixture(autouse=True)
+def cables_are_as_fast_as_their_rates(monkeypatch):
+    monkeypatch.setattr(foretold, "attained", lambda asked, rates: {rate: rate / 8 for rate in rates})
 
 
 def saved(*rates: float | None, cpu_of_ddp: float = 0.0, **seconds: float) -> dict:
@@ -51,6 +57,23 @@ def test_a_slow_link_takes_the_seconds_of_the_bytes():
     assert (each.stage, each.bits_per_second, each.measured) == (1, RATE, 4.0)
     assert each.simulated == pytest.approx(PSI_BYTES / 1e6, rel=0.05)
     assert each.error == pytest.approx(each.simulated / 4.0 - 1)
+
+
+def test_a_cable_that_attains_half_of_its_rate_takes_twice_as_long(monkeypatch):
+    monkeypatch.setattr(foretold, "attained", lambda asked, rates: {rate: rate / 16 for rate in rates})
+    (each,) = foretold.foretell(saved(RATE, floor=0.02, zerolab_1=4.0))
+    assert each.sent == RATE / 16
+    assert each.simulated == pytest.approx(PSI_BYTES / 0.5e6, rel=0.05)
+
+
+def test_what_a_cable_attains_is_measured_on_hosts(monkeypatch, tmp_path: Path):
+    """It cannot be more than the rate, but for what a cable lets through at once after a pause."""
+    monkeypatch.undo()
+    with hosts_or_skip(1, tmp_path):
+        pass
+    monkeypatch.setattr(foretold, "MEASURED_STEPS", 3)
+    for rate, measured in foretold.attained({"ranks": 2, "model": "gpt-11m"}, [200e6]).items():
+        assert 0.5 < measured / (rate / 8) < 1.05
 
 
 def test_the_computation_is_the_floors_of_the_same_race():
@@ -95,6 +118,6 @@ def test_the_table_has_a_line_for_each_rate_and_stage(tmp_path: Path, capsys, mo
     foretold.main()
     printed = capsys.readouterr().out
     assert (tmp_path / "foretold.txt").read_text("utf-8") == printed
-    lines = [line.split()[:3] for line in printed.splitlines()[-4:]]
+    lines = [line.split()[:3] for line in printed.splitlines()[-5:-1]]
     expected = [["1", "4000.0"], ["3", "5000.0"]]
     assert lines == [[rate, *each] for rate in ("unlimited", "8Mbit") for each in expected]

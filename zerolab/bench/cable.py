@@ -1,7 +1,7 @@
 """Race over cables whose rate is held: every rank runs on a host of its own (hosts.py).
 
-``python -m zerolab.bench.cable FOLDER`` is what runs on each of them. The folder has the settings, and gets
-the result of each rank.
+``python -m zerolab.bench.cable FOLDER`` is what runs on each of them. The folder has the function to call,
+and gets the result of each rank.
 """
 
 import os
@@ -9,9 +9,11 @@ import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import cloudpickle
 import torch.distributed as dist
@@ -22,7 +24,9 @@ from zerolab.launcher import init_process_group
 
 PORT = 29500
 TIMEOUT_SECONDS = 3600
-_SETTINGS = "settings"
+_FUNCTION = "function"
+
+T = TypeVar("T")
 
 
 class RaceFailed(RuntimeError):
@@ -31,7 +35,12 @@ class RaceFailed(RuntimeError):
 
 def race_over(made: list[Host], settings: Settings, folder: Path) -> Result:
     """Let the ranks of a race run on these hosts, and bring their clocks together. Raises: RaceFailed."""
-    (folder / _SETTINGS).write_bytes(cloudpickle.dumps(settings))
+    return together(run_over(made, partial(train_in_turn, settings), folder))
+
+
+def run_over(made: list[Host], function: Callable[[], T], folder: Path) -> list[T]:
+    """Call a function on each of these hosts, as one rank, and return the results. Raises: RaceFailed."""
+    (folder / _FUNCTION).write_bytes(cloudpickle.dumps(function))
     running: list[subprocess.Popen] = []
     try:
         for rank in range(len(made)):
@@ -42,7 +51,7 @@ def race_over(made: list[Host], settings: Settings, folder: Path) -> Result:
             with suppress(ProcessLookupError):
                 process.kill()
             process.wait()
-    return together([pickle.loads(_result(folder, rank).read_bytes()) for rank in range(len(made))])
+    return [pickle.loads(_result(folder, rank).read_bytes()) for rank in range(len(made))]
 
 
 def _start(made: list[Host], rank: int, folder: Path) -> subprocess.Popen:
@@ -100,9 +109,8 @@ def _end(folder: Path, rank: int) -> str:
 def main(folder: Path) -> None:
     """One rank's part."""
     init_process_group("gloo")
-    settings = cloudpickle.loads((folder / _SETTINGS).read_bytes())
-    result = train_in_turn(settings)
-    _result(folder, dist.get_rank()).write_bytes(pickle.dumps(result))
+    function = cloudpickle.loads((folder / _FUNCTION).read_bytes())
+    _result(folder, dist.get_rank()).write_bytes(pickle.dumps(function()))
     dist.barrier()
     dist.destroy_process_group()
 
