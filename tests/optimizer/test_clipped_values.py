@@ -130,3 +130,28 @@ def test_ranks_that_pass_other_values_are_told_both(stage: int):
     with pytest.raises(zerolab.WorkerError, match="values to clip to") as caught:
         zerolab.launch(train, 2, timeout=60)
     assert "clip to 0.1" in str(caught.value) and "clip to 0.2" in str(caught.value)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_one_rank_that_clips_alone_is_named(stage: int):
+    def train() -> None:
+        model = seeded(Net)
+        optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=stage, lr=0.1)
+        loss(model, 0, optimizer.rank).backward()
+        if optimizer.rank == 1:
+            optimizer.clip_grad_value_(0.1)
+        optimizer.step()
+        loss(model, 1, optimizer.rank).backward()
+        optimizer.step()
+
+    with pytest.raises(zerolab.WorkerError, match=r"values to clip to 0\.1"):
+        zerolab.launch(train, 3, timeout=60)
+
+
+def test_without_any_gradient_nothing_is_clipped():
+    def train() -> int:
+        optimizer = zerolab.ZeroOptimizer(Net(), torch.optim.SGD, stage=3, lr=0.1)
+        optimizer.clip_grad_value_(1.0)
+        return len(optimizer.full_grads())
+
+    assert zerolab.launch(train, 2, timeout=60) == [0, 0]

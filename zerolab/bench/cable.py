@@ -80,7 +80,7 @@ def _wait(running: list[subprocess.Popen], folder: Path) -> None:
     while any(process.poll() is None for process in running):
         _require_success(running, folder)
         if time.monotonic() > end:
-            raise RaceFailed(f"the race took more than {TIMEOUT_SECONDS} s:\n{_end(folder, 0)}")
+            raise RaceFailed(f"the ranks took more than {TIMEOUT_SECONDS} s:\n{_end(folder, 0)}")
         text = _said(folder, 0).read_text("utf-8")
         print(text[shown:], end="", flush=True)
         shown = len(text)

@@ -57,12 +57,11 @@ def clamp_grads(axes: Axes, units: list[FlatUnit], clip_value: float, loss_scale
 
     Args: axes: the ranks that have to pass the same value.
     Memory: with ``loss_scale``, scratch of one unit's owned gradients, and as many flags.
-    Comm: 8 bytes a rank of each axis. Raises: ValueError for a negative clip_value.
+    Comm: none but the check. Raises: ValueError for a negative clip_value; RuntimeError for other values.
     """
     if not clip_value >= 0:
         raise ValueError(f"clip_value is {clip_value}: pass clip_value >= 0")
-    for comm in axes.comms:
-        comm.exchange(torch.zeros(1, dtype=torch.float64), f"values to clip to {clip_value}")
+    axes.everyone.check_same_collective(f"values to clip to {clip_value}")
     for unit in units:
         unit.grads.average()
         gradients = unit.grads.reduced

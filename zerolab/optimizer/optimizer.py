@@ -284,7 +284,7 @@ class ZeroOptimizer(WholeTensors, ShardedState, Losses, Unsupported):
     def clip_grad_value_(self, clip_value: float) -> None:
         """Limit each element of the averaged gradients to [-clip_value, clip_value].
 
-        Comm: 8 bytes a rank.
+        Memory: with fp16, scratch of one unit's owned gradients, and as many flags.
         Raises: ValueError for a negative clip_value; RuntimeError where ranks pass other values.
         """
         self._finish_grads()
