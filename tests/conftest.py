@@ -21,6 +21,7 @@ if (
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ["ZEROLAB_PROGRESS"] = "off"  # nobody's record of progress is written
+forkclient.SERVER = Path(__file__).parent / "support" / "fork_server.py"  # as the launcher's, and quicker
 torch.set_num_threads(1)  # as many tests run at once as there are cores; ranks have threads of their own
 PATIENCE_SECONDS = 10.0  # generous: a busy machine is no failure
 PYTHONPATH = os.pathsep.join((str(Path(zerolab.__file__).parents[1]), str(Path(__file__).parent)))

@@ -26,6 +26,7 @@ def notebook(path: Path, source: str) -> str:
     return str(path)
 
 
+@pytest.mark.long("a test of a program that is run by hand")
 def test_memory_of_a_kernel_and_of_its_processes_is_counted_and_shared_memory_once(tmp_path: Path):
     paths = [notebook(tmp_path / "empty.ipynb", EMPTY), notebook(tmp_path / "holds.ipynb", HOLDS)]
     command = [sys.executable, str(SCRIPT), *paths, "--out", str(tmp_path / "out")]

@@ -21,6 +21,7 @@ def benchmark():
     return module
 
 
+@pytest.mark.long("a test of a program that is run by hand")
 def test_every_contestant_has_a_line_and_ends_where_one_process_does(tmp_path: Path):
     command = [sys.executable, str(SCRIPT), "--model", "gpt-tiny", "--rounds", "1", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)

@@ -12,6 +12,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "residual.py"
 WIDTH = 16
 
 
+@pytest.mark.long("a test of a program that is run by hand")
 def test_every_contestant_has_a_line_and_moves_what_the_formulas_say(tmp_path: Path):
     command = [sys.executable, str(SCRIPT), "--width", str(WIDTH), "--rounds", "1", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from support import ROOT
 
 SCRIPT = ROOT / "benchmarks" / "two_versions.py"
@@ -17,6 +18,7 @@ def run(*trees: Path) -> subprocess.CompletedProcess:
     )
 
 
+@pytest.mark.long("a test of a program that is run by hand")
 def test_two_versions_train_in_turns(tmp_path: Path):
     before = tmp_path / "before"
     before.mkdir()
@@ -27,6 +29,7 @@ def test_two_versions_train_in_turns(tmp_path: Path):
     assert names == ["ddp", *(f"stage {stage} of {tree}" for tree in (before, ROOT) for stage in (0, 3))]
 
 
+@pytest.mark.long("a test of a program that is run by hand")
 def test_a_folder_without_the_package_is_no_version(tmp_path: Path):
     done = run(ROOT, tmp_path)
     assert done.returncode != 0 and re.search(r"which is not in|No module named 'zerolab'", done.stderr)

@@ -74,6 +74,10 @@ ALL = "ZEROLAB_ALL_LESSONS" in os.environ
 TRIED = [(notebook, look) for look in LOOKS for notebook in NOTEBOOKS]
 if not ALL:  # a workflow asks for all; here a short lesson and the one with most sliders are enough
     TRIED = [(NOTEBOOKS[1], "wide-light"), (max(NOTEBOOKS, key=explored), "narrow-dark")]
+MARKS = {
+    tried: pytest.mark.long("three times as long as the short lesson, with sliders of the same kind")
+    for tried in TRIED[1:] * (not ALL)
+}
 
 # Where all are asked for, a missing browser is an error.
 pytestmark = pytest.mark.skipif(
@@ -281,7 +285,12 @@ def solve_the_exercise(page: "playwright.Page", lesson: str) -> None:
 @pytest.mark.timeout(2 * LESSON_SECONDS)
 @pytest.mark.parametrize(
     ("notebook", "look"),
-    [pytest.param(notebook, LOOKS[look], id=f"{look}-{notebook.stem}") for notebook, look in TRIED],
+    [
+        pytest.param(
+            notebook, LOOKS[look], id=f"{look}-{notebook.stem}", marks=MARKS.get((notebook, look), [])
+        )
+        for notebook, look in TRIED
+    ],
 )
 def test_a_reader_can_use_all_of_a_lesson(page: "playwright.Page", notebook: Path, console: list[str]):
     lesson = notebook.stem.partition("_")[2]

@@ -358,6 +358,7 @@ RIGHT += (ClearedByGather7, WhereZeroGradLooks7, AllInOne8, ShardsTogether8, Wit
 RIGHT += (WeighedFirst10, OneReduce10, FromTheSpans11, ByIdentity11, UntilTheUpdate12, AllForwardsFirst12)
 
 
+@pytest.mark.long("more repairs of the kinds that test_incident_room.py has")
 @pytest.mark.parametrize("engine", RIGHT)
 def test_a_right_repair_passes_in_two_more_styles(engine):
     assert diagnosis(number_of(engine), engine) is None
@@ -740,6 +741,7 @@ WRONG = {
 }
 
 
+@pytest.mark.long("more repairs of the kinds that test_incident_room.py has")
 @pytest.mark.parametrize("engine", WRONG)
 def test_more_wrong_repairs_are_told_what_is_still_wrong(engine):
     assert WRONG[engine] in diagnosis(number_of(engine), engine)

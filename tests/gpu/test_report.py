@@ -42,6 +42,7 @@ def test_all_parts_together_take_at_most_eight_minutes():
     assert timed + max(workers) <= 480
 
 
+@pytest.mark.long("a test of a program that is run by hand")
 @pytest.mark.skipif(visible_gpus() > 0, reason="test_gpu.py runs them all")
 @pytest.mark.parametrize(
     "name", ["versions", "collectives", "commands", "mismatch", "census", "waits", "jitter"]

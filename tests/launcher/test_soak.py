@@ -19,6 +19,7 @@ import zerolab
 FAULTS, SEED = 6, 102  # of every kind, and a hang but once
 
 
+@pytest.mark.long("a test of a program that is run by hand")
 def test_a_short_soak_as_it_is_run_by_hand(tmp_path: Path):
     """And the folder for the report is made."""
     out = tmp_path / "benchmarks" / "results"

@@ -26,6 +26,7 @@ class Unforeseen(SignSGD):
         return gradient / gradient.norm() if p.dim() == 2 and p.shape[1] == 12 else gradient
 
 
+@pytest.mark.long("a test of a program that is run by hand")
 def test_each_class_is_refused_or_trained(monkeypatch, capsys):
     classes = [OwnSchedule, Projection, GlobalNorm, Orthogonal]
     monkeypatch.setattr(optimizer_verdicts, "classes_of", lambda module: classes)
@@ -46,6 +47,7 @@ def test_a_class_that_no_checkpoint_has_all_of_is_told(monkeypatch, capsys):
     assert said.endswith("same bits, other ones after a checkpoint, by parameter")
 
 
+@pytest.mark.long("a test of a program that is run by hand")
 def test_an_optimizer_of_matrices_leaves_other_parameters_to_sgd(monkeypatch, capsys):
     monkeypatch.setattr(optimizer_verdicts, "classes_of", lambda module: [torch.optim.Muon])
     assert optimizer_verdicts.main(["torch.optim"]) == 0

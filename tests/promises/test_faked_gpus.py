@@ -67,8 +67,19 @@ def cells(name: str) -> list[tuple[str, str]]:
     return found
 
 
+LONG = {
+    name: pytest.mark.long(
+        "the other lessons take a seventh of the time; test_verify_over_nccl has every stage"
+    )
+    for name in (
+        *("zero_stage_2", "zero_stage_3", "residual_memory"),
+        *("in_the_wild", "incident_room", "whole_matrices"),
+    )
+}
+
+
 @pytest.mark.timeout(900)  # lesson 06 takes a minute on an idle machine
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=LONG.get(name, [])) for name in NAMES])
 def test_a_lesson_prints_what_is_committed(chosen, name: str, monkeypatch):
     line = types.SimpleNamespace(update=lambda *args, **kwargs: None)
     monkeypatch.setattr(rehearsing, "display", lambda *args, **kwargs: line)

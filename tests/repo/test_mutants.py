@@ -8,9 +8,11 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import mutants
+import pytest
 from support import ROOT, reached
 
 
+@pytest.mark.long("a test of a program that is run by hand")
 def test_every_mutant_parses_and_changes_the_program():
     count = Counter()
     for package in mutants.TESTS:
@@ -127,6 +129,7 @@ def test_tests_that_saw_earlier_mutants_go_first_and_each_worker_has_a_tree(monk
     assert run.killers.most_common() == [("b.py::test", 2), ("a.py::test", 1)] and run.trees.qsize() == 2
 
 
+@pytest.mark.long("a test of a program that is run by hand")
 def test_the_tests_that_call_a_function_are_recorded_in_ranks_too(tmp_path: Path):
     """One of two tests starts ranks, and shards its gradients there."""
     on_ranks = "tests/engine/test_full_params.py::test_full_grads_are_the_mean_over_ranks[2]"

@@ -115,6 +115,18 @@ def test_all_checks_passing_is_success(machine: Machine):
     assert code == 0 and "All passed" in said
 
 
+@pytest.mark.parametrize(("flags", "left_out"), [((), "-m not long"), (("--all",), "")])
+def test_all_tests_run_where_all_are_asked_for(machine: Machine, flags: tuple[str, ...], left_out: str):
+    (call,) = (call for call in machine.zero("test", *flags)[2] if call.startswith("-m pytest tests"))
+    assert call.partition("--dist loadfile")[2].strip() == left_out
+
+
+def test_another_argument_of_test_is_refused_with_the_way_to_run_one_file(machine: Machine):
+    code, said, calls = machine.zero("test", "repo/test_setup.py")
+    assert code == 1 and "no argument but --all" in said and "-m pytest tests/repo/test_setup.py" in said
+    assert calls == []
+
+
 def test_every_command_of_the_package_is_a_command_here(machine: Machine):
     for command in COMMANDS:
         assert machine.zero(command, "--help")[2][-1] == f"-m zerolab {command} --help"
