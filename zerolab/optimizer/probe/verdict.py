@@ -1,9 +1,14 @@
 """Verdict: of which kind an optimizer is, and what state it keeps."""
 
+import logging
 import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 
 from zerolab.optimizer.groups import options_of
 from zerolab.optimizer.probe.by_parameter import ByParameter, by_parameter
@@ -11,6 +16,14 @@ from zerolab.optimizer.probe.elementwise import bytes_of_an_element
 from zerolab.optimizer.probe.refused import OTHER_ARGUMENTS, Kind, Refused
 from zerolab.optimizer.probe.state_bytes import measured_bytes
 from zerolab.optimizer.probe.subject import AS_ASKED, Subject, surroundings
+
+SILENT_SECONDS = 30.0  # most classes take less than one, and seconds where ranks share few cores
+SLOW = (
+    "zerolab is trying %s on small parameters, to find out how it may be sharded. Its own steps are slow: "
+    "this has taken %g s so far, and training starts after it"
+)
+
+log = logging.getLogger("zerolab")
 
 _per_element: dict[tuple[type, str], float] = {}
 _verdicts: dict[tuple[type, str], "Verdict"] = {}
@@ -64,9 +77,24 @@ def verdict_of(
     """
     subject = Subject(optimizer_class, defaults, options, AS_ASKED)
     if subject.key not in _verdicts:
-        with surroundings():
+        with surroundings(), _announced(subject.name):
             _verdicts[subject.key] = _tried(Subject(optimizer_class, defaults, options), subject)
     return _verdicts[subject.key]
+
+
+@contextmanager
+def _announced(name: str) -> Iterator[None]:
+    """Log on rank 0 what is going on, where it takes long: some classes step for minutes."""
+    if dist.is_initialized() and dist.get_rank() != 0:
+        yield
+        return
+    timer = threading.Timer(SILENT_SECONDS, log.warning, (SLOW, name, SILENT_SECONDS))
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
 
 
 def kind_of(
