@@ -94,6 +94,12 @@ def test_zerolab_torch_cpu_takes_the_cpu_build_from_binders_index(machine: Machi
     assert any("-m venv" in call for call in machine.zero("verify", ZEROLAB_TORCH="default")[2])
 
 
+def test_pip_leaves_it_to_python_to_compile_what_it_imports(machine: Machine):
+    """To compile every file of the packages takes longer than to unpack them."""
+    installs = [call for call in machine.zero("verify", ZEROLAB_TORCH="cpu")[2] if "pip install" in call]
+    assert installs and all(" --no-compile " in call for call in installs)
+
+
 def test_lab_opens_the_first_notebook_with_the_whole_house_in_view(machine: Machine):
     for name in ("01_later.ipynb", "00_first.ipynb", "build.py"):
         (machine.clone / "notebooks" / name).parent.mkdir(exist_ok=True)
