@@ -3,6 +3,11 @@
 Every rank must clear the same, because a rank that clears alone removes its share of all ranks' gradients.
 """
 
+from collections.abc import Iterable
+
+from zerolab.unit import FlatUnit
+from zerolab.unit.sharded import as_plain_tensors
+
 _ALL = "all"
 
 
@@ -40,3 +45,13 @@ class ClearedGradients:
 
     def _in_words(self, what: str) -> str:
         return f"{what}, after {self._reductions} reduction{'s' * (self._reductions != 1)}"
+
+
+def clear_frozen(units: Iterable[FlatUnit], set_to_none: bool) -> None:
+    """Clear what parameters that were frozen at construction have in ``grad``: the engine has none of it."""
+    with as_plain_tensors():
+        for parameter in (span.parameter for unit in units for span in unit.spans):
+            if set_to_none:
+                parameter.grad = None
+            elif parameter.grad is not None:
+                parameter.grad.detach_().zero_()

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from torch import nn
 
 from zerolab.before_exit import before_exit
+from zerolab.engine.clearing import clear_frozen
 from zerolab.engine.gather import Gatherer
 from zerolab.engine.model_hooks import ModelHooks
 from zerolab.engine.passes import inside_backward
@@ -108,6 +109,7 @@ class Engine:
         """Forget the gradients, those of a backward pass that was broken off too."""
         self._end_broken_backward("gradients are cleared")
         self.reducer.clear(set_to_none)
+        clear_frozen([flat for flat in self.flats if not flat.trainable], set_to_none)
 
     def _end_broken_backward(self, what: str) -> None:
         """Close a backward pass that an exception broke off. Raises: RuntimeError inside one that runs."""

@@ -1,7 +1,7 @@
 """LocalUpdate: stock torch optimizers over the slices this rank owns, one for each batch of slices."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain
 
@@ -89,6 +89,10 @@ class LocalUpdate:
     @property
     def slices(self) -> list[Slice]:
         return list(chain.from_iterable(self._cuts))
+
+    def in_groups(self, spans: Iterable[Span]) -> set[Span]:
+        """Return those of the parameters that are in a group."""
+        return {each.span for each in self.slices}.intersection(spans)
 
     @property
     def defaults(self) -> dict:

@@ -152,7 +152,7 @@ class ZeroOptimizer(WholeTensors, ShardedState, Losses, Unsupported):
         settings = (self.comm, self.stage, self.precision, self.meter, self.axes, self.offload, self.updates)
         runs = lay_out(model, found, *settings)
         self.units = [flat for run in runs for flat in run.flats]
-        self._slots = Slots(model, self.units)
+        self._slots = Slots(model, self.units, trains_all=params is None)
         super().__init__(groups, {})
         in_order = in_forward_order(runs)  # what is updated first is whole again first
         self._updated = [flat for flat in in_order if flat.trainable]
@@ -224,9 +224,10 @@ class ZeroOptimizer(WholeTensors, ShardedState, Losses, Unsupported):
                 loss = closure()
         used = self._finish_grads()
         if not self._overflowed(used):
+            updated = self.local.in_groups(used)
             with self.training.during(TrainingState.STEP):
                 self.local.hand_over(self.param_groups)
-                self.stage.update(self._updated, lambda unit: self._update(unit, used))
+                self.stage.update(self._updated, lambda unit: self._update(unit, updated))
                 self.local.take_back(self.param_groups)
                 self.engine.end_update()
                 self._note_state_entries()
@@ -240,7 +241,7 @@ class ZeroOptimizer(WholeTensors, ShardedState, Losses, Unsupported):
         gradients = [unit.grads.reduced for unit in self.engine.trainable]
         return self.loss_scale.judge(self.axes.comms, gradients, bool(used))
 
-    def _update(self, unit: FlatUnit, used: set[Span]) -> None:
+    def _update(self, unit: FlatUnit, updated: set[Span]) -> None:
         """The local optimizer's step on what this rank owns of one unit, and of small units after it."""
         units = self.local.together(unit)
         if not units:
@@ -250,10 +251,10 @@ class ZeroOptimizer(WholeTensors, ShardedState, Losses, Unsupported):
             for each in units:
                 events.append(self.trace.begin("update", each.name, each.values(), each.describe(each.owned)))
                 each.grads.average()
-            self.local.step(unit, used, self._gradient_scale)
+            self.local.step(unit, updated, self._gradient_scale)
             publish(units)
             for each, event in zip(units, events, strict=True):
-                each.mark_updated(used)
+                each.mark_updated(updated)
                 self.trace.finish(event)
 
     def _note_state_entries(self) -> None:

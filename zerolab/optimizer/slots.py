@@ -5,7 +5,7 @@ After construction the parameters are views of flat buffers. ``model.to(...)``, 
 be updated.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import NamedTuple
 
@@ -36,9 +36,13 @@ class ModuleSlot(NamedTuple):
 
 
 class Slots:
-    """Every place in ``model`` that holds a submodule or a parameter of ``units``; a tied one has several."""
+    """Every place in ``model`` that holds a submodule or a parameter of ``units``; a tied one has several.
 
-    def __init__(self, model: nn.Module, units: list[FlatUnit]):
+    Args: trains_all: whether the user gave no parameter groups, which stands for the whole model.
+    """
+
+    def __init__(self, model: nn.Module, units: list[FlatUnit], trains_all: bool):
+        self._trains_all = trains_all
         places = {id(span.parameter): (span, unit) for unit in units for span in unit.spans}
         self.parameters = [
             ParameterSlot(module._parameters, key, *places[id(parameter)])
@@ -54,17 +58,25 @@ class Slots:
             if module is not None
         ]
 
-    def check(self) -> None:
-        """Raises: RuntimeError that names a module or parameter that was replaced, or was frozen before."""
+    def check(self, in_groups: Callable[[list[Span]], Collection[Span]]) -> None:
+        """See that every parameter that would be trained in PyTorch is trained here.
+
+        Args: in_groups: says which parameters are in a parameter group.
+        Raises: RuntimeError that names a module or parameter that was replaced, or a parameter that was
+            frozen at construction and requires a gradient now, or has one.
+        """
         self.require_in_place()
         frozen = [span for unit in self.units if not unit.trainable for span in unit.spans]
         with as_plain_tensors():
             thawed = [span for span in frozen if span.parameter.requires_grad]
-        if thawed:
+            given = [span for span in frozen if span.parameter.grad is not None]
+        found = [(span, "requires a gradient") for span in thawed]
+        found += [(span, "has a gradient") for span in (given if self._trains_all else in_groups(given))]
+        for span, now in found:
             raise RuntimeError(
-                f"parameter {thawed[0].name} was frozen when its ZeroOptimizer was built, requires a "
-                "gradient now and would not be trained: build the optimizer while it requires one, and "
-                "freeze it afterwards"
+                f"parameter {span.name} was frozen when its ZeroOptimizer was built, {now} now and would not "
+                "be trained: build the optimizer while it requires one, and freeze it afterwards; to train "
+                "it no more, freeze it and call zero_grad()"
             )
 
     def require_in_place(self) -> None:

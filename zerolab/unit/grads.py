@@ -5,6 +5,8 @@ gradients, ``local``, small ones together in one call. When the unit's last grad
 reduces the buffer and says what to keep of the result, ``reduced``.
 """
 
+import sys
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from zerolab.unit.span import Span
 from zerolab.unit.states import GradState, change
 
 _COLLECTING = GradState.COLLECTING  # Python 3.11 computes a member each time that it is looked up
+_OWN_REFERENCES = 3  # to a marker: those of the dict, of a local variable, and of the argument of getrefcount
 
 
 class FlatGrads:
@@ -246,6 +249,18 @@ class FlatGrads:
         with as_plain_tensors():
             for span in self.spans:
                 span.parameter.grad = None
+        self._drop_kept_markers(self.spans)
+
+    def _drop_kept_markers(self, cleared: Iterable[Span]) -> None:
+        """Leave to the user the markers that they keep, as in ``[p.grad for p in model.parameters()]``.
+
+        Such a marker stands for a gradient that is gone. If it were left for the next gradient too, the user
+        could put it back and have the next gradient instead.
+        """
+        for span in cleared:
+            marker = self._markers.get(span)
+            if marker is not None and sys.getrefcount(marker) > _OWN_REFERENCES:
+                del self._markers[span]
 
     def zero(self) -> None:
         """Set every gradient to zero and keep it, as zero_grad(set_to_none=False) does."""
@@ -278,6 +293,7 @@ class FlatGrads:
     def forget(self, span: Span) -> None:
         """Forget one parameter's gradient."""
         self.move()
+        self._drop_kept_markers([span])
         self.used.discard(span)
         self.filled.discard(span)
         if self.reduced is not None:

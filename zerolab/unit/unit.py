@@ -96,7 +96,7 @@ class FlatUnit:
             name, self.spans, self.padded_numel, grads_dtype, self.device, self.meter, replicas
         )
         self.writes = Writes(name, self.spans)
-        self.aliases, self._has_aliases = Aliases(self.writes.data), False
+        self.aliases, self._may_be_read = Aliases(self.writes.data), False
         self.report()
 
     @torch.no_grad()
@@ -152,12 +152,12 @@ class FlatUnit:
     def expect(self, gather: Callable[[], None]) -> None:
         """The ranks have updated a shard each, and send it: the parameters are `Gathering` until it is there.
 
-        Where users hold tensors in the parameters' memory, this waits: nothing tells when those are read.
+        Where something may read them without the engine's knowledge, this waits: see `mark_updated`.
         Args: gather: waits for the other ranks' shards. It is called where a parameter is needed next.
         """
         with self._gather_lock:
             self.gather = gather
-            if self.shards == 1 or self._has_aliases:
+            if self.shards == 1 or self._may_be_read:
                 self.finish_gather()
                 return
             self._views.replace(partial(Gathering.stand_in, self.finish_gather))
@@ -300,10 +300,11 @@ class FlatUnit:
     def mark_updated(self, updated: set[Span]) -> None:
         """Increase the version counters, so that backward through an older forward is an error.
 
-        It also notes whether users hold aliases, before a gather takes more of them.
+        It also notes whether somebody may read the parameters before the engine gathers them: through an
+        alias, or, where a parameter was not updated, in a backward pass through an older forward.
         """
         self.writes.advance(updated, self.whole)
-        self._has_aliases = self.aliases.of_users(self.flat)
+        self._may_be_read = self.aliases.of_users(self.flat) or not updated.issuperset(self.spans)
 
     # Seen from outside.
 
