@@ -1,4 +1,4 @@
-"""Promise: a gradient that the user keeps and puts back later trains what it does in PyTorch, or is refused."""
+"""Promise: a gradient that the user puts into ``grad`` trains what it does in PyTorch, or is refused."""
 
 import sys
 
@@ -32,7 +32,7 @@ def kept_gradients(make: Make, clear: str, backward_between: bool) -> nn.Module:
     ("clear", "backward_between"), [("optimizer", True), ("optimizer", False), ("model", True)]
 )
 def test_gradients_of_before_zero_grad_are_refused(stage: int, clear: str, backward_between: bool):
-    with pytest.raises(zerolab.WorkerError, match="0.weight.grad was set by hand"):
+    with pytest.raises(zerolab.WorkerError, match=r"0\.weight\.grad was set by hand"):
         on_ranks(lambda make: kept_gradients(make, clear, backward_between), stage)
 
 
@@ -103,5 +103,5 @@ def test_a_gradient_that_a_frozen_parameter_had_before_is_cleared_or_in_no_group
 @pytest.mark.parametrize("thaw", [True, False])
 @pytest.mark.parametrize("listed", [True, False])
 def test_a_gradient_of_a_parameter_that_was_frozen_is_refused(stage: int, thaw: bool, listed: bool):
-    with pytest.raises(zerolab.WorkerError, match="0.weight was frozen when .* has a gradient now"):
+    with pytest.raises(zerolab.WorkerError, match=r"0\.weight was frozen when .* has a gradient now"):
         on_ranks(lambda make: frozen(make, thaw, listed), stage)

@@ -1,4 +1,4 @@
-"""Promise: backward through a graph that is older than a step reads the parameters that the step left alone."""
+"""Promise: backward through a graph older than a step reads the parameters that the step left alone."""
 
 import sys
 

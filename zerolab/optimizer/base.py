@@ -98,6 +98,7 @@ class OptimizerBase(torch.optim.Optimizer):
 
     def _finish_grads(self) -> set[Span]:
         """See that every gradient is reduced; the spans that any rank used."""
+        self.training.require_whole_updates()
         self._slots.check(self.local.in_groups)
         self.local.require_members(self.param_groups)
         self.engine.finish_grads()

@@ -106,12 +106,14 @@ class Batch:
 
     def step(self, used: set[Span], scale: float) -> None:
         """Update the slices of ``used`` parameters. Those without a gradient are skipped, as in torch."""
-        for each, gradient in zip(self._slices, self._gradients(scale), strict=True):
-            if each.span in used:
-                each.tensor.grad = gradient
-        self.optimizer.step()
-        for each in self._slices:
-            each.tensor.grad = None
+        try:
+            for each, gradient in zip(self._slices, self._gradients(scale), strict=True):
+                if each.span in used:
+                    each.tensor.grad = gradient
+            self.optimizer.step()
+        finally:
+            for each in self._slices:
+                each.tensor.grad = None
 
     def _gradients(self, scale: float) -> list[torch.Tensor]:
         """Return the gradient of each slice, in the dtype of the values that are updated.

@@ -17,6 +17,15 @@ def options_of(group: dict) -> dict:
     return {key: value for key, value in group.items() if key not in ("params", "param_names")}
 
 
+def fill_in_changed(group: dict, defaults: dict, original: dict) -> None:
+    """Give a new group the ``defaults`` that the user has changed, unless it names a class of its own."""
+    if "optimizer" in group:
+        return
+    for key, value in defaults.items():
+        if key not in original or original[key] is not value:
+            group.setdefault(key, value)
+
+
 class SharedGroup:
     """One parameter group in all its copies.
 
@@ -77,9 +86,12 @@ def _values(group: dict) -> dict[str, tuple]:
 
 
 def _mark(value: Any) -> Any:
-    """Something that differs after an in-place change. It reads no tensor: the CPU would wait for a GPU."""
+    """Something that differs after an in-place change. It reads no tensor on a GPU: the CPU would wait.
+
+    A write through ``.data`` or NumPy does not increase the version counter that is taken there.
+    """
     if isinstance(value, torch.Tensor):
-        return id(value), value._version
+        return id(value), value.tolist() if value.device.type == "cpu" else value._version
     if isinstance(value, (list, tuple)):
         return [_mark(each) for each in value]
     if isinstance(value, dict):

@@ -26,6 +26,8 @@ from zerolab.engine.units import find_units
 from zerolab.optimizer.axes import axes_of
 from zerolab.optimizer.copies import check_shard_size, connect_stage, over_groups
 from zerolab.optimizer.gradients import clamp_grads, clip_grads
+from zerolab.optimizer.groups import fill_in_changed
+from zerolab.optimizer.hooks_on_all import no_hooks_on_all
 from zerolab.optimizer.layout import bytes_to_offload, in_forward_order, lay_out
 from zerolab.optimizer.local import LocalUpdate
 from zerolab.optimizer.loss_scale import LossScale
@@ -200,6 +202,7 @@ class ZeroOptimizer(WholeTensors, ShardedState, Losses, Unsupported):
         if repeated := [p for p in group["params"] if id(p) in listed]:
             raise ValueError(f"{len(repeated)} of the parameters are in a group already: list each once")
         if hasattr(self, "local"):  # it is given the first groups all at once
+            fill_in_changed(group, self.defaults, self.local.defaults)
             before = {unit: unit.aliases.count(unit.flat) for unit in self.units}
             self.local.add_group(group)
             for unit, count in before.items():
@@ -215,7 +218,7 @@ class ZeroOptimizer(WholeTensors, ShardedState, Losses, Unsupported):
         Comm: a small message that says which parameters anybody used; then the stage's own.
         Raises: RuntimeError on every rank, and before any parameter changes, where ranks issued different
             collectives or have other hyperparameters; where an fp16 loss was not scaled; inside
-            torch.inference_mode().
+            torch.inference_mode(); after a step that failed during the update.
         """
         refuse_inference_mode("step()")
         loss = None
@@ -227,7 +230,8 @@ class ZeroOptimizer(WholeTensors, ShardedState, Losses, Unsupported):
             updated = self.local.in_groups(used)
             with self.training.during(TrainingState.STEP):
                 self.local.hand_over(self.param_groups)
-                self.stage.update(self._updated, lambda unit: self._update(unit, updated))
+                with self.training.update(), no_hooks_on_all():
+                    self.stage.update(self._updated, lambda unit: self._update(unit, updated))
                 self.local.take_back(self.param_groups)
                 self.engine.end_update()
                 self._note_state_entries()

@@ -110,8 +110,9 @@ class ShardedState(OptimizerBase):
         And that all of them wrote the same values to parameters. The next step compares both again.
         With hybrid sharding, check also that all copies have the same values and optimizer state. Each rank
         stores a part of its own copy, so a checkpoint of copies that differ would be none of them.
-        Collective. Raises: RuntimeError on every rank where they differ.
+        Collective. Raises: RuntimeError on every rank where they differ; after an update that failed.
         """
+        self.training.require_whole_updates()
         agree_on_all(self.comm, {LOADED: self._loaded, WRITTEN: self.engine.written_so_far()})
         if self.stage.copies is None:
             return
@@ -176,6 +177,7 @@ class ShardedState(OptimizerBase):
         with self.training.during(TrainingState.LOAD):
             self.stage.update(self.units, self._publish)
         self.engine.finish_gathers()
+        self.training.failed_update = ""
         self._next_step()
 
     def replace_settings(self, options: list[dict], loss_scale: dict | None) -> None:

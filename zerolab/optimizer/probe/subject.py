@@ -7,6 +7,7 @@ from copy import deepcopy
 
 import torch
 
+from zerolab.optimizer.hooks_on_all import no_hooks_on_all
 from zerolab.optimizer.probe.refused import OTHER_ARGUMENTS, Refused, shown
 
 PLAIN_LOOP = ("foreach", "fused", "capturable")
@@ -112,8 +113,8 @@ def keywords_of_group(optimizer_class: type[torch.optim.Optimizer], group: dict)
 
 @contextmanager
 def surroundings() -> Iterator[None]:
-    """Try an optimizer on the CPU, and leave the user's random numbers alone."""
-    with _on_the_cpu(), torch.random.fork_rng(devices=[]), torch.enable_grad():
+    """Try an optimizer on the CPU, without the user's hooks, and leave the user's random numbers alone."""
+    with _on_the_cpu(), torch.random.fork_rng(devices=[]), torch.enable_grad(), no_hooks_on_all():
         yield
 
 
