@@ -60,6 +60,30 @@ torch.save(model(torch.arange(8)), sys.argv[2])
 """
 
 
+class Conjugated(nn.Module):
+    """Buffers that PyTorch keeps as lazy views: a conjugate, and its imaginary part, which is a negation."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        values = torch.tensor([1 + 2j, 3 - 4j, 5j])
+        self.register_buffer("conjugate", values.conj())
+        self.register_buffer("negated", values.conj().imag)
+
+
+def export_conjugated(folder: Path) -> None:
+    model = Conjugated()
+    assert model.conjugate.is_conj() and model.negated.is_neg()
+    zerolab.export(zerolab.ZeroOptimizer(model, torch.optim.SGD, lr=0.1), folder / "model.pt")
+
+
+def test_lazy_views_are_written_with_their_values(tmp_path: Path):
+    zerolab.launch(export_conjugated, 2, tmp_path)
+    found, expected = torch.load(tmp_path / "model.pt", weights_only=True), Conjugated().state_dict()
+    assert found.keys() == expected.keys()
+    assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
+
+
 def train_and_export(folder: Path, stage: int) -> None:
     """On a rank: the exported file, and what torch.save and the model itself say."""
     torch.manual_seed(0)

@@ -208,7 +208,7 @@ def everybodys_error(construct: Callable) -> list[str]:
     def attempt() -> str:
         try:
             construct(dist.get_rank())
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, TypeError, ValueError) as error:
             return str(error)
         return "nothing was refused"
 
@@ -361,6 +361,39 @@ def test_a_norm_that_is_none_is_refused(max_norm: float, norm_type: float):
 
     for error in everybodys_error(clip):
         assert str(max_norm) in error and str(norm_type) in error and "pass max_norm >= 0" in error
+
+
+@pytest.mark.parametrize("norm_type", ["max", None, [2]])
+def test_a_norm_type_that_is_no_number_is_refused(norm_type):
+    def clip(rank: int):
+        zerolab.ZeroOptimizer(layers(4, 4), Adam).clip_grad_norm_(1.0, norm_type)
+
+    for error in everybodys_error(clip):
+        assert f"norm_type is {norm_type!r}, not a number" in error
+
+
+def test_parameters_given_to_clip_are_refused_with_the_way_to_call_it():
+    """As torch.nn.utils.clip_grad_norm_(parameters, max_norm) is called."""
+
+    def by_norm(rank: int):
+        model = layers(4, 4)
+        zerolab.ZeroOptimizer(model, Adam).clip_grad_norm_(model.parameters(), 1.0)
+
+    def by_value(rank: int):
+        model = layers(4, 4)
+        zerolab.ZeroOptimizer(model, Adam).clip_grad_value_(list(model.parameters()))
+
+    for name, clip in (("max_norm", by_norm), ("clip_value", by_value)):
+        for error in everybodys_error(clip):
+            assert f"{name} is " in error and "not a number" in error and "no parameters" in error
+
+
+def test_a_scripted_or_traced_module_is_refused():
+    inside = nn.Sequential(torch.jit.script(layers(4, 4)), nn.Linear(4, 4))
+    traced = torch.jit.trace(layers(4, 4), torch.ones(1, 4))
+    for model in (inside, traced):
+        with pytest.raises(ValueError, match="is a (RecursiveScriptModule|TopLevelTracedModule), which runs"):
+            zerolab.ZeroOptimizer(model, Adam)  # before it asks for a process group
 
 
 def test_units_that_are_not_the_models_are_refused():

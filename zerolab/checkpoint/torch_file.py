@@ -96,6 +96,7 @@ class Archive:
     def _write(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
         """Write what ``tensor`` holds, if the state dict has it."""
         if tensor in self.records:
+            values = values.resolve_conj().resolve_neg()
             content = values.cpu().contiguous().view(-1).view(torch.uint8).numpy()
             self._record(f"data/{self.records[tensor]}", content.data)
 

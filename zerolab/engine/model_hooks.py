@@ -127,6 +127,8 @@ class ModelHooks:
         loss that one of its modules put aside. The hook is the tensor's, not its node's. A node's would run
         after all hooks on tensors, and a user's hook on the output may read the parameters.
         """
+        if not run.depth:  # a hook that ran before `_pre_forward` raised, so that this module has not begun
+            return
         run.depth -= 1
         if inside_functional_transform():  # then full_params() is open, and nothing is gathered or resharded
             return

@@ -1,6 +1,7 @@
 """Compute the norm of sharded gradients, clip them by norm or by value, and gather them for inspection."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 
@@ -19,6 +20,18 @@ class GradientsOf:
     def __init__(self, unit: FlatUnit):
         self.name, self.index = f"gradients of {unit.name}", unit.index + GRADIENTS_FROM
         self.numel, self.cuts, self.describe = unit.numel, unit.cuts, unit.describe
+
+
+def as_number(name: str, value: Any) -> float:
+    """Return ``value`` as a float. Raises: TypeError for what is no number, such as the parameters."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        given = repr(value) if isinstance(value, (str, list, type(None))) else f"a {type(value).__name__}"
+        raise TypeError(
+            f"{name} is {given}, not a number: pass the number alone and no parameters, as in "
+            "optimizer.clip_grad_norm_(1.0) and optimizer.clip_grad_value_(0.5)"
+        ) from None
 
 
 def clip_grads(

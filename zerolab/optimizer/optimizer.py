@@ -25,7 +25,7 @@ from zerolab.engine.states import TrainingRun, TrainingState
 from zerolab.engine.units import find_units
 from zerolab.optimizer.axes import axes_of
 from zerolab.optimizer.copies import check_shard_size, connect_stage, over_groups
-from zerolab.optimizer.gradients import clamp_grads, clip_grads
+from zerolab.optimizer.gradients import as_number, clamp_grads, clip_grads
 from zerolab.optimizer.groups import fill_in_changed
 from zerolab.optimizer.hooks_on_all import no_hooks_on_all
 from zerolab.optimizer.layout import bytes_to_offload, in_forward_order, lay_out
@@ -279,8 +279,9 @@ class ZeroOptimizer(WholeTensors, ShardedState, Losses, Unsupported):
         depend on how many ranks there are.
 
         Comm: 8 bytes a rank.
-        Raises: ValueError for a negative max_norm or norm_type.
+        Raises: TypeError for what is no number, ValueError for a negative max_norm or norm_type.
         """
+        max_norm, norm_type = as_number("max_norm", max_norm), as_number("norm_type", norm_type)
         self._finish_grads()
         units, scale = self.engine.trainable, self._gradient_scale
         return clip_grads(self.axes, self.stage, units, max_norm, norm_type, scale)
@@ -290,8 +291,10 @@ class ZeroOptimizer(WholeTensors, ShardedState, Losses, Unsupported):
         """Limit each element of the averaged gradients to [-clip_value, clip_value].
 
         Memory: with fp16, scratch of one unit's owned gradients, and as many flags.
-        Raises: ValueError for a negative clip_value; RuntimeError where ranks pass other values.
+        Raises: TypeError for what is no number, ValueError for a negative clip_value; RuntimeError where
+            ranks pass other values.
         """
+        clip_value = as_number("clip_value", clip_value)
         self._finish_grads()
         clamp_grads(self.axes, self.engine.trainable, clip_value, self.loss_scale)
 

@@ -53,9 +53,21 @@ def check_settings(model: nn.Module, prefetch: int, reduces_in_flight: int, buck
             )
     if bucket_bytes is not None:
         _check_bucket(bucket_bytes)
+    _refuse_scripted(model)
     _refuse_without_shape(model)
     refuse_shared_memory(model)
     _refuse_untrainable(model)
+
+
+def _refuse_scripted(model: nn.Module) -> None:
+    """Refuse modules that run outside Python, where no hook of the engine is called. Raises: ValueError."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            where = f"module {name}" if name else "the model"
+            raise ValueError(
+                f"{where} is a {type(module).__name__}, which runs outside Python and takes no hooks: build "
+                "the optimizer for the module that was scripted or traced, and use torch.compile for speed"
+            )
 
 
 def _refuse_without_shape(model: nn.Module) -> None:
