@@ -70,6 +70,6 @@ def test_state_of_what_was_frozen_before_is_dropped_with_a_warning_of_rank_0(sta
 def test_what_is_frozen_afterwards_keeps_its_state(stage: int, tmp_path: Path):
     middle, last = three_runs(stage, "after", tmp_path)
     expected = in_plain_torch()
-    for found, said in last:
+    for found, _ in last:
         assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
     assert [said for _, said in [*middle, *last]] == [[], [], [], []]

@@ -392,7 +392,9 @@ def test_a_scripted_or_traced_module_is_refused():
     inside = nn.Sequential(torch.jit.script(layers(4, 4)), nn.Linear(4, 4))
     traced = torch.jit.trace(layers(4, 4), torch.ones(1, 4))
     for model in (inside, traced):
-        with pytest.raises(ValueError, match="is a (RecursiveScriptModule|TopLevelTracedModule), which runs"):
+        with pytest.raises(
+            ValueError, match=r"is a (RecursiveScriptModule|TopLevelTracedModule), which runs"
+        ):
             zerolab.ZeroOptimizer(model, Adam)  # before it asks for a process group
 
 

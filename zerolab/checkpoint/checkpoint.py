@@ -24,6 +24,7 @@ from zerolab.checkpoint.records import Record
 from zerolab.checkpoint.together import from_rank_0, gather, on_every_rank
 from zerolab.collectives import Comm
 from zerolab.optimizer import Shard, ZeroOptimizer
+from zerolab.warn import warn_user
 
 
 def save(optimizer: ZeroOptimizer, path: str | Path, extra: Any = None, keep: int = 2) -> None:
@@ -151,6 +152,7 @@ def load(optimizer: ZeroOptimizer, path: str | Path, trust: bool = False) -> Any
     folder = from_rank_0(comm, lambda: generations.find(Path(path).resolve()))
     stored = _verified(comm, folder, trust)
     _require_fit(stored, optimizer)
+    _warn_of_dropped(optimizer.not_kept(stored["state"]), comm.rank)
     found, failed = stored["records"], f"{folder} could not be read"
     rank = comm.rank if stored["world_size"] == comm.world_size else 0
     places = [found[_extra_key(rank)][0], found[extra_state.key_of(rank)][0]]
@@ -207,6 +209,16 @@ def _require_fit(stored: dict, optimizer: ZeroOptimizer) -> None:
         problem = str(error)
     for first in filter(None, gather(optimizer.axes.everyone, problem)):
         raise ValueError(first)
+
+
+def _warn_of_dropped(names: list[str], rank: int) -> None:
+    """Say on rank 0 that a load drops the optimizer state of these parameters, and how to keep it."""
+    if names and rank == 0:
+        warn_user(
+            f"the checkpoint has optimizer state of {len(names)} parameters that were frozen when this "
+            f"ZeroOptimizer was built, such as {names[0]}: it is not loaded, and the next save has none of "
+            "it. To keep it, build the optimizer first, and freeze them afterwards"
+        )
 
 
 def _extra_key(rank: int) -> str:

@@ -17,7 +17,6 @@ from zerolab.optimizer.shards import Shard, allocate_state, contents, describe_s
 from zerolab.storages import digest
 from zerolab.unit import FlatUnit, publish
 from zerolab.unit.span import Span
-from zerolab.warn import warn_user
 
 
 class ShardedState(OptimizerBase):
@@ -166,7 +165,6 @@ class ShardedState(OptimizerBase):
         Raises: RuntimeError inside torch.inference_mode().
         """
         refuse_inference_mode("load()")
-        self._warn_of_frozen(state)
         self.zero_grad()
         self.engine.gatherer.reshard(self.units)
         self.local.hand_over(self.param_groups)
@@ -182,16 +180,10 @@ class ShardedState(OptimizerBase):
         self.training.failed_update = ""
         self._next_step()
 
-    def _warn_of_frozen(self, state: dict[str, dict]) -> None:
-        """Say on rank 0 whose state is dropped: parameters that were frozen at construction have none."""
+    def not_kept(self, state: dict[str, dict]) -> list[str]:
+        """Return whose optimizer ``state`` this run drops: parameters frozen at construction keep none."""
         frozen = (span.name for unit in self.units if not unit.trainable for span in unit.spans)
-        dropped = [name for name in frozen if state.get(name)]
-        if dropped and self.rank == 0:
-            warn_user(
-                f"the checkpoint has optimizer state of {len(dropped)} parameters that were frozen when this "
-                f"ZeroOptimizer was built, such as {dropped[0]}: it is not loaded, and the next save has none "
-                "of it. To keep it, build the optimizer first, and freeze them afterwards"
-            )
+        return [name for name in frozen if state.get(name)]
 
     def replace_settings(self, options: list[dict], loss_scale: dict | None) -> None:
         """Take over the ``options`` of each parameter group, and the loss scale. The state stays."""
