@@ -36,7 +36,8 @@ def before_the_engines(block: nn.Module, stop) -> torch.utils.hooks.RemovableHan
 
 
 def of_all_modules(block: nn.Module, stop) -> torch.utils.hooks.RemovableHandle:
-    return register_module_forward_pre_hook(lambda module, args: module is block and stop(module, args))
+    of_block = lambda module, args: stop(module, args) if module is block else None
+    return register_module_forward_pre_hook(of_block)
 
 
 def train(make: Make, register, folder: Path) -> nn.Module:
