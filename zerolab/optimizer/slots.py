@@ -70,8 +70,9 @@ class Slots:
         with as_plain_tensors():
             thawed = [span for span in frozen if span.parameter.requires_grad]
             given = [span for span in frozen if span.parameter.grad is not None]
+        listed = given if self._trains_all else in_groups(given)
         found = [(span, "requires a gradient") for span in thawed]
-        found += [(span, "has a gradient") for span in (given if self._trains_all else in_groups(given))]
+        found += [(span, "has a gradient") for span in given if span in listed]
         for span, now in found:
             raise RuntimeError(
                 f"parameter {span.name} was frozen when its ZeroOptimizer was built, {now} now and would not "
