@@ -50,7 +50,15 @@ def outcomes(group: str, overlap: str) -> list[dict]:
     return zerolab.launch(compare_all, 2, CASES[group], OVERLAP[overlap], backend="gloo", timeout=120)
 
 
-@pytest.mark.parametrize("overlap", OVERLAP)
+OTHERS = pytest.mark.long(
+    "the same models and stages as with the default overlap, which the short tests have"
+)
+
+
+@pytest.mark.parametrize(
+    "overlap",
+    [pytest.param(name, marks=OTHERS if settings else []) for name, settings in OVERLAP.items()],
+)
 @pytest.mark.parametrize("group", CASES)
 def test_bits_of_plain_training(group: str, overlap: str):
     """On two ranks a sum has no order, so the native one has the bits of the reference."""

@@ -49,7 +49,16 @@ def run(command: list[str], cwd: Path, **environment: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("example", AS_WRITTEN.values(), ids=str)
+LONG = {"./zero verify --optimizer muon": "tests/whole_parameters/test_verify.py has each stage on its own"}
+
+
+def marks(text: str) -> list:
+    return [pytest.mark.long(LONG[text])] if text in LONG else []
+
+
+@pytest.mark.parametrize(
+    "example", [pytest.param(each, marks=marks(text)) for text, each in AS_WRITTEN.items()], ids=str
+)
 def test_an_example_runs_as_it_is_written(example: Example, tmp_path: Path):
     if example.language == "python":
         (tmp_path / "example.py").write_text(example.text)

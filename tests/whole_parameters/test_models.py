@@ -32,7 +32,14 @@ def one_thread(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
-@pytest.mark.parametrize("optimizers", OPTIMIZERS)
+ORTHOGONAL = pytest.mark.long(
+    "the same models as with Muon, on three ranks and with an optimizer of all shapes"
+)
+
+
+@pytest.mark.parametrize(
+    "optimizers", [pytest.param("all by Orthogonal", marks=ORTHOGONAL), "matrices by Muon"]
+)
 @pytest.mark.parametrize(("group", "name"), NAMES, ids=[name for _, name in NAMES])
 def test_bits_of_one_process(group: str, name: str, optimizers: str):
     for by_case in outcomes(group, optimizers):
