@@ -68,6 +68,7 @@ def ran(tmp_path_factory) -> SimpleNamespace:
     return SimpleNamespace(printed=printed, folder=folder, saved=saved, pid=process.pid)
 
 
+@pytest.mark.long("a test of a program that is run by hand")
 def test_the_cable_carries_what_each_stage_promises(ran):
     """Of N = 2 ranks each sends Ψ a step at stage 1, and one and a half times that at stage 3."""
     psi_bytes = 4 * sum(p.numel() for p in zerolab.models.make("gpt-tiny").parameters())
@@ -107,6 +108,7 @@ def test_no_host_is_left(ran):
     assert f"zerolab-{ran.pid}-" not in names
 
 
+@pytest.mark.long("a test of a program that is run by hand")
 def test_a_run_that_is_terminated_leaves_no_host(tmp_path: Path):
     with hosts_or_skip(2, tmp_path):
         pass

@@ -90,6 +90,7 @@ def test_no_file_that_git_tracks_is_left_out():
     assert pictures and {name for name in done.stdout.split("\0") if name} - seen == pictures
 
 
+@pytest.mark.long("a test of a program that is run by hand")
 @pytest.mark.parametrize(
     "line",
     [
