@@ -74,10 +74,7 @@ ALL = "ZEROLAB_ALL_LESSONS" in os.environ
 TRIED = [(notebook, look) for look in LOOKS for notebook in NOTEBOOKS]
 if not ALL:  # a workflow asks for all; here a short lesson and the one with most sliders are enough
     TRIED = [(NOTEBOOKS[1], "wide-light"), (max(NOTEBOOKS, key=explored), "narrow-dark")]
-MARKS = {
-    tried: pytest.mark.long("three times as long as the short lesson, with sliders of the same kind")
-    for tried in TRIED[1:] * (not ALL)
-}
+LONG = [pytest.mark.long("three times as long as the short lesson, with sliders of the same kind")]
 
 # Where all are asked for, a missing browser is an error.
 pytestmark = pytest.mark.skipif(
@@ -287,9 +284,9 @@ def solve_the_exercise(page: "playwright.Page", lesson: str) -> None:
     ("notebook", "look"),
     [
         pytest.param(
-            notebook, LOOKS[look], id=f"{look}-{notebook.stem}", marks=MARKS.get((notebook, look), [])
+            notebook, LOOKS[look], id=f"{look}-{notebook.stem}", marks=LONG if number and not ALL else []
         )
-        for notebook, look in TRIED
+        for number, (notebook, look) in enumerate(TRIED)
     ],
 )
 def test_a_reader_can_use_all_of_a_lesson(page: "playwright.Page", notebook: Path, console: list[str]):

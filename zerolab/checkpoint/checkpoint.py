@@ -40,7 +40,8 @@ def save(optimizer: ZeroOptimizer, path: str | Path, extra: Any = None, keep: in
     Raises: OSError on every rank where any failed to write, or where another run, or another optimizer of
         this one, saves into ``path``; the last checkpoint is as it was. ValueError for a ``keep`` below 1,
         or for a buffer that is not dense or whose elements share memory; RuntimeError inside full_params(),
-        and where a parameter or module was replaced or added after construction.
+        after a step that failed during its update, and where a parameter or module was replaced or added
+        after construction.
     """
     require_zero_optimizer(optimizer)
     if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:

@@ -40,7 +40,8 @@ def export(optimizer: ZeroOptimizer, path: str | Path) -> None:
 
     Memory: one unit whole, and on rank 0 a copy of one parameter. Comm: Ψ.
     Raises: OSError on every rank if rank 0 cannot write; ValueError for a buffer that is not dense;
-        RuntimeError inside full_params(), and where a parameter or module was replaced or added.
+        RuntimeError inside full_params(), after a step that failed during its update, and where a parameter
+        or module was replaced or added.
     """
     require_zero_optimizer(optimizer)
     optimizer.require_idle("export")

@@ -1,7 +1,7 @@
 """ZeroOptimizer, a torch.optim.Optimizer that uses engine and stage: optimizer.py, and its parts.
 
-Its parts are whole_tensors.py, sharded_state.py, losses.py and unsupported.py; base.py has what all of them
-use.
+Its parts are clipping.py, whole_tensors.py, sharded_state.py, losses.py and unsupported.py; base.py has what
+all of them use.
 
 settings.py checks the user's arguments, probe/ runs the optimizer to see whether it can be sharded, and
 updates.py says which optimizer updates which parameters. Whole parameters have owners (owners.py), and

@@ -1,7 +1,6 @@
 """Compute the norm of sharded gradients, clip them by norm or by value, and gather them for inspection."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 
@@ -20,18 +19,6 @@ class GradientsOf:
     def __init__(self, unit: FlatUnit):
         self.name, self.index = f"gradients of {unit.name}", unit.index + GRADIENTS_FROM
         self.numel, self.cuts, self.describe = unit.numel, unit.cuts, unit.describe
-
-
-def as_number(name: str, value: Any) -> float:
-    """Return ``value`` as a float. Raises: TypeError for what is no number, such as the parameters."""
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        given = repr(value) if isinstance(value, (str, list, type(None))) else f"a {type(value).__name__}"
-        raise TypeError(
-            f"{name} is {given}, not a number: pass the number alone and no parameters, as in "
-            "optimizer.clip_grad_norm_(1.0) and optimizer.clip_grad_value_(0.5)"
-        ) from None
 
 
 def clip_grads(
@@ -56,7 +43,7 @@ def clip_grads(
     for unit in units:
         unit.grads.average()
     about = f"norms to clip to {max_norm} in L{norm_type}"
-    norm = global_norm(axes.comms, disjoint_grads(stage, units, axes), float(norm_type), about) / scale
+    norm = global_norm(axes.comms, disjoint_grads(stage, units, axes), norm_type, about) / scale
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for unit in units:
         unit.grads.reduced *= factor  # on a GPU too: a number on the CPU is passed to the kernel

@@ -88,7 +88,7 @@ def _values(group: dict) -> dict[str, tuple]:
 def _mark(value: Any) -> Any:
     """Something that differs after an in-place change. It reads no tensor on a GPU: the CPU would wait.
 
-    A write through ``.data`` or NumPy does not increase the version counter that is taken there.
+    There it takes the version counter, which a write through ``.data`` does not increase.
     """
     if isinstance(value, torch.Tensor):
         return id(value), value.tolist() if value.device.type == "cpu" else value._version

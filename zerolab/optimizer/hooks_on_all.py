@@ -13,7 +13,7 @@ _torch = importlib.import_module(torch.optim.Optimizer.__module__)
 
 @contextmanager
 def no_hooks_on_all() -> Iterator[None]:
-    """Leave out what `register_optimizer_step_pre_hook` and its twin of torch.optim have registered.
+    """Leave out what torch.optim's `register_optimizer_step_pre_hook` and `..._post_hook` have registered.
 
     A ZeroOptimizer runs these hooks itself, once a step. The optimizers inside it take the same step.
     """

@@ -24,8 +24,8 @@ from zerolab.engine.hook import Hook
 from zerolab.engine.states import TrainingRun, TrainingState
 from zerolab.engine.units import find_units
 from zerolab.optimizer.axes import axes_of
+from zerolab.optimizer.clipping import Clipping
 from zerolab.optimizer.copies import check_shard_size, connect_stage, over_groups
-from zerolab.optimizer.gradients import as_number, clamp_grads, clip_grads
 from zerolab.optimizer.groups import fill_in_changed
 from zerolab.optimizer.hooks_on_all import no_hooks_on_all
 from zerolab.optimizer.layout import bytes_to_offload, in_forward_order, lay_out
@@ -67,7 +67,7 @@ from zerolab.unit.span import Span
 STAGES = {0: Stage0, 1: Stage1, 2: Stage2, 3: Stage3}
 
 
-class ZeroOptimizer(WholeTensors, ShardedState, Losses, Unsupported):
+class ZeroOptimizer(Clipping, WholeTensors, ShardedState, Losses, Unsupported):
     """Data-parallel training of ``model``, its states sharded as ``stage`` says.
 
     Args:
@@ -270,33 +270,6 @@ class ZeroOptimizer(WholeTensors, ShardedState, Losses, Unsupported):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients of all parameters, on this rank and so on every rank that calls it."""
         self.engine.clear_grads(set_to_none)
-
-    @torch.no_grad()
-    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
-        """Scale the gradients to a norm of at most ``max_norm`` over all ranks; returns the norm.
-
-        Every rank sums its part in double precision, the parts are added in rank order, so the norm does not
-        depend on how many ranks there are.
-
-        Comm: 8 bytes a rank.
-        Raises: TypeError for what is no number, ValueError for a negative max_norm or norm_type.
-        """
-        max_norm, norm_type = as_number("max_norm", max_norm), as_number("norm_type", norm_type)
-        self._finish_grads()
-        units, scale = self.engine.trainable, self._gradient_scale
-        return clip_grads(self.axes, self.stage, units, max_norm, norm_type, scale)
-
-    @torch.no_grad()
-    def clip_grad_value_(self, clip_value: float) -> None:
-        """Limit each element of the averaged gradients to [-clip_value, clip_value].
-
-        Memory: with fp16, scratch of one unit's owned gradients, and as many flags.
-        Raises: TypeError for what is no number, ValueError for a negative clip_value; RuntimeError where
-            ranks pass other values.
-        """
-        clip_value = as_number("clip_value", clip_value)
-        self._finish_grads()
-        clamp_grads(self.axes, self.engine.trainable, clip_value, self.loss_scale)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Collect gradients without reducing them; the first backward outside reduces the sum.

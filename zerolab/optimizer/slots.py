@@ -70,7 +70,7 @@ class Slots:
         with as_plain_tensors():
             thawed = [span for span in frozen if span.parameter.requires_grad]
             given = [span for span in frozen if span.parameter.grad is not None]
-        listed = given if self._trains_all else in_groups(given)
+        listed = in_groups(given) if given and not self._trains_all else given
         found = [(span, "requires a gradient") for span in thawed]
         found += [(span, "has a gradient") for span in given if span in listed]
         for span, now in found:
