@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from support import hostile, subjects, training
 from support.hostile import hostile_backend
+from support.long import long_where
 from support.user_models import every_case
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed import ReduceOp
@@ -50,6 +51,8 @@ def outcomes(group: str, overlap: str) -> list[dict]:
     return zerolab.launch(compare_all, 2, CASES[group], OVERLAP[overlap], backend="gloo", timeout=120)
 
 
+FIRST = ("stock", "passes", "sharing", "checkpointed")
+GROUPS = "more models; all of them train with late and direct reductions in tests/engine"
 OTHERS = pytest.mark.long(
     "the same models and stages as with the default overlap, which the short tests have"
 )
@@ -59,7 +62,7 @@ OTHERS = pytest.mark.long(
     "overlap",
     [pytest.param(name, marks=OTHERS if settings else []) for name, settings in OVERLAP.items()],
 )
-@pytest.mark.parametrize("group", CASES)
+@pytest.mark.parametrize("group", long_where(lambda group: group not in FIRST, GROUPS, CASES))
 def test_bits_of_plain_training(group: str, overlap: str):
     """On two ranks a sum has no order, so the native one has the bits of the reference."""
     for by_case in outcomes(group, overlap):

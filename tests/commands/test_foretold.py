@@ -86,6 +86,7 @@ def test_the_computation_is_the_floors_of_the_same_race():
     assert whole.simulated - half.simulated == pytest.approx(50 / 4, abs=0.05 * 50)
 
 
+@pytest.mark.long("a test of a program that is run by hand")
 def test_without_a_limit_the_processor_time_of_the_bytes_counts():
     """DDP takes 10 s more of it than the floor. So does stage 0, which sends as many bytes.
 
@@ -97,6 +98,7 @@ def test_without_a_limit_the_processor_time_of_the_bytes_counts():
     assert 10 <= each.simulated - free.simulated < 20
 
 
+@pytest.mark.long("a test of a program that is run by hand")
 def test_two_ranks_on_one_core_need_twice_as_long_for_a_byte():
     race = saved(None, cpu_of_ddp=10.0, floor=100.0, zerolab_0=4.0)
     (own_core,) = foretold.foretell(race)

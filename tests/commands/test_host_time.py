@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "host_time.py"
 
 
+@pytest.mark.long("a test of a program that is run by hand")
 def test_every_contestant_is_measured_and_the_table_is_written(tmp_path: Path):
     command = [sys.executable, str(SCRIPT), "--rounds", "1", "--out", str(tmp_path / "made")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)

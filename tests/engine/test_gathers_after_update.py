@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from support import launchers
 from support.hostile import hostile_backend
+from support.long import long_where
 from support.trained import on_two_ranks
 from torch import nn
 
@@ -419,7 +420,14 @@ if "read" in sys.argv and optimizer.rank == 1:
 """
 
 
-@pytest.mark.parametrize("ways", [[], ["destroy"], ["destroy", "read"], ["read"]], ids="-".join)
+PARTS = "each is a part of the way that leaves the group and reads afterwards"
+
+
+@pytest.mark.parametrize(
+    "ways",
+    long_where(lambda ways: len(ways) == 1, PARTS, [[], ["destroy"], ["destroy", "read"], ["read"]]),
+    ids="-".join,
+)
 def test_a_script_may_end_or_leave_the_group_after_its_last_step(ways: list[str], tmp_path: Path):
     script = tmp_path / "train.py"
     script.write_text(ENDING)

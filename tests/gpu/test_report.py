@@ -107,6 +107,7 @@ def test_the_page_shows_rows_as_a_table():
     assert report.table({"a": [1]}) is None and report.table("said") is None
 
 
+@pytest.mark.long("a test of a program that is run by hand")
 def test_a_part_that_hangs_or_fails_costs_itself_alone(monkeypatch, tmp_path: Path):
     script = tmp_path / "report.py"  # a copy of the script whose parts are these
     source = Path(report.__file__).read_text().replace("from parts import PARTS", "from broken import PARTS")

@@ -51,6 +51,7 @@ def test_a_program_ends_with_the_bits_that_launch_gives_the_same_function(tmp_pa
             assert same_bits(torch.load(tmp_path / f"rank{rank}.pt")[stage], expected)
 
 
+@pytest.mark.long("the test with two hosts runs the same program")
 def test_the_training_program_ends_with_the_bits_that_plain_python_gives_it(tmp_path: Path):
     done = run(shell(f"{guide_command('mpirun')} --save {tmp_path / 'saved'}"), tmp_path)
     check([done], tmp_path / "saved")

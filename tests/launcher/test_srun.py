@@ -21,6 +21,7 @@ def slurm() -> Iterator[dict[str, str]]:
         yield settings
 
 
+@pytest.mark.long("test_two_hosts runs the same program on two nodes")
 def test_the_training_program_ends_with_the_bits_that_plain_python_gives_it(slurm, tmp_path: Path):
     done = run(shell(f"{guide_command('srun')} --save {tmp_path / 'saved'}"), tmp_path, **slurm)
     check([done], tmp_path / "saved")
@@ -58,6 +59,7 @@ def test_a_batch_job_listens_on_the_loopback_only(slurm, tmp_path: Path):
     assert places(printed) == sorted(2 * expected), printed
 
 
+@pytest.mark.long("the other tests run the commands that the recipe has")
 def test_the_recipe_for_a_cluster_of_gpus(slurm, tmp_path: Path):
     """On CPUs, and smaller: flags of sbatch go before the script's own, and those of train come last."""
     smaller = ["--nodes=1", "--ntasks-per-node=2", "--gpus-per-node=0", "--wait", "--output", "printed"]

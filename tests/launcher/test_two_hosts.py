@@ -75,6 +75,7 @@ GROUPS_PROGRAM = """
 """
 
 
+@pytest.mark.long("tests/promises/test_hybrid.py counts the same bytes on one host")
 def test_hybrid_sharding_leaves_the_cable_a_share_of_the_gradients(hosts: list[Host], tmp_path: Path):
     """Two ranks on each of two hosts, and a cable of 200 Mbit/s. A host sends Ψ, and at stage 3 it sends 3Ψ.
 

@@ -29,6 +29,7 @@ def one_thread(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
+@pytest.mark.long("a test of a program that is run by hand")
 def test_drawn_loops_as_they_are_run_by_hand(capsys):
     assert drawn_loops.main(["--loops", str(LOOPS), "--seed", str(SEED)]) == 0, capsys.readouterr().out
     assert f"{LOOPS} loops, " in capsys.readouterr().out

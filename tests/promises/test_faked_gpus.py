@@ -72,7 +72,7 @@ LONG = {
         "the other lessons take a seventh of the time; test_verify_over_nccl has every stage"
     )
     for name in (
-        *("zero_stage_2", "zero_stage_3", "residual_memory"),
+        *("data_parallel", "zero_stage_1", "zero_stage_2", "zero_stage_3", "residual_memory"),
         *("in_the_wild", "incident_room", "whole_matrices"),
     )
 }

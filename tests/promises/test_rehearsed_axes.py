@@ -131,6 +131,7 @@ def test_100_billion_parameters_on_400_gpus(capsys):
     assert planned == pytest.approx(found.rank_psi, rel=0.01)  # it leaves out positions, norms and biases
 
 
+@pytest.mark.long("the same model on as many GPUs as before, with more moved away")
 def test_100_billion_parameters_with_everything_moved_away():
     """P_a+cpu, and the optimizer's state in host memory: what the device holds, and what was moved."""
     batch = lambda: (torch.zeros(32, 1024, dtype=torch.long),) * 2

@@ -49,7 +49,18 @@ def run(command: list[str], cwd: Path, **environment: str) -> str:
     return done.stdout
 
 
-LONG = {"./zero verify --optimizer muon": "tests/whole_parameters/test_verify.py has each stage on its own"}
+OTHER_FLAGS = "other flags of a command that a short test runs"
+LONG = {
+    "./zero verify --optimizer muon": "tests/whole_parameters/test_verify.py has each stage on its own",
+    "./zero verify --stage 3 --world-size 4 --shard-size 2": "tests/promises/test_hybrid.py has it",
+    "./zero train --model gpt-tiny --stage 3 --world-size 2": OTHER_FLAGS,
+    "./zero train --model gpt-tiny --stage 3 --trace trace.json": OTHER_FLAGS,
+    "./zero train --model logistic --stage 2 --world-size 2 --log runs/x.jsonl": OTHER_FLAGS,
+    ".venv/bin/torchrun --nproc-per-node 2 -m zerolab train --model gpt-tiny --stage 3": OTHER_FLAGS,
+    "./zero verify --stage 1 2 3 --world-size 4 --optimizer RMSprop --precision mixed": OTHER_FLAGS,
+    ".venv/bin/python -m pytest tests/promises/test_formula_properties.py": "it runs among the other tests",
+    ".venv/bin/python examples/resume_elsewhere.py": "tests/commands/test_examples.py runs it",
+}
 
 
 def marks(text: str) -> list:

@@ -7,6 +7,7 @@ import cloudpickle
 import pytest
 import torch
 from support import training, whole_updates
+from support.long import long_where
 from support.references import Replicas, copies
 from support.user_models import Net
 from support.whole_updates import everything, matrices_and_others, together
@@ -67,8 +68,13 @@ def in_one_process(params, before: int, after: int, precision: str) -> dict[str,
     return copies(replicas.whole.named_parameters())
 
 
-@pytest.mark.parametrize("precision", ["fp32", "mixed"])
-@pytest.mark.parametrize("before, after", [((2, 2), (3, 3)), ((3, 3), (1, 1)), ((1, 0), (4, 2))])
+SIZES = [((2, 2), (3, 3)), ((3, 3), (1, 1)), ((1, 0), (4, 2))]
+MIXED = "the same sizes and classes as in fp32"
+FEWER = "tests/checkpoint goes on with fewer ranks, and the other sizes with more"
+
+
+@pytest.mark.parametrize("precision", long_where(lambda each: each == "mixed", MIXED, ["fp32", "mixed"]))
+@pytest.mark.parametrize("before, after", long_where(lambda sizes: sizes == SIZES[1], FEWER, SIZES))
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_bits_of_a_run_that_was_never_interrupted(
     name: str, before: tuple[int, int], after: tuple[int, int], precision: str, tmp_path: Path

@@ -8,6 +8,7 @@ import cloudpickle
 import pytest
 import torch
 from support import kept_states, training
+from support.long import long_where
 from support.references import Replicas, copies
 from support.user_models import Net
 
@@ -74,8 +75,11 @@ def never_interrupted(of_class: type, before: int, after: int) -> dict[str, torc
     return copies(replicas.whole.named_parameters())
 
 
+OFFLOADED = "the same states as without offloading, and tests/offload stores those of other classes"
+
+
 @pytest.mark.parametrize("fresh", [True, False])
-@pytest.mark.parametrize("settings", [{}, {"offload": "cpu"}], ids=str)
+@pytest.mark.parametrize("settings", long_where(bool, OFFLOADED, [{}, {"offload": "cpu"}]), ids=str)
 @pytest.mark.parametrize("of_class", kept_states.STORABLE)
 def test_the_bits_of_a_run_that_was_never_interrupted(of_class, settings, fresh: bool, tmp_path: Path):
     zerolab.launch(train_and_save, 2, of_class, 1, tmp_path, timeout=60, **settings)

@@ -37,10 +37,15 @@ ORTHOGONAL = pytest.mark.long(
 )
 
 
+FIRST = ("stock", "passes", "sharing", "containers")
+GROUPS = pytest.mark.long("more models; tests/engine trains all of them with Adam")
+MODELS = [pytest.param(group, name, id=name, marks=[] if group in FIRST else GROUPS) for group, name in NAMES]
+
+
 @pytest.mark.parametrize(
     "optimizers", [pytest.param("all by Orthogonal", marks=ORTHOGONAL), "matrices by Muon"]
 )
-@pytest.mark.parametrize(("group", "name"), NAMES, ids=[name for _, name in NAMES])
+@pytest.mark.parametrize(("group", "name"), MODELS)
 def test_bits_of_one_process(group: str, name: str, optimizers: str):
     for by_case in outcomes(group, optimizers):
         assert by_case[name] and by_case[name] == {stage: [] for stage in by_case[name]}
