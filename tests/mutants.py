@@ -1,11 +1,11 @@
 """Break the engine on purpose, in many places: python tests/mutants.py --count 60 --seed 0
 
 Each mutant is one change in a private copy of the tree: another operator, a condition turned round, a number
-one off, or a statement left out. Then the tests that can see that package run, until one fails and fails
-again: a test may fail by itself on a busy machine. Tests that saw earlier mutants of the same run go first,
-then those that call the broken function, and then the files that name most of its module. A mutant that none
-fails for has survived: either a test is missing, or the change is no fault. The exit code is 1 if any
-survived.
+one off, or a statement left out. Then the tests that can see that package run, without the long ones, until
+one fails and fails again: a test may fail by itself on a busy machine. Tests that saw earlier mutants of the
+same run go first, then those that call the broken function, and then the files that name most of its module.
+A mutant that none fails for has survived: either a test is missing, or the change is no fault. The exit code
+is 1 if any survived.
 
 Which tests call which function is in the file of --recorded. The first run writes it, which takes as long as
 all these tests.
@@ -33,6 +33,7 @@ from queue import SimpleQueue
 from support import ROOT, reached
 
 TIMEOUT_SECONDS = 1800  # for the tests of one mutant together; a test that hangs fails by pytest's own limit
+NO_TESTS = 5  # the exit code of pytest where none is to be run
 EVERYWHERE = (  # the quickest first
     "promises/test_traffic.py",
     "promises/test_accumulation.py",
@@ -294,6 +295,7 @@ class Undecided(Exception):
 def first_failure(tree: Path, arguments: list[str]) -> str:
     """The first failure of these tests, or nothing."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--timeout", "300"]
+    command += reached.SHORT
     environment = os.environ | {"PYTHONPATH": f"{tree}{os.pathsep}{tree / 'tests'}", "OMP_NUM_THREADS": "1"}
     try:
         done = subprocess.run(
@@ -303,7 +305,7 @@ def first_failure(tree: Path, arguments: list[str]) -> str:
     except subprocess.TimeoutExpired as error:
         raise Undecided(f"no test has failed within {TIMEOUT_SECONDS} seconds") from error
     lines = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return "" if done.returncode == 0 else (lines or [f"exit code {done.returncode}"])[0]
+    return "" if done.returncode in (0, NO_TESTS) else (lines or [f"exit code {done.returncode}"])[0]
 
 
 def recorded_in(file: Path | None, packages: list[str], jobs: int) -> dict[str, dict]:

@@ -93,6 +93,14 @@ def test_a_failure_is_one_that_happens_again_alone(monkeypatch, tmp_path: Path):
     assert mutants.failure(tmp_path, ["all"]) == "exit code 3"
 
 
+def test_only_the_tests_of_zero_test_kill_a_mutant(tmp_path: Path):
+    body = "import pytest\n\n@pytest.mark.long('slow')\ndef test_long():\n    assert False\n"
+    (tmp_path / "test_long.py").write_text(body)
+    assert mutants.first_failure(tmp_path, ["test_long.py"]) == ""
+    (tmp_path / "test_short.py").write_text("def test_short():\n    assert False\n")
+    assert mutants.first_failure(tmp_path, ["."]).startswith("FAILED test_short.py::test_short")
+
+
 def test_a_mutant_survives_where_its_tests_take_too_long(monkeypatch, tmp_path: Path):
     """A slow machine is no failure: only a test that fails kills a mutant."""
     path = "tests/test_slow.py"

@@ -12,6 +12,7 @@ from pathlib import Path
 from support import ROOT
 
 TRACED = Path(__file__).parent / "traced"
+SHORT = ["-m", "not long"]  # the tests that ./zero test runs
 
 
 def record(tests: Iterable[str], jobs: int, out: Path) -> None:
@@ -23,7 +24,17 @@ def record(tests: Iterable[str], jobs: int, out: Path) -> None:
             "ZEROLAB_REACHED": folder,
             "OMP_NUM_THREADS": "1",
         }
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "sitecustomize", "-p", "no:cacheprovider"]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            *SHORT,
+            "-p",
+            "sitecustomize",
+            "-p",
+            "no:cacheprovider",
+        ]
         subprocess.run([*command, "-n", str(jobs), "--timeout", "600", *tests], cwd=ROOT, env=environment)
         lines = [line for path in Path(folder).iterdir() for line in path.read_text().splitlines()]
     out.write_text(json.dumps(merged(lines)))
