@@ -24,18 +24,9 @@ def record(tests: Iterable[str], jobs: int, out: Path) -> None:
             "ZEROLAB_REACHED": folder,
             "OMP_NUM_THREADS": "1",
         }
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            *SHORT,
-            "-p",
-            "sitecustomize",
-            "-p",
-            "no:cacheprovider",
-        ]
-        subprocess.run([*command, "-n", str(jobs), "--timeout", "600", *tests], cwd=ROOT, env=environment)
+        plugins = ["-p", "sitecustomize", "-p", "no:cacheprovider"]
+        command = [sys.executable, "-m", "pytest", "-q", *SHORT, *plugins, "-n", str(jobs)]
+        subprocess.run([*command, "--timeout", "600", *tests], cwd=ROOT, env=environment)
         lines = [line for path in Path(folder).iterdir() for line in path.read_text().splitlines()]
     out.write_text(json.dumps(merged(lines)))
 
