@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from support.loops.plans import Loop, Setting
 from support.loops.session import Report, differences, is_clear
 
 import zerolab
+from zerolab.optimizer import optimizer
 from zerolab.unit import FlatUnit
 from zerolab.unit.grads import FlatGrads
 from zerolab.unit.states import GradState
@@ -54,7 +56,7 @@ def never_divides(self, *args) -> None:
     self._become(GradState.AVERAGED)
 
 
-def loses_what_was_written(self, *args) -> None:
+def does_nothing(self, *args) -> None:
     pass
 
 
@@ -66,19 +68,44 @@ def ends_the_process(self, *args) -> None:
     os._exit(3)
 
 
+def expects_no_reader(self, updated: set) -> None:
+    self.writes.advance(updated, self.whole)
+
+
+KINDS = ("convolution",)  # autograd saves its weights themselves, and those of a linear layer as a view
+PUT_BACK = (("train", 1), ("keep_gradient", 1), ("zero_grad", "none"), ("train", 2), ("put_back",))
+OLDER_GRAPH = (
+    ("forward_part", 1, "first"),
+    ("forward_part", 2, "last"),
+    ("backward", False, True, True),
+    ("step",),
+    ("backward", False, True, True),
+    ("step",),
+)
 BROKEN = {
-    "gradients are not divided": (FlatGrads, "average", never_divides, STEPS, "differs"),
-    "an assertion or an index": (FlatGrads, "average", raises_by_mistake, STEPS, "step: unclear error"),
-    "a crash": (FlatGrads, "average", ends_the_process, STEPS, "step: the ranks ended"),
+    "gradients are not divided": (3, FlatGrads, "average", never_divides, STEPS, "differs"),
+    "an assertion or an index": (3, FlatGrads, "average", raises_by_mistake, STEPS, "step: unclear error"),
+    "a crash": (3, FlatGrads, "average", ends_the_process, STEPS, "step: the ranks ended"),
     "a write that is lost": (
-        FlatUnit, "write_back", loses_what_was_written, (*STEPS, ("write", 1, "fill", True)), "differs",
+        3, FlatUnit, "write_back", does_nothing, (*STEPS, ("write", 1, "fill", True)), "differs",
+    ),
+    "a gradient that was kept is the next one, too": (
+        3, FlatGrads, "_drop_kept_markers", does_nothing, PUT_BACK, "differs",
+    ),
+    "a graph older than a step reads what is not there yet": (
+        2, FlatUnit, "mark_updated", expects_no_reader, OLDER_GRAPH, "differs",
+    ),
+    "hooks on all optimizers run for each stock optimizer": (
+        3, optimizer, "no_hooks_on_all", nullcontext, (("train", 1), ("watch_a_step",)), "differs",
     ),
 }  # fmt: skip
+"""By fault: the stage, whose method is another, which one, and what the loop's finding begins with."""
 
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_engine_is_found(name: str, monkeypatch):
-    owner, method, replacement, actions, found = BROKEN[name]
+    stage, owner, method, replacement, actions, found = BROKEN[name]
+    loop = Loop(Setting(stage=stage), KINDS, actions=actions, reads=False)
     whole = campaign.run_batch
 
     def run_batch(planned: list, scratch: Path) -> list[Report]:
@@ -86,8 +113,14 @@ def test_a_broken_engine_is_found(name: str, monkeypatch):
         return whole(planned, scratch)
 
     monkeypatch.setattr(campaign, "run_batch", run_batch)
-    (report,) = campaign.run([(7, Loop(Setting(stage=3), actions=actions))])
+    (report,) = campaign.run([(7, loop)])
     assert report.problem and shrinking.kind_of(report).startswith(found), report
+
+
+def test_the_loops_that_find_a_fault_find_none_in_the_engine():
+    settings = [(Setting(stage=stage), actions) for stage, *_, actions, _ in BROKEN.values()]
+    loops = [Loop(setting, KINDS, actions=actions, reads=False) for setting, actions in settings]
+    assert [report.problem for report in campaign.run(list(enumerate(loops)))] == [""] * len(loops)
 
 
 def test_what_one_rank_does_alone_is_found():

@@ -94,6 +94,10 @@ class EngineSide(Side):
         self.shelf.append(self._loss(data))
         return self.shelf[-1].item()
 
+    def forward_part(self, data: int, part: str):
+        self.shelf.append(user_code.loss_of_part(self.model, data, self.rank, part))
+        return self.shelf[-1].item()
+
     def train_by_parts(self, data: int):
         return self._backward(user_code.loss_by_parts(self.model, data, self.rank))
 
@@ -179,6 +183,26 @@ class EngineSide(Side):
 
     def forget(self, place: int):
         picked(self.model, (place,))[0].grad = None
+
+    def keep_gradient(self, place: int):
+        (parameter,) = picked(self.model, (place,))
+        self.kept_gradient = None if parameter.grad is None else (parameter, parameter.grad)
+
+    def put_back(self):
+        """Step with the gradient that was kept."""
+        if self.kept_gradient:
+            (parameter, parameter.grad), self.kept_gradient = self.kept_gradient, None
+            self.optimizer.step()
+
+    def set_gradient(self, place: int):
+        parameter = user_code.listed(self.optimizer, place)
+        parameter.grad = torch.ones(parameter.shape, dtype=parameter.dtype, device=parameter.device)
+        self.optimizer.step()
+
+    def watch_a_step(self):
+        """In fp16 the loop that skips a step does not call it."""
+        calls = user_code.calls_of_a_hook(self.optimizer.step)
+        return None if self.setting.precision == "mixed_fp16" else calls
 
     def clip(self, max_norm: float, norm_type: float):
         return self.optimizer.clip_grad_norm_(max_norm, norm_type).item()

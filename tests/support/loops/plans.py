@@ -52,6 +52,7 @@ class Loop:
         frozen, held: places of parameters (`picked`): frozen from the start; in no group at the start.
         lists_frozen: whether the groups have the frozen parameters too.
         actions: what every rank does.
+        reads: whether parameters are read after every action. Else gathers may go on during the next one.
         odd: a rank and what it alone does after that; every rank then trains one step more.
     """
 
@@ -63,6 +64,7 @@ class Loop:
     lists_frozen: bool = False
     optimizer: str = "SGD"
     actions: tuple[Action, ...] = ()
+    reads: bool = True
     odd: tuple[int, Action] | None = None
 
 
@@ -94,6 +96,7 @@ ACTIONS: dict[str, tuple[int, Draw]] = {
     "zero_grad": (8, lambda c: (c.choice(("none", "none", "zeros", "the model's")),)),
     "without_sync": (4, lambda c: (data(c),)),
     "forward": (4, lambda c: (data(c),)),
+    "forward_part": (3, lambda c: (data(c), c.choice(("first", "last")))),
     "backward": (6, lambda c: (c.random() < 0.3, c.random() < 0.5, c.random() < 0.7)),
     "train_by_parts": (2, lambda c: (data(c),)),
     "train_hooked": (3, lambda c: (data(c), place(c), c.choice(("before", "after")))),
@@ -131,6 +134,10 @@ ACTIONS: dict[str, tuple[int, Draw]] = {
     "look": (5, lambda c: ()),
     "step_with_closure": (2, lambda c: (data(c),)),
     "clip_with_torch": (1, lambda c: ()),
+    "keep_gradient": (3, lambda c: (place(c),)),
+    "put_back": (2, lambda c: ()),
+    "set_gradient": (1, lambda c: (place(c),)),
+    "watch_a_step": (1, lambda c: ()),
     "step_with_aliases": (5, lambda c: ()),
 }
 INSIDE = {"write": 3, "load_module": 2}
@@ -164,6 +171,8 @@ def unknown(loop: Loop) -> Iterator[Action]:
             continue
         if action[0] == "train_hooked" and sometimes and HOOKED in KNOWN:
             continue
+        if action[0] == "keep_gradient" and sometimes:  # only some ranks have one
+            continue
         at_once = before[0] == "train" and after[0] in COMPARING
         if action[0] == "forget" and sometimes and not at_once and LATER in KNOWN:
             continue
@@ -192,6 +201,7 @@ def draw(seed: int, most_ranks: int = 3) -> Loop:
         chance.random() < 0.4,
         _without_division_by_zero(chance.choice(sorted(OPTIMIZERS)), kinds),
         tuple((name, *ACTIONS[name][1](chance)) for name in chosen),
+        chance.random() < 0.5,
     )
     loop = replace(loop, actions=tuple(unknown(loop)))
     if seed % 5 or loop.setting.world_size == 1:

@@ -62,6 +62,7 @@ class ReplicasSide(Side):
             model.zero_grad()
             model.train()
         self.replicas.zero_grad()
+        self._note_cleared()
 
     # Passes.
 
@@ -97,6 +98,12 @@ class ReplicasSide(Side):
 
     def forward(self, data: int):
         self.shelf.append(self._losses(data))
+        return self._seen(self.shelf[-1])
+
+    def forward_part(self, data: int, part: str):
+        self.shelf.append(
+            {rank: user_code.loss_of_part(model, data, rank, part) for rank, model in self.models.items()}
+        )
         return self._seen(self.shelf[-1])
 
     def train_by_parts(self, data: int):
@@ -159,6 +166,8 @@ class ReplicasSide(Side):
 
     def zero_grad(self, kind: str):
         self.replicas.zero_grad(kind != "zeros")
+        if kind != "zeros":
+            self._note_cleared()
 
     def clip(self, max_norm: float, norm_type: float):
         return self.replicas.clip_grad_norm_(max_norm, norm_type).item()
@@ -177,12 +186,45 @@ class ReplicasSide(Side):
         scale = self.replicas.applied
         return mean if scale == 1 else {name: gradient.float() / scale for name, gradient in mean.items()}
 
+    def _name_of(self, place: int) -> str:
+        model = self._own_model
+        names = {id(p): name for name, p in model.named_parameters()}
+        return names[id(picked(model, (place,))[0])]
+
     def forget(self, place: int):
-        for model in self.models.values():
-            names = {id(p): name for name, p in model.named_parameters()}
-            name = names[id(picked(model, (place,))[0])]
         for gradients in (self.replicas.total, *self.replicas.pending):
-            gradients.pop(name, None)
+            gradients.pop(self._name_of(place), None)
+        self._note_cleared(self._name_of(place))
+
+    def keep_gradient(self, place: int):
+        name = self._name_of(place)
+        there = any(name in gradients for gradients in (self.replicas.total, *self.replicas.pending))
+        self.kept_gradient = (name, True) if there else None
+
+    def put_back(self):
+        """One that was not cleared is still there. What was cleared is lost here, so it may not be used."""
+        if self.kept_gradient:
+            (name, still_there), self.kept_gradient = self.kept_gradient, None
+            if not still_there:
+                self.replicas.total[name] = torch.full_like(self.replicas.masters[name], torch.nan)
+            self.step()
+
+    def _note_cleared(self, name: str | None = None) -> None:
+        """Note that the gradient of a parameter was cleared, or of all."""
+        if self.kept_gradient and name in (None, self.kept_gradient[0]):
+            self.kept_gradient = self.kept_gradient[0], False
+
+    def set_gradient(self, place: int):
+        master = user_code.listed(self.optimizer, place)
+        (name,) = (name for name, each in self.replicas.masters.items() if each is master)
+        self.replicas.reduce()
+        self.replicas.average()
+        self.replicas.total[name] = torch.ones_like(master) * self.replicas.applied
+        self.step()
+
+    def watch_a_step(self):
+        calls = user_code.calls_of_a_hook(self.replicas.step)
+        return None if self.replicas.gradient_dtype == torch.float16 else calls
 
     # Parameters.
 
@@ -263,7 +305,7 @@ class ReplicasSide(Side):
             user_code.set_flags(model, flags)
         self.load_buffers()
         self.ranks = list(range(setting.world_size))
-        self.scheduler = self.kept = None
+        self.scheduler = self.kept = self.kept_gradient = None
         self.shelf.clear()
 
     def flags(self) -> list[bool]:

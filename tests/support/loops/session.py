@@ -139,9 +139,12 @@ class Session:
         return "problem", f"unclear error {text} at {Path(where.filename).name}:{where.name}"
 
     def visible_differences(self) -> Iterator[str]:
-        """Where buffers, and parameters below stage 3, differ as they lie in the model."""
+        """Where buffers differ as they lie in the model, and where the loop reads them parameters, too.
+
+        At stage 3 there are none to read.
+        """
         seen = self.engine.buffers()
-        if self.setting.stage < 3:
+        if self.setting.stage < 3 and self.loop.reads:
             seen |= {name: p.detach() for name, p in self.engine.model.named_parameters()}
         expected = self.plain.look()
         return differences(seen, {name: expected[name] for name in seen})

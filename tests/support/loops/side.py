@@ -18,6 +18,7 @@ class Side:
         listed_model: the model whose parameters are in the optimizer's groups.
         scheduler: of the learning rates, once one was asked for.
         kept: a state dict of the optimizer.
+        kept_gradient: a parameter and its gradient.
         added_lr: the learning rate of the group that was added, if it was.
     """
 
@@ -26,6 +27,7 @@ class Side:
     listed_model: nn.Module
     scheduler: torch.optim.lr_scheduler.LRScheduler | None = None
     kept: dict | None = None
+    kept_gradient: tuple | None = None
     added_lr: float | None = None
 
     def schedule(self, kind: str) -> list[float]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import zerolab
 from support.loops.models import Stack, micro_batch, picked
@@ -132,6 +133,35 @@ def loss_by_parts(model: nn.Module, data: int, rank: int) -> torch.Tensor:
     for block in model.blocks:
         x = block(x)
     return model.after(model.again(x)).square().mean()
+
+
+def loss_of_part(model: nn.Module, data: int, rank: int, part: str) -> torch.Tensor:
+    """A loss that reaches the first layers only, or the last ones only."""
+    seed_all(7919 * data + rank)
+    x = micro_batch(data, rank).to(model.before.weight.dtype)
+    if part == "last":
+        return model.after(model.again(x)).square().mean()
+    x = model.before(x)
+    for block in model.blocks:
+        x = block(x)
+    return x.square().mean()
+
+
+def calls_of_a_hook(step: Callable[[], None]) -> int:
+    """How often a hook on all optimizers is called in a step."""
+    calls = []
+    hook = register_optimizer_step_post_hook(lambda *_: calls.append(1))
+    try:
+        step()
+    finally:
+        hook.remove()
+    return len(calls)
+
+
+def listed(optimizer: torch.optim.Optimizer, place: int) -> nn.Parameter:
+    """The parameter in this place among those in the optimizer's groups."""
+    found = [p for group in optimizer.param_groups for p in group["params"]]
+    return found[place % len(found)]
 
 
 def trained_copy(model: nn.Module, data: int, rank: int) -> dict[str, torch.Tensor]:
