@@ -141,6 +141,8 @@ def load(optimizer: ZeroOptimizer, path: str | Path, trust: bool = False) -> Any
         trust: whether loading may run code, as pickle does for most classes in ``extra`` and extra state.
             Pass True only if you trust everybody who could write to ``path``.
     Memory: two records, at most 64 MiB each in fp32. Comm: Ψ at stages 1 and 2, none at others.
+    Raises: what setting a module's extra state raises, and OSError where a record cannot be read again.
+        Steps, saves and exports are then refused until a load has ended.
     Raises, before anything is changed: FileNotFoundError without a checkpoint; ValueError where it is of
         another model or optimizer, naming the first difference, or for a buffer that it could not write to;
         OSError where it is damaged, naming the record and the last good generation, or where ``extra`` needs
@@ -164,10 +166,11 @@ def load(optimizer: ZeroOptimizer, path: str | Path, trust: bool = False) -> Any
         named = ((key_of(shard), shard) for shard in shards)
         on_every_rank(comm, failed, lambda: records.fill(folder, found, named))
 
-    optimizer.replace(stored["state"], fill)
-    on_every_rank(comm, failed, lambda: buffers.restore(optimizer.model, rank, folder, found))
-    on_every_rank(comm, failed, lambda: extra_state.restore(optimizer.model, states))
-    optimizer.replace_settings([group["options"] for group in stored["groups"]], stored["loss_scale"])
+    with optimizer.loading():
+        optimizer.replace(stored["state"], fill)
+        on_every_rank(comm, failed, lambda: buffers.restore(optimizer.model, rank, folder, found))
+        on_every_rank(comm, failed, lambda: extra_state.restore(optimizer.model, states))
+        optimizer.replace_settings([group["options"] for group in stored["groups"]], stored["loss_scale"])
     one_optimizer.note_load(folder.parent, optimizer)
     return extra
 

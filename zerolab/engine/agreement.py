@@ -29,8 +29,9 @@ _WAY_OUT = (
     "Every rank must build the same model and optimizer, keep the same settings, and take the same path"
 )
 _WAYS_OUT = {
-    WRITTEN: "Write the same values on every rank, or write inside full_params(from_rank=0). A module that "
-    "writes to its weights in forward, as nn.Embedding(max_norm=...), writes other values on each rank",
+    WRITTEN: "Write the same values on every rank, or write inside full_params(from_rank=0), which also has "
+    "every rank take over the values of rank 0. A module that writes to its weights in forward, as "
+    "nn.Embedding(max_norm=...), writes other values on each rank",
     TENSOR_PARALLEL: "Give the ranks of one copy the same batch and the same hyperparameters, and the same "
     "seed if the model has dropout",
     COPIES: "With hybrid sharding each group of ranks has a copy, with the same optimizer state. Load the "

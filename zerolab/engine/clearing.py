@@ -29,9 +29,9 @@ class ClearedGradients:
         self.last.append(name)
 
     def note_all(self) -> None:
-        """All gradients were cleared, those in ``last`` too."""
+        """All gradients were cleared, so that nothing is left of an earlier difference between ranks."""
         self.last = []
-        self.earlier.append(self._in_words(_ALL))
+        self.earlier = [self._in_words(_ALL)]
 
     def note_reduction(self) -> None:
         """A unit's gradients are being reduced."""

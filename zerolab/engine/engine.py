@@ -7,6 +7,7 @@ computation. At 0 every collective is waited for where it is issued; the numbers
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from torch import nn
 
@@ -144,13 +145,25 @@ class Engine:
             self.gatherer.unshard(run)
         if not self.gatherer.full_params_open:
             self._before = {flat: flat.checksum() for flat in self.flats}
+            self._remember({flat: self._before[flat] for flat in self.flats if flat.was_written()})
         self.gatherer.full_params_open += 1
         try:
             yield
         except BaseException:
             self._leave_full_params(self._remember)
             raise
-        self._leave_full_params(agree)
+        self._leave_full_params(partial(self._compare, agree))
+
+    def _compare(
+        self, agree: Callable[[dict[FlatUnit, bytes]], None], written: dict[FlatUnit, bytes]
+    ) -> None:
+        """Have the ranks compare what was written: a unit that was written to is then the same on all.
+
+        So a difference in it from before the with block is gone.
+        """
+        agree(written)
+        for name in _by_name(written):
+            self._written.pop(name, None)
 
     def _leave_full_params(self, agree: Callable[[dict[FlatUnit, bytes]], None]) -> None:
         """Keep what was written to whole parameters, if the ranks agree, and reshard.
@@ -197,20 +210,22 @@ class Engine:
             self._remember({flat: flat.checksum()})
 
     def written_values(self) -> list[str]:
-        """Return a line for each unit whose parameters were written to since the last call, with a checksum.
+        """Return a line for each unit written to since `forget_writes`, with a checksum.
 
         And for the one whose turn it is to be compared.
         """
         self._inspect_in_turn()
-        lines = self.written_so_far()
+        return self.written_so_far()
+
+    def forget_writes(self) -> None:
+        """The ranks have the same values now: what was written until here need not be compared again."""
         self._written.clear()
         for flat in self.flats:
             if flat.whole:
                 flat.writes.note()
-        return lines
 
     def written_so_far(self) -> list[str]:
-        """Return the lines that `written_values` has for writes. Its next call returns them too."""
+        """Return the lines that `written_values` has for writes."""
         now = _by_name({flat: flat.checksum() for flat in self.flats if flat.was_written()})
         return [f"unit {name}, checksum {checksum}" for name, checksum in (self._written | now).items()]
 

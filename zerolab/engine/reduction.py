@@ -35,7 +35,7 @@ class Reducer:
         self.syncing = True
         self.collecting = False
         self.unreduced = True
-        self._cleared = ClearedGradients()
+        self.cleared = ClearedGradients()
         self._waiting: deque[FlatUnit] = deque()
         self._under_way: deque[tuple[FlatUnit, Work]] = deque()
         self._in_second: deque[tuple[FlatUnit, Work]] = deque()
@@ -136,7 +136,7 @@ class Reducer:
     def clear(self, set_to_none: bool) -> None:
         """Forget every gradient, or set it to zero. None is being reduced: a pass ends when all are there."""
         if any(flat.grads.reduced is not None for flat in self.flats):
-            self._cleared.note_all()
+            self.cleared.note_all()
         for flat in self.flats:
             flat.grads.clear() if set_to_none else flat.grads.zero()
         self.unreduced = True
@@ -155,13 +155,12 @@ class Reducer:
 
     def _forget(self, grads: FlatGrads, span: Span) -> None:
         if grads.reduced is not None:
-            self._cleared.note(span.name)
+            self.cleared.note(span.name)
         grads.forget(span)
 
-    def cleared_since_last_call(self) -> ClearedGradients:
-        """Return which reduced gradients were cleared, and after how many reductions."""
-        cleared, self._cleared = self._cleared, ClearedGradients()
-        return cleared
+    def forget_clearings(self) -> None:
+        """The ranks have cleared the same gradients until now."""
+        self.cleared = ClearedGradients()
 
     def abandon(self) -> None:
         """A backward pass was broken off: reduce what came of it, because in PyTorch that counts too.
@@ -179,7 +178,7 @@ class Reducer:
         self.unreduced = False
 
     def _reduce(self, flat: FlatUnit) -> None:
-        self._cleared.note_reduction()
+        self.cleared.note_reduction()
         flat.grads.prepare_to_reduce()
         self._under_way.append((flat, self.stage.reduce_grads(flat)))
         while len(self._under_way) > self.in_flight:

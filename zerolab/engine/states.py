@@ -38,14 +38,14 @@ class TrainingRun:
     Attributes:
         state: what the run is doing. `become` changes it.
         in_backward: whether a backward pass is open: it runs, or an exception broke it off.
-        failed_update: the exception that broke an update off, in words; nothing once a checkpoint is loaded.
+        broken_off: what an exception ended in the middle, in words; nothing once a checkpoint is loaded.
     """
 
     def __init__(self, trace: Trace, meter: MemoryMeter):
         self.trace, self.meter = trace, meter
         self.state = TrainingState.SETUP
         self.in_backward = False
-        self.failed_update = ""
+        self.broken_off = ""
 
     def become(self, state: TrainingState) -> None:
         """Change the state. Raises: RuntimeError where it may not follow the present one."""
@@ -69,21 +69,21 @@ class TrainingRun:
             self.become(TrainingState.FORWARD)
 
     @contextmanager
-    def update(self) -> Iterator[None]:
+    def changing(self, action: str) -> Iterator[None]:
         """Parameters change inside the with block, and an exception leaves some of them as they were."""
         try:
             yield
         except BaseException as error:
-            self.failed_update = f"{type(error).__name__}: {error}"
+            self.broken_off = f"{action} failed in the middle ({type(error).__name__}: {error})"
             raise
 
     def require_whole_updates(self) -> None:
-        """Raises: RuntimeError where an update was broken off, and no checkpoint was loaded since."""
-        if self.failed_update:
+        """Raises: RuntimeError where a change was broken off, and no checkpoint was loaded since."""
+        if self.broken_off:
             raise RuntimeError(
-                f"an earlier step() failed during the update ({self.failed_update}), so some parameters are "
-                "updated and others are not, and ranks may differ: go on from a checkpoint with "
-                "zerolab.load(optimizer, path), or build the model and its optimizer anew"
+                f"an earlier {self.broken_off}, so some parameters and states are changed and others are "
+                "not, and ranks may differ: go on from a checkpoint with zerolab.load(optimizer, path), or "
+                "build the model and its optimizer anew"
             )
 
 

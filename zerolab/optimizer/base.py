@@ -19,6 +19,7 @@ from zerolab.engine.agreement import (
 )
 from zerolab.engine.states import TrainingRun
 from zerolab.optimizer.axes import Axes
+from zerolab.optimizer.loads import Loads
 from zerolab.optimizer.local import LocalUpdate
 from zerolab.optimizer.loss_scale import LossScale
 from zerolab.optimizer.offload import Offload
@@ -52,7 +53,7 @@ class OptimizerBase(torch.optim.Optimizer):
     trace: Trace
     meter: MemoryMeter
     _slots: Slots
-    _loaded: list[str]  # a line for each call of load_state_dict since the ranks last compared
+    _loads: Loads
 
     @property  # torch assigns a defaultdict when it builds an optimizer
     def state(self) -> Any:
@@ -106,24 +107,26 @@ class OptimizerBase(torch.optim.Optimizer):
         if not reducer.order_is_agreed:
             reducer.set_order(agree_on_order(self.comm, reducer.flats, reducer.completed))
         hyperparameters = describe_groups(self.param_groups, self.local.members)
-        loaded, self._loaded = self._loaded, []
+        loads = self._loads.compare()
         by_hand = {
             "the hyperparameters": hyperparameters,
-            LOADED: loaded,
+            LOADED: loads,
             WRITTEN: self.engine.written_values(),
         }
-        cleared = reducer.cleared_since_last_call()
-        used = agree_on_used(self.comm, self.engine.trainable, by_hand, cleared)
+        used = agree_on_used(self.comm, self.engine.trainable, by_hand, reducer.cleared)
         if self.axes.parallel is not None:
             lines = [
                 *hyperparameters,
-                *(f"load_state_dict, call {number}" for number in range(len(loaded))),
+                *(f"load_state_dict, call {number}" for number in range(len(loads))),
                 *sorted(f"{span.name} was used" for span in used),
                 self._uncut_in_turn(),
             ]
             agree_on(self.axes.parallel.comm, TENSOR_PARALLEL, lines)
         if self.stage.copies is not None and self.comm.device.type == "cpu":
             agree_on(self.stage.copies, COPIES, [self._owned_in_turn()])
+        self._loads = Loads()  # only now: where ranks differ, they do so until something makes them alike
+        self.engine.forget_writes()
+        reducer.forget_clearings()
         return used
 
     def _owned_in_turn(self) -> str:

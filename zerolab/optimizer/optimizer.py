@@ -29,6 +29,7 @@ from zerolab.optimizer.copies import check_shard_size, connect_stage, over_group
 from zerolab.optimizer.groups import fill_in_changed
 from zerolab.optimizer.hooks_on_all import no_hooks_on_all
 from zerolab.optimizer.layout import bytes_to_offload, in_forward_order, lay_out
+from zerolab.optimizer.loads import Loads
 from zerolab.optimizer.local import LocalUpdate
 from zerolab.optimizer.loss_scale import LossScale
 from zerolab.optimizer.losses import Losses
@@ -165,7 +166,7 @@ class ZeroOptimizer(Clipping, WholeTensors, ShardedState, Losses, Unsupported):
         self.training = TrainingRun(self.trace, self.meter)
         self.engine = Engine(model, runs, self.stage, self.training, prefetch, reduces_in_flight)
         self._attach()
-        self._state_entries, self._loaded = 0, []
+        self._state_entries, self._loads = 0, Loads()
         self.training.become(TrainingState.FORWARD)
         self.meter.reset_peak()
         self._next_step()
@@ -230,7 +231,7 @@ class ZeroOptimizer(Clipping, WholeTensors, ShardedState, Losses, Unsupported):
             updated = self.local.in_groups(used)
             with self.training.during(TrainingState.STEP):
                 self.local.hand_over(self.param_groups)
-                with self.training.update(), no_hooks_on_all():
+                with self.training.changing("step()"), no_hooks_on_all():
                     self.stage.update(self._updated, lambda unit: self._update(unit, updated))
                 self.local.take_back(self.param_groups)
                 self.engine.end_update()

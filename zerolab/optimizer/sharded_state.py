@@ -3,13 +3,14 @@
 import dataclasses
 import hashlib
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 
 import torch
 
 from zerolab.engine.agreement import COPIES, LOADED, WRITTEN, agree_on, agree_on_all
 from zerolab.engine.states import TrainingState
 from zerolab.optimizer.base import OptimizerBase
+from zerolab.optimizer.loads import Loads
 from zerolab.optimizer.members import require_complete
 from zerolab.optimizer.owners import Balance, balance_of
 from zerolab.optimizer.settings import refuse_inference_mode
@@ -62,7 +63,7 @@ class ShardedState(OptimizerBase):
         ours = {key: value for key, value in state_dict.items() if key not in ("zerolab", "loss_scale")}
         self.local.load_state_dict(ours, self.param_groups)
         self._note_state()
-        self._loaded.append(self._owned_state())
+        self._loads.note(self._owned_state())
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
 
@@ -113,7 +114,7 @@ class ShardedState(OptimizerBase):
         Collective. Raises: RuntimeError on every rank where they differ; after an update that failed.
         """
         self.training.require_whole_updates()
-        agree_on_all(self.comm, {LOADED: self._loaded, WRITTEN: self.engine.written_so_far()})
+        agree_on_all(self.comm, {LOADED: self._loads.compare(), WRITTEN: self.engine.written_so_far()})
         if self.stage.copies is None:
             return
         with closing(self.shards()) as shards:
@@ -156,15 +157,25 @@ class ShardedState(OptimizerBase):
         """
         return describe_state(self.slices, self.local.state)
 
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """What `replace` and `replace_settings` change inside the with block is whole when it ends.
+
+        After an exception inside, steps, saves and exports are refused until a load has ended.
+        Raises: RuntimeError inside torch.inference_mode().
+        """
+        refuse_inference_mode("load()")
+        with self.training.changing("load()"):
+            yield
+        self.training.broken_off = ""
+
     @torch.no_grad()
     def replace(self, state: dict[str, dict], write: Callable[[Iterator[Shard]], None]) -> None:
         """Allocate the optimizer ``state`` as described, and let ``write`` overwrite this rank's `shards`.
 
         The new values are shared as the stage shares an update, and gradients are cleared. Collective.
         Args: state: as `describe_state` returns it. Comm: Ψ at stages 1 and 2, none at others.
-        Raises: RuntimeError inside torch.inference_mode().
         """
-        refuse_inference_mode("load()")
         self.zero_grad()
         self.engine.gatherer.reshard(self.units)
         self.local.hand_over(self.param_groups)
@@ -177,7 +188,8 @@ class ShardedState(OptimizerBase):
         with self.training.during(TrainingState.LOAD):
             self.stage.update(self.units, self._publish)
         self.engine.finish_gathers()
-        self.training.failed_update = ""
+        self._loads = Loads()  # all ranks have one state now, and the same values
+        self.engine.forget_writes()
         self._next_step()
 
     def not_kept(self, state: dict[str, dict]) -> list[str]:

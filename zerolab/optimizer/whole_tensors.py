@@ -37,6 +37,7 @@ class WholeTensors(OptimizerBase):
             return
         for unit in written:
             self.comm.broadcast(unit.flat, unit, from_rank)
+        self.engine.forget_writes()
 
     def full_grads(self) -> dict[str, torch.Tensor]:
         """Return the averaged gradients, whole, by parameter name; parameters that nobody used are left out.
