@@ -175,7 +175,7 @@ class DiskTier(Tier):
 
     def _parts(self, moved: Tensor) -> Iterator[tuple[int, Tensor]]:
         """The parts that are moved one after the other, and where each begins."""
-        most_bytes = len(moved) if moved.device.type == "cpu" else STAGED_BYTES
+        most_bytes = max(1, len(moved)) if moved.device.type == "cpu" else STAGED_BYTES
         for start in range(0, len(moved), most_bytes):
             yield start, moved[start : start + most_bytes]
 

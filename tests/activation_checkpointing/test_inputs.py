@@ -10,7 +10,9 @@ import pickle
 import resource
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import cloudpickle
 import pytest
@@ -401,3 +403,54 @@ def test_a_copied_model_keeps_its_inputs_in_the_same_place_and_pickles():
     model.checkpointing = Checkpointing(offload="cpu")
     assert copy.deepcopy(model).checkpointing is model.checkpointing
     assert pickle.loads(pickle.dumps(model)).checkpointing.offload == "cpu"
+
+
+class Kinds(NamedTuple):
+    """An input that an operation of PyTorch does not take, and how the block makes a float of it."""
+
+    make: Callable[[], torch.Tensor]
+    to_float: Callable[[torch.Tensor], torch.Tensor] = lambda value: value.float()
+
+
+KINDS = {
+    "empty": Kinds(lambda: torch.empty(0, 5)),
+    "uint16": Kinds(lambda: torch.arange(15).to(torch.uint16)),
+    "uint64": Kinds(lambda: torch.arange(15).to(torch.uint64)),
+    "float8": Kinds(lambda: torch.linspace(-1, 1, 15).to(torch.float8_e4m3fn)),
+    "bool": Kinds(lambda: torch.arange(15) % 2 == 0),
+    "conjugated": Kinds(lambda: torch.complex(torch.ones(15), torch.arange(15.0)).conj(), torch.view_as_real),
+    "negated": Kinds(lambda: torch.complex(torch.ones(15), torch.arange(15.0)).conj().imag),
+}
+
+
+def a_step_with(name: str, partition: bool, offload: str | None, folder: Path) -> tuple[list, list]:
+    """The gradient and the loss with and without checkpointing."""
+    parallel = TensorParallel(torch.distributed.group.WORLD) if partition else None
+    checkpointing = Checkpointing(parallel, offload, folder if offload == "disk" else None)
+    kind, found = KINDS[name], []
+
+    def block(x: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return x.sum() * (kind.to_float(value.resolve_conj()).sum() + 1)
+
+    for run in (lambda block, *args: block(*args), checkpointing):
+        x = stream(3, 5)
+        x.retain_grad()
+        loss = run(block, x, kind.make())
+        loss.backward()
+        found.append([loss.item(), x.grad.tolist()])
+    return tuple(found)
+
+
+@pytest.mark.parametrize("offload", [None, "cpu", "disk"])
+@pytest.mark.parametrize("partition", [False, True])
+@pytest.mark.parametrize("name", KINDS)
+def test_an_input_of_any_kind_comes_back(name: str, partition: bool, offload: str | None, tmp_path: Path):
+    for plain, checked in zerolab.launch(a_step_with, 2, name, partition, offload, tmp_path, timeout=60):
+        assert plain == checked
+
+
+@pytest.mark.parametrize("offload", [None, "cpu"])
+def test_a_sparse_input_is_refused(offload: str | None):
+    checkpointing = Checkpointing(offload=offload)
+    with pytest.raises(TypeError, match=r"input \[3, 3\] .* layout torch\.sparse_coo: pass input\.to_dense"):
+        checkpointing(lambda x, m: (x * m.to_dense()).sum(), stream(3, 3), torch.eye(3).to_sparse())

@@ -237,6 +237,48 @@ def adds_a_group(offload: str | None, folder: str | None = None) -> dict:
     return held(optimizer)
 
 
+def finds_the_disk_full(folder: str) -> tuple[str, list[bool]]:
+    """What adding a group says, and what is the same as without that: before it is added again, and after."""
+    found = []
+    for full in (False, True):
+        torch.manual_seed(0)
+        model = subjects.gpt()
+        parameters = dict(model.named_parameters())
+        last = parameters.pop("head.weight")
+        optimizer = zerolab.ZeroOptimizer(
+            model, torch.optim.AdamW, params=parameters.values(), lr=0.02, offload="disk", offload_dir=folder
+        )
+        train(optimizer, "gpt")
+        said = ""
+        if full:
+            optimizer.offload.reserve = no_room
+            try:
+                optimizer.add_param_group({"params": [last], "lr": 0.1, "initial_lr": 0.1})
+            except OSError as error:
+                said = str(error)
+            del optimizer.offload.reserve
+        optimizer.load_state_dict(optimizer.state_dict())
+        train(optimizer, "gpt", LATER)
+        before = held(optimizer)
+        optimizer.add_param_group({"params": [last], "lr": 0.1, "initial_lr": 0.1})
+        optimizer.load_state_dict(optimizer.state_dict())
+        train(optimizer, "gpt", LATER)
+        found.append((before, held(optimizer)))
+    return said, [
+        list(ours) == list(theirs) and all(torch.equal(ours[key], theirs[key]) for key in ours)
+        for ours, theirs in zip(*found, strict=True)
+    ]
+
+
+def no_room(nbytes: int) -> None:
+    raise OSError("No space left on device")
+
+
+def test_a_group_for_which_there_is_no_room_is_not_there(tmp_path: Path):
+    for said, same in zerolab.launch(finds_the_disk_full, 2, str(tmp_path), timeout=100):
+        assert said == "No space left on device" and same == [True, True]
+
+
 def overflows(offload: str | None) -> dict:
     optimizer = build(1, "mixed_fp16", offload)
     train(optimizer, "gpt")

@@ -112,9 +112,17 @@ class Checkpointing:
         return output
 
     def _keep(self, value: Any) -> Any:
-        """Return what to keep of an input: of anything but an activation, the value itself."""
+        """Return what to keep of an input: of anything but an activation, the value itself.
+
+        Raises: TypeError for a sparse input, which has several tensors to keep.
+        """
         if not is_activation(value):
             return value
+        if value.layout is not torch.strided:
+            raise TypeError(
+                f"an input {list(value.shape)} of a checkpointed block has the layout {value.layout}: pass "
+                "input.to_dense(), or make it sparse inside the block"
+            )
         if self._tier is None or (value.is_meta and not isinstance(self._tier, CountingTier)):
             self._tier = self._tier_for(value.device)
         plain = self.partition is None and self._tier is None

@@ -55,7 +55,7 @@ class KeptCopy(Kept):
         self._partition, self._tier = partition, tier
         self._layout, self._device = torch.empty_like(tensor, device="meta"), tensor.device
         self._requires_grad = tensor.requires_grad
-        flat = tensor.detach().flatten()
+        flat = tensor.detach().resolve_conj().resolve_neg().flatten()
         self._hash = None if partition is None else _hash(flat)
         self._copy: Tensor | None = (flat if partition is None else partition.part(flat)).clone()
         self._numel, self.nbytes, self.away = self._copy.numel(), self._copy.nbytes, tier is not None
@@ -100,9 +100,15 @@ class KeptCopy(Kept):
             )
 
 
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+"""Dtypes that `torch.hash_tensor` does not take, as it takes none of 8-bit floats."""
+
+
 def _hash(flat: Tensor) -> int | None:
     """Eight bytes of the values. Of a GPU's none are computed, as reading them would wait for it."""
     if flat.device.type != "cpu":
         return None
     real = torch.view_as_real(flat) if flat.is_complex() else flat
+    if real.dtype in _SIGNED or (real.is_floating_point() and real.itemsize == 1):
+        real = real.view(_SIGNED.get(real.dtype, torch.int8))
     return int(torch.hash_tensor(real).item()) if real.numel() else 0

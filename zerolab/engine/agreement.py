@@ -33,7 +33,8 @@ _WAYS_OUT = {
     "every rank take over the values of rank 0. A module that writes to its weights in forward, as "
     "nn.Embedding(max_norm=...), writes other values on each rank",
     TENSOR_PARALLEL: "Give the ranks of one copy the same batch and the same hyperparameters, and the same "
-    "seed if the model has dropout",
+    "seed if the model has dropout. A pair of layers with a trainable parameter between them cannot be cut: "
+    "each rank has a part of its gradient",
     COPIES: "With hybrid sharding each group of ranks has a copy, with the same optimizer state. Load the "
     "same files in all groups, by zerolab.load(), and change optimizer.state on all ranks alike",
     CLEARED: "Clear gradients on every rank or on none: a rank that clears alone removes its part of all "

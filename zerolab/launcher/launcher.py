@@ -68,13 +68,24 @@ def make_job(world_size: int, backend: str, gpus: int, seed: int | None, modules
         "sys_path": list(sys.path),
         "modules": modules,
         "argv": list(sys.argv),
-        "cwd": os.getcwd(),
+        "cwd": working_directory(),
         "environ": dict(os.environ),
         "sources": cell_sources(),
         "main_file": file and os.path.abspath(file),
         "main_name": getattr(getattr(main, "__spec__", None), "name", None),
         "seed": None if seed is None else int(seed),
     }
+
+
+def working_directory() -> str:
+    """Where this process is, and where its ranks will be."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            "the working directory of this process was removed, and ranks begin in it: change to another "
+            "with os.chdir(...)"
+        ) from None
 
 
 def check_arguments(fn: Any, world_size: Any, timeout: Any) -> None:

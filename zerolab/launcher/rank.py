@@ -49,7 +49,8 @@ def run(
         call(rank, job, directory)
         kind = protocol.DONE
     except BaseException as error:
-        write_failure(error, protocol.path(directory, protocol.FAILURE, rank))
+        with contextlib.suppress(OSError):  # no room for it: the launcher says so
+            write_failure(error, protocol.path(directory, protocol.FAILURE, rank))
         kind = protocol.FAILED
     flush()
     protocol.send_event(events, kind, rank)
@@ -83,6 +84,11 @@ def call(rank: int, job: Job, directory: str) -> None:
     with open(protocol.path(directory, protocol.RESULT, rank), "wb") as file:
         try:
             payload.dump(result, file)
+        except OSError as error:
+            raise OSError(
+                f"its result could not be written to {directory} ({error}): make room there, or set TMPDIR "
+                "to another folder"
+            ) from error
         except Exception as error:
             raise TypeError(
                 f"its result, of type {type(result).__name__}, cannot be pickled ({error}); "
@@ -105,7 +111,7 @@ def end_fork() -> NoReturn:
 def flush() -> None:
     """Write out what the function has printed."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(ValueError):  # the function closed it
+        with contextlib.suppress(Exception):  # the function closed it, or has put something else there
             stream.flush()
 
 

@@ -153,12 +153,22 @@ class Launch:
         elif event.kind == protocol.DONE:
             self.done.add(event.rank)
         elif event.kind == protocol.FAILED:
-            with self.open_file(protocol.FAILURE, event.rank) as file:
-                self.failures[event.rank] = Failure(event.rank, event.time, **pickle.load(file))
+            self.failures[event.rank] = Failure(event.rank, event.time, **self.report(event.rank))
         elif event.kind == protocol.DIED:
             self.running.discard(event.rank)
             if event.rank not in self.done | self.failures.keys():
                 self.failures[event.rank] = Failure(event.rank, event.time, exitcode=event.value)
+
+    def report(self, rank: int) -> dict[str, Any]:
+        """Return what a rank has written of its exception; where it could not be written, that."""
+        try:
+            with self.open_file(protocol.FAILURE, rank) as file:
+                return pickle.load(file)
+        except (OSError, EOFError, pickle.UnpicklingError):
+            return {
+                "summary": f"it raised an exception, which could not be written to {self.directory}: make "
+                "room there, or set TMPDIR to another folder"
+            }
 
     def server_died(self) -> bool:
         """The server never writes, so its socket can be read only when it is gone."""

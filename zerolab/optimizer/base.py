@@ -1,5 +1,6 @@
 """OptimizerBase: the attributes that the parts of ZeroOptimizer share."""
 
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
@@ -54,6 +55,7 @@ class OptimizerBase(torch.optim.Optimizer):
     meter: MemoryMeter
     _slots: Slots
     _loads: Loads
+    _seen_gradients: set[Span]  # of parameters whose gradients tensor-parallel ranks have compared
 
     @property  # torch assigns a defaultdict when it builds an optimizer
     def state(self) -> Any:
@@ -120,8 +122,10 @@ class OptimizerBase(torch.optim.Optimizer):
                 *(f"load_state_dict, call {number}" for number in range(len(loads))),
                 *sorted(f"{span.name} was used" for span in used),
                 self._uncut_in_turn(),
+                *self._first_gradients(used),
             ]
             agree_on(self.axes.parallel.comm, TENSOR_PARALLEL, lines)
+            self._seen_gradients |= used
         if self.stage.copies is not None and self.comm.device.type == "cpu":
             agree_on(self.stage.copies, COPIES, [self._owned_in_turn()])
         self._loads = Loads()  # only now: where ranks differ, they do so until something makes them alike
@@ -151,5 +155,22 @@ class OptimizerBase(torch.optim.Optimizer):
         unit, span = self._uncut[self.trace.step_number % len(self._uncut)]
         # An offloaded master is not read for this: what it is rounded to shows a difference some steps later.
         values = unit.shard if self.offload.has_master_of(unit) else unit.values()
-        words = values[span.within(unit.owned.start, unit.owned.stop)].view(_WORDS[values.element_size()])
-        return f"{span.name} with the bits {words.sum(dtype=torch.int64)}"
+        return f"{span.name} with the bits {_bits(unit, span, values)}"
+
+    def _first_gradients(self, used: set[Span]) -> Iterator[str]:
+        """The sums of the bits of gradients that come for the first time, of parameters that are not cut.
+
+        They differ where a parameter stands between the two layers of a pair, as a norm over each head does:
+        each rank then has a part of its gradient. On a GPU none are read, as reading would wait for it.
+        """
+        if self.comm.device.type != "cpu":
+            return
+        for unit, span in self._uncut:
+            if span in used and span not in self._seen_gradients and unit.grads.reduced is not None:
+                yield f"the gradient of {span.name} with the bits {_bits(unit, span, unit.grads.reduced)}"
+
+
+def _bits(unit: FlatUnit, span: Span, owned: torch.Tensor) -> int:
+    """The sum of the bits of this rank's part of a parameter. ``owned``: what it owns of the unit."""
+    words = owned[span.within(unit.owned.start, unit.owned.stop)].view(_WORDS[owned.element_size()])
+    return int(words.sum(dtype=torch.int64))

@@ -117,11 +117,19 @@ class LocalUpdate:
         return [batch.optimizer for batch in every if batch.update is update]
 
     def add_group(self, group: dict) -> None:
-        """Cut the parameters of a new group, and add each slice to its batch's optimizer."""
+        """Cut the parameters of a new group, and add each slice to its batch's optimizer.
+
+        Raises: OSError, before anything is changed, where there is no room for offloaded state.
+        """
         self._updates.add(group)
         update = self._updates.of_groups[-1]
-        slices = self._cut(group)
-        self._offload.reserve(math.ceil(sum(s.tensor.numel() * s.state_bytes_per_element for s in slices)))
+        try:
+            slices = self._cut(group)
+            nbytes = sum(s.tensor.numel() * s.state_bytes_per_element for s in slices)
+            self._offload.reserve(math.ceil(nbytes))
+        except OSError:
+            self._updates.remove_last()
+            raise
         self._cuts.append(slices)
         self.members.append(_names(slices))
         own = [(units, each) for units, built in self._windows() for each in built if each.update is update]

@@ -166,7 +166,7 @@ class ZeroOptimizer(Clipping, WholeTensors, ShardedState, Losses, Unsupported):
         self.training = TrainingRun(self.trace, self.meter)
         self.engine = Engine(model, runs, self.stage, self.training, prefetch, reduces_in_flight)
         self._attach()
-        self._state_entries, self._loads = 0, Loads()
+        self._state_entries, self._loads, self._seen_gradients = 0, Loads(), set()
         self.training.become(TrainingState.FORWARD)
         self.meter.reset_peak()
         self._next_step()

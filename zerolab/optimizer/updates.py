@@ -123,6 +123,11 @@ class Updates:
         self._of_parameter |= {id(p): update for p in parameters}
         self._state_bytes |= {id(p): nbytes[tuple(p.shape)] / max(1, p.numel()) for p in parameters}
 
+    def remove_last(self) -> None:
+        """Forget the last group, for which there is no room."""
+        self.of_groups.pop().places.pop()
+        self._accepted.pop()
+
     def _require_layout(self, parameters: list[nn.Parameter], update: Update) -> None:
         """Raises: ValueError where parameters are in a flat buffer of another update."""
         if others := {self.of(p) for p in parameters} - {update}:

@@ -8,6 +8,7 @@ from torch import nn
 
 from zerolab.models import Block
 from zerolab.storages import is_dtensor
+from zerolab.tensor_parallel.cuttable import refuse_what_parts_lack
 from zerolab.tensor_parallel.group import TensorParallel
 from zerolab.tensor_parallel.layers import ColumnParallelLinear, ParallelLinear, RowParallelLinear
 
@@ -20,7 +21,8 @@ def parallelize(model: nn.Module, parallel: TensorParallel, pairs: Iterable[Pair
     """Cut pairs of linear layers of ``model`` over the ranks, in place; returns the model.
 
     All parameters and buffers become rank 0's first. Between the layers of a pair the model may only work on
-    each feature alone, or on groups of them that stay together, such as an attention's heads.
+    each feature alone, or on groups of them that stay together, such as an attention's heads, and may have no
+    trainable parameter: each rank would have a part of its gradient.
 
     Args:
         model: any module; the course's GPT needs no ``pairs``.
@@ -33,8 +35,8 @@ def parallelize(model: nn.Module, parallel: TensorParallel, pairs: Iterable[Pair
 
     Memory: the whole model on every rank, until it is cut; on the meta device none. Comm: Ψ, a broadcast.
     Raises: ValueError for sizes that the number of ranks does not divide, for a layer that is no part of the
-        model or was cut before, for DTensor parameters, and where there is no pair; TypeError for anything
-        but a module and a TensorParallel.
+        model or was cut before, for one that is shared, tied, parametrized or hooked, for DTensor parameters,
+        and where there is no pair; TypeError for anything but a module and a TensorParallel.
     """
     _check_types(model, parallel)
     found = [(*pair, 1)[:3] for pair in (_pairs_of_blocks(model, parallel.size) if pairs is None else pairs)]
@@ -46,6 +48,8 @@ def parallelize(model: nn.Module, parallel: TensorParallel, pairs: Iterable[Pair
     names = {module: name for name, module in model.named_modules()}
     for column, row, sections in found:
         _check(names, column, row, sections, parallel.size)
+        refuse_what_parts_lack(model, column, ("weight", "bias"))
+        refuse_what_parts_lack(model, row, ("weight",))
     layers = [layer for column, row, _ in found for layer in (column, row)]
     if twice := [names[layer] for layer in layers if layers.count(layer) > 1]:
         raise ValueError(f"pairs: {twice[0]} is in two pairs, or twice in one: name each layer once")
@@ -95,7 +99,7 @@ def _check(names: dict, column: nn.Linear, row: nn.Linear, sections: int, size: 
                 f"pairs: {layer!r} is no linear layer of the model: pass nn.Linear modules that are found in "
                 "model.modules(), each once"
             )
-        if type(layer).forward is not nn.Linear.forward:
+        if type(layer).forward is not nn.Linear.forward or "forward" in vars(layer):
             raise ValueError(
                 f"{names[layer]} is a {type(layer).__name__} with a forward of its own, which its part would "
                 "not have: take a plain nn.Linear, and do the rest in the module around it"
