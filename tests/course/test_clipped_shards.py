@@ -25,6 +25,10 @@ def clip(shard, max_norm, norm=lambda shard: summed(shard.norm() ** 2) ** 0.5, f
     return of_all
 
 
+def nothing_for_an_empty_shard(shard, max_norm):
+    return clip(shard, max_norm) if shard.numel() else 0.0
+
+
 def gathered(shard, max_norm):
     """Right: every rank gets all squares, and a tensor is returned."""
     squares = [torch.zeros(()) for _ in range(dist.get_world_size())]
@@ -276,6 +280,7 @@ CLIP_WRONG = [
     (with_norm(lambda shard: (summed(shard.norm() ** 2) / dist.get_world_size()) ** 0.5), "root of the mean"),
     (with_norm(lambda shard: summed(shard.norm()) ** 0.5), "the root of the sum of the norms"),
     (whole_gradient, "For silver: rank 0 moves 768 bytes with dist.all_gather"),
+    (alone(nothing_for_an_empty_shard), "Its shard is empty here, and it has to make the call, too"),
     (alone(only_if_large), "Does a rank with a small norm skip the collective?"),
     (not_in_place, "the shard is what it was: scale it in place"),
     (own_factor, "each shard is scaled by its own norm, which changes the direction"),

@@ -4,6 +4,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+import torch
 from support.lessons import drawing, solutions_travel_by_value, spoken
 
 from zerolab import memory
@@ -39,6 +40,12 @@ def by_cases(psi, n, stage):
     if stage == 1:
         return np.float64(4 * psi + 12 * psi / n)
     return np.float64((2 * psi if stage == 2 else 0) + (14 if stage == 2 else 16) * psi / n)
+
+
+def in_float32(psi, n, stage):
+    """The sum of a tensor, which has 24 bits."""
+    divisors = torch.tensor([n if stage >= first else 1 for first in (3, 2, 1)])
+    return (torch.tensor([2.0, 2.0, 12.0]) * psi / divisors).sum()
 
 
 @pytest.mark.parametrize("solution", [formula(), by_a_table, by_cases])
@@ -140,6 +147,7 @@ def test_every_right_way_passes(solution):
             "that divides by N - 1",
         ),
         (lambda psi, n, stage: f"{16 * psi} bytes", "returned str"),
+        (in_float32, "right up to the rounding of float32, torch's default type"),
         (lambda psi, n, stage: psi / (n - 1), "your function stopped with ZeroDivisionError"),
         (
             lambda psi, n, stage: memory.model_states(psi, n, stage).total_bytes,

@@ -5,6 +5,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional_collectives
 from support.answers import alone, together
 from support.lessons import solutions_travel_by_value, spoken
 
@@ -128,6 +129,10 @@ def sends_first(own):
 def reduced_by_torch(own):
     dist.all_reduce(own)
     return own / dist.get_world_size()
+
+
+def reduced_by_a_function(own):
+    return functional_collectives.all_reduce(own, "sum", dist.group.WORLD) / dist.get_world_size()
 
 
 def reduced_by_the_package(own):
@@ -343,6 +348,7 @@ WRONG = [
     (lambda own: along_a_chain(own, back=False), "sum up to itself, divided"),
     (lambda own: along_a_chain(own, back=False, divide=False), "sum up to itself: the total"),
     (reduced_by_torch, "torch's own dist.all_reduce"),
+    (reduced_by_a_function, "torch's own dist.all_reduce"),
     (reduced_by_the_package, "zerolab's own ring.all_reduce"),
 ]
 diagnose = together(check_average, [*RIGHT, *(wrong for wrong, _ in WRONG)])

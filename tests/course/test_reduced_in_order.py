@@ -5,6 +5,7 @@ from typing import ClassVar
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional_collectives
 from support.answers import alone, together
 from support.lessons import solutions_travel_by_value
 
@@ -141,6 +142,12 @@ class NativeAllReduce(Queue):
     def reduce(self, flat):
         dist.all_reduce(flat)
         return flat.chunk(dist.get_world_size())[dist.get_rank()].clone()
+
+
+class FunctionalAllReduce(Queue):
+    def reduce(self, flat):
+        total = functional_collectives.all_reduce(flat, "sum", dist.group.WORLD)
+        return total.chunk(dist.get_world_size())[dist.get_rank()].clone()
 
 
 class Mean(Queue):
@@ -445,6 +452,7 @@ ORDER_WRONG = [
     (AllReduced, "bronze, because the values are right. For silver: rank 0 sends"),
     (AllReducedTooShort, "before this case the values are right, and they cost too much: rank 0 sends"),
     (NativeAllReduce, "that calls torch's own dist.all_reduce: use ring.reduce_scatter"),
+    (FunctionalAllReduce, "that calls torch's own dist.all_reduce: use ring.reduce_scatter"),
     (Mean, "each shard is the mean over the ranks"),
     (Own, "each shard is this rank's own gradient"),
     (Whole, "every rank keeps the whole sum"),

@@ -65,6 +65,18 @@ def in_its_own_tensor(own):
     return own
 
 
+def with_barriers(own):
+    """Right: a barrier moves no tensor."""
+    rank, right, left = neighbours()
+    dist.barrier()
+    theirs = torch.empty_like(own)
+    calls = [lambda: dist.send(own, right), lambda: dist.recv(theirs, left)]
+    for call in calls if rank == 0 else reversed(calls):
+        call()
+    dist.barrier()
+    return theirs
+
+
 def everything_to_everyone(own, pick=lambda found, rank: found[rank - 1]):
     """Bronze: all tensors go everywhere."""
     rank, n = dist.get_rank(), dist.get_world_size()
@@ -167,6 +179,7 @@ RIGHT = [
     by_handles,
     both_at_once,
     in_its_own_tensor,
+    with_barriers,
 ]
 
 

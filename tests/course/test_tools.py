@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional_collectives
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import TightLayoutEngine
@@ -345,6 +346,41 @@ def test_attempt_sees_every_message_under_any_name():
     ]
     assert str(outcome.messages[0][1].place).endswith("of chatty: `dist.all_reduce(tensor)`")
     assert outcome.collectives == ["dist.all_reduce"] and outcome.bytes_sent(1) == 20
+
+
+def test_attempt_sees_functional_collectives_and_sends_of_no_barrier():
+    def functional():
+        group, tensor = dist.group.WORLD, torch.zeros(6)
+        functional_collectives.all_reduce(tensor, "sum", group)
+        functional_collectives.all_gather_tensor(tensor, 0, group)
+        functional_collectives.reduce_scatter_tensor(tensor, "sum", 0, group)
+        dist.barrier()
+        return functional_collectives.broadcast(tensor, 0, group)
+
+    outcome = attempt(functional, [(), ()])
+    assert [tuple(message)[:6] for message in outcome.messages[0]] == [
+        ("allreduce_", None, 6, 24, torch.float32, "dist.all_reduce"),
+        ("_allgather_base_", None, 12, 48, torch.float32, "dist.all_gather_into_tensor"),
+        ("_reduce_scatter_base_", None, 3, 12, torch.float32, "dist.reduce_scatter_tensor"),
+        ("broadcast_", None, 6, 24, torch.float32, "dist.broadcast"),
+    ]
+    assert [call.op for call in outcome.calls[1]][-2:] == ["barrier", "broadcast_"]
+
+
+def test_functional_collectives_send_what_torchs_own_do():
+    """Of both, as they are noted."""
+
+    def both():
+        group, tensor = dist.group.WORLD, torch.zeros(6)
+        dist.all_reduce(tensor.clone())
+        dist.all_gather_into_tensor(torch.zeros(12), tensor)
+        dist.reduce_scatter_tensor(torch.zeros(3), tensor)
+        functional_collectives.all_reduce(tensor, "sum", group)
+        functional_collectives.all_gather_tensor(tensor, 0, group)
+        functional_collectives.reduce_scatter_tensor(tensor, "sum", 0, group)
+
+    sent = [tuple(message)[:6] for message in attempt(both, [(), ()]).messages[1]]
+    assert len(sent) == 6 and sent[:3] == sent[3:]
 
 
 def test_attempt_tells_a_busy_rank_from_a_deadlock():

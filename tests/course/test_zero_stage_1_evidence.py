@@ -298,7 +298,7 @@ WRONG = [
     ),
     (Zeros, "the optimizer's gradient is 0 in all elements and steps, so it changes nothing"),
     (Constant, "in all elements: it has to be the mean itself"),
-    (Signs, "the optimizer's gradient is 1 in all elements, like the sign of the mean"),
+    (Signs, "the optimizer's gradient is 1 in all elements, like the sign of the mean, or the mean rounded"),
     (DividedByItsNorm, "the mean gradient was divided by its norm"),
     (OfFlat, "the optimizer's gradient is made of flat, and not of the gradient"),
     (FirstGradient, "every step uses the mean gradient of step 0"),

@@ -54,7 +54,7 @@ class Attempt:
     @property
     def messages(self) -> list[list[Message]]:
         """What each rank sent."""
-        return [[call for call in calls if not call.received] for calls in self.calls]
+        return [[call for call in calls if call.sent] for calls in self.calls]
 
     @property
     def collectives(self) -> list[str]:

@@ -86,8 +86,13 @@ class Message(NamedTuple):
         return self.op in _RECEIVES
 
     @property
+    def sent(self) -> bool:
+        """Whether it sends a tensor: a barrier has none."""
+        return self.op != "barrier" and not self.received
+
+    @property
     def collective(self) -> bool:
-        return self.op not in ("send", "barrier") and not self.received
+        return self.sent and self.op != "send"
 
 
 class Early(NamedTuple):

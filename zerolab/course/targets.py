@@ -33,4 +33,4 @@ def before_it(costs: Iterable[str]) -> str | None:
         return None
     if isinstance(cost, Reached):
         return f"before this case the values are right, and they cost too much: {cost.partition(': ')[2]}"
-    return f"before this case the values are right, but {cost}"
+    return f"before this case the values are right, but {cost.removeprefix('the values are right, but ')}"

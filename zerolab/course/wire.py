@@ -21,6 +21,15 @@ from zerolab.course.pending import Pending
 _PASS_ON = (__name__, "zerolab.course.peak")  # modes that may stand between the reader and a Wire
 _STARTS = {"dist.isend", "dist.irecv", "dist.batch_isend_irecv"}
 _WAITING = ("wait", "is_completed", "get_future")  # of a handle: each of them can be used to wait
+_FUNCTIONAL = {
+    "all_reduce": "allreduce_",
+    "all_gather_into_tensor": "_allgather_base_",
+    "reduce_scatter_tensor": "_reduce_scatter_base_",
+    "broadcast": "broadcast_",
+    "all_to_all_single": "alltoall_base_",
+}
+"""By operator of torch's functional collectives: the one of torch.distributed that sends as much."""
+_NAMES = {"all_gather_tensor": "all_gather_into_tensor"}  # of functions that have another one there
 _FEW = 1024  # the numbers of a message that are kept: the exercises' tensors are not longer
 
 
@@ -43,7 +52,7 @@ class Wire(TorchDispatchMode):
     @property
     def messages(self) -> list[Message]:
         """What was sent. Receives are left out, because each of them is a send of another rank."""
-        return [call for call in self.calls if not call.received]
+        return [call for call in self.calls if call.sent]
 
     def __enter__(self):
         for name, plain in self._plain.items():
@@ -76,6 +85,8 @@ class Wire(TorchDispatchMode):
             self.note(call := self._message(func._opname, args, tensors, sys._getframe(1)))
             if call.started:
                 self._pending.add(len(self.calls) - 1, tensors, call.op == "send")
+        elif func.namespace == "_c10d_functional" and func._opname in _FUNCTIONAL:
+            self.note(self._functional(func._opname, args, sys._getframe(1)))
         result = func(*args, **(kwargs or {}))
         if self._given and (func._schema.is_mutable or (func.namespace == "c10d" and func._opname != "send")):
             written = _tensors([args[:1], (kwargs or {}).get("out")])
@@ -101,6 +112,28 @@ class Wire(TorchDispatchMode):
             torch.is_grad_enabled() and any(t.requires_grad for t in tensors),
             _content(tensors) if op == "send" else None,
             tag=args[3] if op in ("send", "recv_") else 0,
+        )
+
+    def _functional(self, op: str, args: tuple, frame: FrameType) -> Message:
+        """A functional collective returns a new tensor, and is noted by the size of that tensor."""
+        (tensor,) = _tensors(args[0])
+        numel = tensor.numel()
+        if op == "all_gather_into_tensor":
+            numel *= args[1]
+        elif op == "reduce_scatter_tensor":
+            numel //= args[2]
+        call, place, _ = _called_by(frame)
+        nbytes, recorded = numel * tensor.itemsize, torch.is_grad_enabled() and tensor.requires_grad
+        return Message(
+            _FUNCTIONAL[op],
+            None,
+            numel,
+            nbytes,
+            tensor.dtype,
+            call,
+            place,
+            waited=self.waits,
+            recorded=recorded,
         )
 
     def _note_early(self, number: int, frame: FrameType | None) -> None:
@@ -171,6 +204,8 @@ def _called_by(frame: FrameType | None) -> tuple[str, Place | None, bool]:
             pass
         elif module.startswith("zerolab."):
             name, async_op = f"{module.removeprefix('zerolab.')}.{frame.f_code.co_name}", False
+        elif module == "torch.distributed._functional_collectives":
+            name = f"dist.{_NAMES.get(frame.f_code.co_name, frame.f_code.co_name)}"
         elif module == "torch.distributed.distributed_c10d":
             name = f"dist.{frame.f_code.co_name}"
             async_op = frame.f_locals.get("async_op") is True

@@ -18,7 +18,8 @@ ONCE = "send each gradient once and nothing else, and empty the list of those th
 def wrong_messages(sent: Sent) -> str | None:
     """Too many messages, one that is larger than a bucket, or more bytes than the gradients have."""
     for case, outcome in sent.items():
-        for rank, messages in enumerate(outcome.messages if case.ranks > 1 else []):
+        for rank, calls in enumerate(outcome.calls if case.ranks > 1 else []):
+            messages = [call for call in calls if not call.received]
             if problem := _problem(case, rank, messages):
                 what, fallback = problem
                 why = _of_calls(case, messages) or _rule(sent) or _extra(case, messages)

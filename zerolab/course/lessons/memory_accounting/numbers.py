@@ -130,6 +130,7 @@ def _mistake(question: Question, answers: Answers, wrong: list[Case]) -> str:
     found = numbers(answers)
     return (
         _named(question, answers, answers)
+        or (_in_a_short_type(found, right, first) if found else None)
         or (rounded(found, right) if found and question.units else None)
         or _two_mistakes(question, answers)
         or question.read(answers, first)
@@ -137,6 +138,16 @@ def _mistake(question: Question, answers: Answers, wrong: list[Case]) -> str:
         or question.read_last(answers, first)
         or (overall(found, right, question.unit) if found else None)
         or f"{got:.6g} {question.unit}, and the formula gives {question.right(*first):.6g}"
+    )
+
+
+def _in_a_short_type(found: Mapping[Case, float], right: Mapping[Case, float], first: Case) -> str | None:
+    """Whether all answers are right but for the rounding of float32."""
+    if not all(math.isclose(got, right[case], rel_tol=1e-6) for case, got in found.items()):
+        return None
+    return (
+        f"your function returned {found[first]:.12g}, and the formula gives {right[first]:.12g}. That is "
+        "right up to the rounding of float32, torch's default type: compute with Python's numbers"
     )
 
 

@@ -124,7 +124,9 @@ def _constant(seen: Sequence[torch.Tensor]) -> str | None:
     if not all(len(got) > 1 and bool((got == got[0]).all()) for got in seen):
         return None
     number = float(seen[0][0])
-    signs = ", like the sign of the mean" * all(bool((got == 1).all()) for got in seen)
+    signs = ", like the sign of the mean, or the mean rounded down by //" * all(
+        bool((got == 1).all()) for got in seen
+    )
     return f"the optimizer's gradient is {number:.4g} in all elements{signs}: it has to be the mean itself"
 
 

@@ -87,6 +87,9 @@ def _stopped(outcome: Attempt, case: Case) -> str | None:
     if (outcome.failure or outcome.unsound) and (unequal := _shards_gathered(outcome, case)):
         return unequal
     if outcome.failure and "every rank must make the same calls" in outcome.failure:
+        for rank, length in enumerate(case.lengths):
+            if length == 0 and f"rank {rank} makes only" in outcome.failure:
+                return f"{outcome.failure}. Its shard is empty here, and it has to make the call, too"
         return f"{outcome.failure}. Does a rank with a small norm skip the collective?"
     if outcome.failure:
         return outcome.failure

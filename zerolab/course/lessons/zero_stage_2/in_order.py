@@ -99,7 +99,7 @@ def _cost(outcome: Attempt, case: Case) -> str | None:
 def _sent_too_much(outcome: Attempt, case: Case) -> str | None:
     for rank in range(case.world_size):
         first = outcome.calls[rank][: outcome.values[rank].calls]
-        messages = [message for message in first if not message.received]
+        messages = [message for message in first if message.sent]
         sent = sum(message.nbytes for message in messages)
         own = [case.cut(name, rank) for name in case.sizes]
         allowed = 4 * (sum(case.sizes.values()) - sum(cut.stop - cut.start for cut in own))
