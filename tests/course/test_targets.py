@@ -16,6 +16,7 @@ from zerolab.course.lessons.zero_stage_1.solution import MyZero1
 from zerolab.course.lessons.zero_stage_2 import check_reduce_and_keep
 from zerolab.course.lessons.zero_stage_2.solution import reduce_and_keep
 from zerolab.course.peak import Peak
+from zerolab.course.targets import before_it
 
 solutions_travel_by_value(__name__)
 
@@ -134,3 +135,10 @@ def test_the_peak_counts_all_storages_and_the_largest():
     with Peak([given]) as peak:
         given.add_(1)
     assert (peak.nbytes, peak.largest) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "cost", ["rank 0 sends 7992 bytes", "the values are right, but rank 0 sends 7992 bytes"]
+)
+def test_what_was_right_before_a_stop_is_said_once(cost):
+    assert before_it([cost]) == "before this case the values are right, but rank 0 sends 7992 bytes"

@@ -33,12 +33,7 @@ class Side:
     def schedule(self, kind: str) -> list[float]:
         """Begin a schedule, or go on with it."""
         if self.scheduler is None:
-            settings = {
-                "ExponentialLR": {"gamma": 0.9},
-                "StepLR": {"step_size": 2},
-                "CosineAnnealingLR": {"T_max": 7},
-            }
-            self.scheduler = getattr(torch.optim.lr_scheduler, kind)(self.optimizer, **settings[kind])
+            self.scheduler = getattr(torch.optim.lr_scheduler, kind)(self.optimizer, **SCHEDULES[kind])
         else:
             self.scheduler.step()
         return [group["lr"] for group in self.optimizer.param_groups]
