@@ -129,7 +129,7 @@ WRONG = [
     (lambda *case: wrong()(*case) * case[0], "is no sum of two terms"),
     (lambda *case: 2e10, "returns the same number in every case"),
     (summed_over_the_calls, "each answer has those of the earlier calls in it"),
-    (in_float32, "right up to the rounding of a short type"),
+    (in_float32, "right up to the rounding of float32, torch's default type"),
     (of_the_other_precision, "Yours are the numbers of fp32: look at where you ask for the precision"),
     (from_the_package, "that calls zerolab.memory.model_states, which has the formula"),
     (of_pairs, "ZeroDivisionError: float division by zero, with mixed precision, 6B parameters, n_d=8"),
