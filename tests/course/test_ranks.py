@@ -293,7 +293,7 @@ def by_way_of_rank_0(own, received):
 
 
 WRONG = [
-    (in_double_buffers, "receives them into a tensor of 40 elements of float64"),
+    (alone(in_double_buffers), "receives them into a tensor of 40 elements of float64"),
     (answered_at_once, "each rank has the sum up to itself, divided: the total of all ranks has to reach"),
     (only_what_arrives, "rank 0 adds up what arrives, without its own numbers"),
     (one_never_sends, "rank 2's gradient is missing: rank 2 sends nothing"),
@@ -319,7 +319,7 @@ WRONG = [
         through_rank_0(lambda total, n: total / n, add=torch.Tensor.maximum),
         "nothing that arrived was added",
     ),
-    (through_rank_0(lambda total, n: (total / n).half().double()), "went through float16"),
+    (alone(through_rank_0(lambda total, n: (total / n).half().double())), "went through float16"),
     (
         alone(through_rank_0(lambda total, n: total / n, buffer=lambda own: own[:7].clone())),
         "7 elements of float64",

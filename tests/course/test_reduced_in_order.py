@@ -144,6 +144,7 @@ class NativeAllReduce(Queue):
         return flat.chunk(dist.get_world_size())[dist.get_rank()].clone()
 
 
+@alone
 class FunctionalAllReduce(Queue):
     def reduce(self, flat):
         total = functional_collectives.all_reduce(flat, "sum", dist.group.WORLD)
