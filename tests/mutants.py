@@ -5,7 +5,7 @@ one off, or a statement left out. Then the tests that can see that package run, 
 one fails and fails again: a test may fail by itself on a busy machine. Tests that saw earlier mutants of the
 same run go first, then those that call the broken function, and then the files that name most of its module.
 A mutant that none fails for has survived: either a test is missing, or the change is no fault. The exit code
-is 1 if any survived.
+is 1 if any survived. With --since, only lines are broken that are new since a commit.
 
 Which tests call which function is in the file of --recorded. The first run writes it, which takes as long as
 all these tests.
@@ -175,13 +175,30 @@ def annotates(node: ast.BinOp) -> bool:
     return isinstance(node.op, ast.BitOr) and isinstance(node.right, (ast.Name, ast.Constant, ast.Attribute))
 
 
-def chosen(count: int, seed: int, packages: list[str]) -> list[Mutant]:
-    """So many mutants, spread evenly over the packages."""
+def lines_since(commit: str, root: Path = ROOT) -> set[tuple[Path, int]]:
+    """The lines of the package that are new since a commit, or that it has otherwise."""
+    command = ["git", "diff", "--unified=0", "--no-prefix", "--no-renames", commit, "--", "zerolab"]
+    said = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
+    path, found = Path(), set()
+    for line in said.splitlines():
+        if line.startswith("+++ "):
+            path = Path(line.removeprefix("+++ "))
+        elif hunk := re.match(r"@@ -\S+ \+(\d+)(?:,(\d+))? @@", line):
+            first, count = int(hunk[1]), int(hunk[2] or 1)
+            found |= {(path, number) for number in range(first, first + count)}
+    return found
+
+
+def chosen(
+    count: int, seed: int, packages: list[str], new: set[tuple[Path, int]] | None = None
+) -> list[Mutant]:
+    """So many mutants, spread evenly over the packages. ``new``: the only lines where they may be."""
     chance, found = random.Random(seed), []
     by_package = {}
     for package in packages:
-        paths = [path.relative_to(ROOT) for path in modules_of(package)]
-        every = [mutant for path in paths if path.name not in ON_GPUS for mutant in mutants_of(path)]
+        paths = [path.relative_to(ROOT) for path in modules_of(package) if path.name not in ON_GPUS]
+        every = [mutant for path in paths for mutant in mutants_of(path)]
+        every = [mutant for mutant in every if new is None or (mutant.path, mutant.line) in new]
         by_package[package] = chance.sample(every, len(every))
     while len(found) < count and any(by_package.values()):
         found += [waiting.pop() for waiting in by_package.values() if waiting]
@@ -323,6 +340,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="mutants.py", description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=60, help="how many")
     parser.add_argument("--seed", type=int, default=0, help="of their choice")
+    parser.add_argument("--since", metavar="COMMIT", help="break only lines that are new since it")
     parser.add_argument("--skip", type=int, default=0, help="so many of them, to go on with an earlier run")
     parser.add_argument("--jobs", type=int, default=2, help="mutants at once")
     parser.add_argument("--recorded", type=Path, help="a file that says which tests call which function")
@@ -333,7 +351,8 @@ def main(argv: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(args.jobs) as workers:
         run = Run(Path(folder), args.jobs, recorded_in(args.recorded, args.packages, args.jobs))
         attempt = lambda mutant: (mutant, run.alive(mutant)) if time.monotonic() < end else None
-        places = chosen(args.count, args.seed, args.packages)[args.skip :]
+        new = lines_since(args.since) if args.since else None
+        places = chosen(args.count, args.seed, args.packages, new)[args.skip :]
         results = [each for each in workers.map(attempt, places) if each]
     survivors = [mutant for mutant, alive in results if alive]
     print(f"\n{len(results) - len(survivors)} of {len(results)} killed. Survivors:")

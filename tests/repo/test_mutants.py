@@ -32,6 +32,21 @@ def test_a_seed_is_one_choice_over_all_packages():
     assert set(Counter(mutant.package for mutant in first).values()) == {10}
 
 
+def test_since_a_commit_only_new_lines_are_broken(tmp_path: Path):
+    git = ["git", "-C", tmp_path, "-c", "user.name=a", "-c", "user.email=a@example.org"]
+    module = tmp_path / "zerolab" / "module.py"
+    module.parent.mkdir()
+    module.write_text("a = 1\nb = 2\nc = 3\nd = 4\n")
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
+        subprocess.run([*git, *words], check=True)
+    module.write_text("a = 1\nb = 5\nd = 4\ne = 6\nf = 7\n")
+    assert mutants.lines_since("HEAD", tmp_path) == {(Path("zerolab/module.py"), line) for line in (2, 4, 5)}
+    path = Path("zerolab/unit/unit.py")
+    lines = sorted({mutant.line for mutant in mutants.mutants_of(path)})
+    found = mutants.chosen(10**6, 0, ["unit"], {(path, line) for line in lines[:5]})
+    assert {(mutant.path, mutant.line) for mutant in found} == {(path, line) for line in lines[:5]}
+
+
 def test_the_tests_it_runs_are_there():
     named = {*mutants.EVERYWHERE, *(each for tests in mutants.TESTS.values() for each in tests)}
     assert [each for each in named if not (ROOT / "tests" / each).exists()] == []
