@@ -13,6 +13,7 @@ import torch.distributed as dist
 from support.lessons import EXERCISES, exercise, solutions_travel_by_value
 
 import zerolab
+from zerolab import ring
 from zerolab.course import attempts
 from zerolab.course.alive import Alive, first_name, kept_by, nbytes
 from zerolab.course.attempts import Brief, Odd, attempt
@@ -100,6 +101,35 @@ def loops(*_):
 def test_an_endless_loop_is_named_with_its_line(check, soon):
     said = check.diagnose(loops)
     assert "still computing" in said and "endless loop? (line " in said and "of loops" in said
+
+
+def exchanges_and_loops(own):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    sent = dist.isend(own, (rank + 1) % size)
+    dist.recv(torch.empty_like(own), (rank - 1) % size)
+    sent.wait()
+    while True:
+        pass
+
+
+def test_an_endless_loop_after_messages_is_told_with_them(soon):
+    said = check_average.diagnose(exchanges_and_loops)
+    assert ". Before that it made 2 calls, the last of them dist.recv (seen with" in said
+
+
+def divides_none(own):
+    return dist.all_reduce(own) / dist.get_world_size()
+
+
+def adds_what_a_ring_returns(own):
+    return ring.all_reduce(own).div_(2)
+
+
+@pytest.mark.parametrize("answer, call", [(divides_none, "dist"), (adds_what_a_ring_returns, "ring")])
+def test_what_a_call_returns_is_said_where_none_is_used(answer, call):
+    said = check_average.diagnose(answer)
+    assert "NoneType" in said
+    assert f"). {call}.all_reduce fills the tensor that it is given, and returns None (seen" in said
 
 
 def floods(own):

@@ -5,6 +5,7 @@ import itertools
 import random
 from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -318,6 +319,17 @@ def count_then_work(work, n):
     return greedy(work, n, longest_first(work), key=lambda load, count: (count, load))
 
 
+def by_argsort(work, n):
+    """The shortest first, and equal ones in no order that this rule could foresee."""
+    return greedy(work, n, np.argsort(work).tolist())
+
+
+def sent_to_all(work, n):
+    plan = [by_heap(work, n)]
+    dist.broadcast_object_list(plan, 0)
+    return plan[0]
+
+
 def noted_by_work(work, n):
     """The last owner of a matrix of some work is that of all others of this work."""
     owner_of, loads = {}, [0] * n
@@ -328,6 +340,8 @@ def noted_by_work(work, n):
 
 
 WRONG = {
+    by_argsort: "The matrices are taken the shortest first: begin with the longest",
+    sent_to_all: "your function calls dist.broadcast_object_list, and nothing has to be sent: each rank can",
     noted_by_work: "matrices of equal work all have one owner: note the owner by the place of the matrix",
     parts_of: "each rank gets equally many matrices, which follow each other. The matrices are taken as",
     floor_blocks: "ZeroDivisionError: integer division or modulo by zero, with work [5, 3], 4 ranks (line ",

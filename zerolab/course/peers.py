@@ -1,6 +1,7 @@
 """Read from whom to whom the messages of all ranks go: to a rank that does not exist, or past each other."""
 
 from collections.abc import Mapping
+from itertools import combinations
 
 from zerolab.course.messages import Calls, Message, at
 
@@ -27,8 +28,14 @@ def _why_nobody(calls: Calls, rank: int, wrong: Message) -> str:
         for call in own
         if call.peer is not None and call.received == wrong.received
     ]
-    pairs = [(a, b) for a in range(n) for b in range(a + 1, n) if _address_each_other(calls, a, b)]
+    others = [each for each in range(n) if each != rank]
+    pairs = [(a, b) for a, b in combinations(others, 2) if _address_each_other(calls, a, b)]
     to = f"(rank {'+' if far > 0 else '-'} {abs(far)}) % world_size"
+    if number := _fixed_number(calls):
+        return (
+            f": the ranks are counted modulo {number}, whatever their number: count modulo world_size, which "
+            f"is {n}"
+        )
     if far % n and all((peer - each) % n == far % n for each, peer in alike):
         alone = len({each for each, _ in alike}) == 1
         pair = ". If ranks are taken in pairs here, this one has no partner" if alone else ""
@@ -40,6 +47,22 @@ def _why_nobody(calls: Calls, rank: int, wrong: Message) -> str:
             "partner: find peers for any number of ranks, such as (rank + 1) % world_size"
         )
     return ""
+
+
+def _fixed_number(calls: Calls) -> int | None:
+    """The number of ranks of the ring in which all ranks would have these peers, if there are fewer ranks."""
+    peers = [
+        (rank, call.peer, -1 if call.received else 1)
+        for rank, own in enumerate(calls)
+        for call in own
+        if call.peer is not None
+    ]
+    number = max((peer + 1 for rank, peer, _ in peers if rank == 0), default=0)  # of rank 0's last neighbour
+    if number <= len(calls) or not all(peer in range(number) for _, peer, _ in peers):
+        return None
+    ways = {(peer - rank) * sign % number for rank, peer, sign in peers}
+    is_ring = len(ways) == 1 and ways <= {1, number - 1} and len({rank for rank, _, _ in peers}) > 1
+    return number if is_ring else None
 
 
 def _address_each_other(calls: Calls, a: int, b: int) -> bool:

@@ -12,15 +12,17 @@ from typing import Any
 
 from zerolab import LaunchTimeout, WorkerError
 from zerolab.course.handles import into_one_buffer, into_what_is_sent, left_behind, used_early
-from zerolab.course.messages import Calls, Notes, at, last_place, of_messages, own_place
+from zerolab.course.messages import Calls, Message, Notes, at, last_place, of_messages, own_place
 from zerolab.course.misfits import message_that_does_not_fit
 from zerolab.course.peers import to_nobody
 from zerolab.course.waits import BATCH, unmatched
-from zerolab.course.wording import shortened
+from zerolab.course.wording import count, shortened
 from zerolab.launcher.payload import pickle_payload
 
 # What gloo and torch say where a message does not fit or a peer is gone.
 _OF_GLOO = re.compile(r"gloo|enforce fail|preamble|closed by peer|connection|timed out waiting", re.I)
+_IN_PLACE = {f"{module}.{name}" for module in ("dist", "ring") for name in ("all_gather", "all_reduce")}
+_IN_PLACE |= {"dist.all_gather_into_tensor", "dist.reduce_scatter_tensor", "dist.broadcast", "dist.reduce"}
 _FRAME = re.compile(r'^  File "(.*)", line (\d+), in (.*)$', re.MULTILINE)
 _DIED = {
     "SIGSEGV": "it read or wrote memory that does not belong to it, as happens with a tensor whose storage "
@@ -67,7 +69,15 @@ def _raised(rank: int | None, raised: Stopped, calls: Calls) -> str:
     text = (raised.text.strip().splitlines() or [""])[0]
     said = f"rank {rank} stopped with {raised.kind}: {shortened(text, 300)}{at(raised.place)}"
     misfit = message_that_does_not_fit(calls) if "size" in text or "shape" in text else None
-    return f"{misfit}. So {said}" if misfit else said
+    return f"{misfit}. So {said}" if misfit else said + _returned_none(rank, text, calls)
+
+
+def _returned_none(rank: int | None, text: str, calls: Calls) -> str:
+    """Name the call whose result is None, where the error says that something is."""
+    last = calls[rank][-1].call if rank is not None and calls[rank] else ""
+    if "NoneType" not in text or last not in _IN_PLACE:
+        return ""
+    return f". {last} fills the tensor that it is given, and returns None"
 
 
 def _of_messages_that_failed(notes: Notes) -> str | None:
@@ -99,9 +109,18 @@ def never_ended(error: LaunchTimeout, notes: Notes, seconds: float) -> str:
     if error.ranks:
         rank = error.ranks[0]
         place = own_place(error.stacks.get(rank, ()))
-        return f"{after} rank {rank} was still computing, not waiting: an endless loop?{at(place)}"
+        return (
+            f"{after} rank {rank} was still computing, not waiting: an endless loop?{at(place)}"
+            f"{_calls_before(of_messages(notes)[rank])}"
+        )
     found = _of_messages_that_failed(notes)
     return f"deadlock: {after} {found or f'all ranks wait for each other. Start messages with {BATCH}'}"
+
+
+def _calls_before(own: Sequence[Message]) -> str:
+    if not own:
+        return ""
+    return f". Before that it made {count(len(own), 'call')}, the last of them {own[-1].call}"
 
 
 def cannot_travel(error: TypeError, functions: Sequence[Any]) -> str:

@@ -92,18 +92,20 @@ def rules() -> list[Rule]:
 
 
 def followed(answers: Mapping[Case, Plan]) -> Rule | None:
-    """The rule that all answers follow: by their owners, or else by how much work the ranks have."""
-    for same in (_same_owners, _same_loads):
-        for rule in rules():
-            if all(same(case, plan, rule.plan(case)) for case, plan in answers.items()):
-                return rule
-    return None
+    """The rule by which all ranks get as much work; of several, the one that gives most matrices their owner.
+
+    Answers and rules may take matrices of equal work in other orders, and then differ in some owners.
+    """
+    fitting = (rule for rule in rules() if all(_same_loads(*each, rule) for each in answers.items()))
+    same_owners = lambda rule: sum(_same_owners(*each, rule) for each in answers.items())
+    return max(fitting, key=same_owners, default=None)
 
 
-def _same_owners(case: Case, got: Plan, other: Plan) -> bool:
-    return got == other
+def _same_owners(case: Case, got: Plan, rule: Rule) -> int:
+    """How many matrices have the same owner."""
+    return sum(own == other for own, other in zip(got, rule.plan(case), strict=True))
 
 
-def _same_loads(case: Case, got: Plan, other: Plan) -> bool:
+def _same_loads(case: Case, got: Plan, rule: Rule) -> bool:
     """Whether the ranks have as much to do, whichever of them has it."""
-    return sorted(case.loads(got)) == sorted(case.loads(other))
+    return sorted(case.loads(got)) == sorted(case.loads(rule.plan(case)))
