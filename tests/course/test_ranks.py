@@ -258,6 +258,24 @@ def one_never_sends(own):
     return theirs
 
 
+def without_a_wait(own):
+    """The handle of the first send is gone before rank 0 receives."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if rank > 0:
+        dist.isend(own, 0)
+        mean = torch.empty_like(own)
+        dist.recv(mean, 0)
+        return mean
+    total, theirs = own.clone(), torch.empty_like(own)
+    for peer in range(1, size):
+        time.sleep(0.5)
+        dist.recv(theirs, peer)
+        total += theirs
+    for peer in range(1, size):
+        dist.send(total / size, peer)
+    return total / size
+
+
 RIGHT = [
     adds_to_what_it_was_given,
     through_rank_0(lambda total, n: total / n),
@@ -293,6 +311,7 @@ def by_way_of_rank_0(own, received):
 
 
 WRONG = [
+    (alone(without_a_wait), "rank 0 waits for the message that rank 1 started and did not wait for: until"),
     (alone(in_double_buffers), "receives them into a tensor of 40 elements of float64"),
     (answered_at_once, "each rank has the sum up to itself, divided: the total of all ranks has to reach"),
     (only_what_arrives, "rank 0 adds up what arrives, without its own numbers"),

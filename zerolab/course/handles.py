@@ -6,7 +6,7 @@ prove nothing here: without the wait they depend on timing.
 
 from collections.abc import Sequence
 
-from zerolab.course.messages import Calls, Message, Notes, at
+from zerolab.course.messages import Calls, Message, Notes, at, of_messages
 
 _WAIT = (
     "until wait() has returned, a tensor may not be filled yet, or not be sent yet. Call .wait() on every "
@@ -82,6 +82,32 @@ def left_behind(notes: Notes) -> str | None:
                 return _too_few_waits(rank, before, waited)
             if isinstance(note, Message) and note.started:
                 started.append(note)
+    return None
+
+
+def given_up(notes: Notes) -> str | None:
+    """Find a rank that waits for a message whose sender went on without its handle.
+
+    gloo gives up a send when its handle is gone and the other rank was not there yet.
+    """
+    calls = of_messages(notes)
+    for rank, own in enumerate(notes):
+        call = own[-1] if own else None
+        if not isinstance(call, Message) or not call.received or call.started or call.peer is None:
+            continue
+        awaited = sum(
+            each.received and (each.peer, each.tag) == (call.peer, call.tag) for each in calls[rank]
+        )
+        later = list(calls[call.peer])
+        sends = [each for each in later if each.op == "send" and (each.peer, each.tag) == (rank, call.tag)]
+        if len(sends) < awaited or not (sent := sends[awaited - 1]).started:
+            continue
+        last = later[-1]
+        if not last.started and last.waited == sent.waited:
+            return (
+                f"rank {rank} waits for the message that rank {call.peer} started and did not wait for: "
+                f"{_WAIT}{at(sent.place)}"
+            )
     return None
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from zerolab import LaunchTimeout, WorkerError
-from zerolab.course.handles import into_one_buffer, into_what_is_sent, left_behind, used_early
+from zerolab.course.handles import given_up, into_one_buffer, into_what_is_sent, left_behind, used_early
 from zerolab.course.messages import Calls, Message, Notes, at, last_place, of_messages, own_place
 from zerolab.course.misfits import message_that_does_not_fit
 from zerolab.course.peers import to_nobody
@@ -88,6 +88,7 @@ def _of_messages_that_failed(notes: Notes) -> str | None:
         or left_behind(notes)
         or used_early(calls)
         or message_that_does_not_fit(calls)
+        or given_up(notes)
         or unmatched(notes)
     )
 
