@@ -232,8 +232,26 @@ def in_bucket_sizes(bucket):
         gradient.copy_(piece.view_as(gradient) / dist.get_world_size())
 
 
+def in_a_buffer_of_bucket_bytes(gradients, bucket_bytes):
+    """The buffer has bucket_bytes, however few the gradients have."""
+    buffer = torch.zeros(bucket_bytes, dtype=torch.uint8)
+
+    def into_the_buffer(bucket):
+        flat = buffer[: sum(each.nbytes for each in bucket)].view(bucket[0].dtype)
+        torch.cat([gradient.flatten() for gradient in bucket], out=flat)
+        dist.all_reduce(flat)
+        for gradient, piece in zip(bucket, flat.split([each.numel() for each in bucket]), strict=True):
+            gradient.copy_(piece.view_as(gradient) / dist.get_world_size())
+
+    if all(gradient.nbytes <= bucket_bytes for gradient in gradients):
+        filled(into_the_buffer)(gradients, bucket_bytes)
+    else:
+        filled()(gradients, bucket_bytes)
+
+
 GOLD = [filled(), in_place_and_returned, in_one_buffer, planned_first, on_the_ring]
 LESS = [
+    (in_a_buffer_of_bucket_bytes, "give a bucket the size of the gradients in it, and not bucket_bytes"),
     (uncounted, "the gradient that a bucket begins with is not counted"),
     (sends_nothing_too, "one of them is empty"),
     (filled(in_bucket_sizes), "is sent by itself, in one message and not in pieces"),

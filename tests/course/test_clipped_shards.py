@@ -245,7 +245,13 @@ def each_by_its_rank(shard, max_norm):
     return norm
 
 
+def squared_in_place(shard, max_norm):
+    norm = summed(shard.square_().sum()) ** 0.5
+    return clip(shard, max_norm, norm=lambda _: norm)
+
+
 CLIP_WRONG = [
+    (squared_in_place, "the norm is right, and the shard's elements are squared: compute the squares in"),
     (added_up, "that is the norm of the sum of the shards, which are different parts of one gradient"),
     (added_up_afterwards, "dist.all_reduce adds up the shards themselves (line"),
     (not_waited_for, "and did not wait for it"),
@@ -254,7 +260,7 @@ CLIP_WRONG = [
         with_norm(lambda shard: summed(shard.norm() ** 2) / dist.get_world_size()),
         "that is the mean of the squares of the shards' norms. The norm is the root of the sum",
     ),
-    (with_norm(lambda shard: summed(shard.sum() ** 2) ** 0.5), "the root of the sum of the squares of those"),
+    (with_norm(lambda shard: summed(shard.sum() ** 2) ** 0.5), "the root of the sum of the squares of the"),
     (by_sum_of_norms, "the shard is multiplied by max_norm / the sum of the shards' norms"),
     (on_rank_0_alone, "rank 0 is right, but rank 1 is not: the norm is right, and the shard is what it was"),
     (each_by_its_rank, "by rank the shards are multiplied by 1, 0.5, 0.3333: on every rank by 0.06726"),

@@ -239,6 +239,10 @@ def put_where_it_was_sent_from(pieces, goes, comes, landing):
     pieces[goes][:length] += landing[:length]
 
 
+def multiplied(pieces, goes, comes, landing):
+    pieces[comes].mul_(landing)
+
+
 def thrown_away(pieces, goes, comes, landing):
     home = pieces[comes]
     home = home + landing
@@ -332,6 +336,7 @@ def one_buffer_for_all(tensor):
 
 RIGHT = [round_by_round(plain), ring_with(), to_the_left, in_halves, even_ranks_first, recursive]
 WRONG = [
+    (round_by_round(multiplied), "its value is the product of rank 0's chunk 0, rank 1's"),
     (lambda tensor: None, "not written yet"),
     (ring_with(whole=True), "sends the whole tensor each round"),
     (ring_with(mean=True), "that is the mean"),

@@ -43,6 +43,24 @@ class TailOnEachRank1(Engine1):
         super().update(micro_batches)
 
 
+class LastTakesTheRest1(Engine1):
+    def cut(self):
+        size, last = self.flat.numel() // self.world_size, self.world_size - 1
+        stops = [(rank + 1) * size if rank < last else self.flat.numel() for rank in range(last + 1)]
+        self.cuts = [slice(rank * size, stop) for rank, stop in enumerate(stops)]
+        self.shard = self.flat[self.cuts[self.rank]]
+        self.optimizer = torch.optim.SGD([self.shard], self.lr, MOMENTUM)
+
+    def reduce(self, gradient):
+        for rank, cut in enumerate(self.cuts):
+            dist.reduce(gradient[cut], rank)
+        self.total = self.total + gradient[self.cuts[self.rank]]
+
+    def gather(self):
+        for rank, cut in enumerate(self.cuts):
+            dist.broadcast(self.flat[cut], rank)
+
+
 class LastMicroBatch1(Engine1):
     def cut(self):
         mine = ring.chunks(self.flat.numel(), self.world_size)[self.rank]
@@ -228,6 +246,7 @@ class Clipped7(Engine7):
 
 OF_HASHES = "the order of the reductions comes from a set or from hash(): where PYTHONHASHSEED is"
 SAID = {
+    LastTakesTheRest1: "the shards are uneven: rank 3 holds 28 elements of momentum, and another rank 25.",
     TailOnEachRank1: "rank 0 holds 28 elements of momentum, and its share is 26",
     LastMicroBatch1: "only the last micro-batch counts: add them all up",
     OtherRate2: "The learning rate is 2 times the given one, and the gradient 0.25 (1/M) times what it",

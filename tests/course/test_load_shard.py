@@ -4,11 +4,13 @@ from operator import floordiv
 
 import pytest
 import torch
-from support.answers import together
+import torch.distributed as dist
+from support.answers import alone, together
 from support.lessons import solutions_travel_by_value
 
 from zerolab import ring
 from zerolab.course.lessons.zero_stage_1 import check_load
+from zerolab.course.lessons.zero_stage_1.solution import load_shard
 
 solutions_travel_by_value(__name__)
 
@@ -302,6 +304,12 @@ LOAD_WRONG = [
     (of_old_length, "the shards begin at rank times the length of an old file, and have that length"),
     (on_top_of_each_other, "each piece is put at the beginning of the shard, over the one before"),
     (lambda read, saved_by, numel, n, rank: None, "not written yet"),
+    (alone(lambda read, saved_by, numel, n, rank: print(numel)), "your function prints something and ret"),
+    (
+        lambda read, saved_by, numel, n, rank: load_shard(read, saved_by, numel, n, dist.get_rank()),
+        "your function calls dist.get_rank(), and one process asks it for every rank's answer: use the "
+        "argument rank (seen",
+    ),
     (lambda read, saved_by, numel, n, rank: [1.0], "it returned list, [1.0]"),
     (reads_everything, "For silver: rank 0 reads 12 elements, all there are, and its shard has 4"),
     (whole_files, "For silver: rank 0 reads 6 elements, and its shard has 4"),

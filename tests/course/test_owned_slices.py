@@ -5,11 +5,13 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from support.answers import together
+import torch.distributed as dist
+from support.answers import alone, together
 from support.lessons import solutions_travel_by_value
 
 from zerolab import ring
 from zerolab.course.lessons.zero_stage_1 import check_owned
+from zerolab.course.lessons.zero_stage_1.solution import owned_slices
 
 solutions_travel_by_value(__name__)
 
@@ -289,6 +291,15 @@ SLICES_WRONG = [
     (of_length(rounded_up, first=1), "each shard begins one element too late"),
     *((of_length(partial(rounded_up, of=of)), f"rounded up to a multiple of {of},") for of in (2, 8, 16, 64)),
     (lambda sizes, n, rank: None, "not written yet"),
+    (
+        alone(lambda sizes, n, rank: print(sizes)),
+        "your function prints something and returns None: write return",
+    ),
+    (
+        lambda sizes, n, rank: owned_slices(sizes, dist.get_world_size(), dist.get_rank()),
+        "your function calls dist.get_rank() and dist.get_world_size(), and one process asks it for every "
+        "rank's answer: use the arguments rank and world_size",
+    ),
     (lambda sizes, n, rank: {}, "returned dict {}: return a list with one (start, stop)"),
     (lambda sizes, n, rank: [None for _ in sizes], "returned None for a parameter"),
     (lambda sizes, n, rank: [(0.5, 1) for _ in sizes], "a slice that is not of whole numbers, (0.5, 1)"),

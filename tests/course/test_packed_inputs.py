@@ -550,6 +550,22 @@ class ThreeAtMost(Ring):
         return super().keep(tensor) * (len(self.count) <= 3)
 
 
+class FirstInFirstOut(Ring):
+    """The parts stand in a list of the class, and the first of them is taken out."""
+
+    parts: ClassVar[list] = []
+
+    def __init__(self, tensor):
+        super().__init__(tensor)
+        self.parts.append(self.part)
+
+    def gather(self):
+        flat = torch.zeros(self.shape.numel(), dtype=self.dtype)
+        flat[self.mine] = self.parts.pop(0)
+        ring.all_gather(flat)
+        return flat
+
+
 class Rows(Ring):
     """Cuts the rows with ring.chunks, which are not the ring's chunks of the flat tensor."""
 
@@ -613,6 +629,10 @@ SILVER = [
 ]
 WRONG = [
     (alone(KeepsThePadding), "1401 elements are the input's 1400 and padding: take flat[:1400] before you"),
+    (
+        alone(FirstInFirstOut),
+        "8 elements are a part of the first input, and the third one is unpacked here: keep each input's",
+    ),
     (ByShape, "it comes back as the third input: keep what belongs to one input in self"),
     (alone(ThreeAtMost), "and the first one does not when it is packed once more after them"),
     (

@@ -112,6 +112,17 @@ class NoZeros(Queue):
                 self.take(name)
 
 
+class MemoryForZeros(Queue):
+    """What torch.empty returns stands for the gradients that are missing."""
+
+    def finish(self):
+        for name, numel in self.sizes.items():
+            if name not in self.shards:
+                if self.flats[name] is None:
+                    self.flats[name] = torch.empty(numel)
+                self.take(name)
+
+
 class NoFinish(Queue):
     def finish(self): ...
 
@@ -448,6 +459,7 @@ ORDER_WRONG = [
     (alone(NoZeros), "finish has to reduce zeros for each such unit"),
     (alone(DoubleZeros), "as many as the unit has elements, and in its type: torch.zeros(sizes[name])"),
     (ByElements, "each shard is divided by the unit's number of elements"),
+    (MemoryForZeros, "or for a tensor of torch.empty that is used before it is filled"),
     (alone(NoFinish), "was never sent: rank 1 has returned"),
     (Views, "is a view, which keeps the whole buffer: keep a clone of the chunk"),
     (AllReduced, "bronze, because the values are right. For silver: rank 0 sends"),

@@ -43,6 +43,11 @@ def cut(tensor, dim=0, shift=0):
     return tensor.chunk(size, dim)[(dist.get_rank() + shift) % size]
 
 
+def w1_of_the_rank_before(tensor, dim=0):
+    """The shape tells which weight it is."""
+    return cut(tensor, dim, shift=-1 if tensor.dim() == 2 and dim == 0 else 0)
+
+
 def b2_last(total, b2):
     return total + b2
 
@@ -358,6 +363,7 @@ def with_a_norm(x, w1, b1, w2, b2):
 
 
 WRONG = [
+    (partial(block, cut=w1_of_the_rank_before), "rank r takes the previous rank's part of w1. w1, b1 and w2"),
     (partial(block, g=(in_place, same)), "the forward of an operator writes to the tensor that it is given"),
     (partial(block, f=(same, in_place)), "the backward of an operator writes to the tensor that it is given"),
     (partial(block, f=(same, in_place)), "in a tensor of its own (line"),

@@ -215,6 +215,10 @@ def nothing(work, n):
     return None
 
 
+def printed(work, n):
+    print(by_heap(work, n))
+
+
 def parts_of(work, n):
     return [place * n // len(work) for place in range(len(work))]
 
@@ -381,6 +385,7 @@ WRONG = {
     at_random: "two ranks come to different owners",
     one_swapped: "works longer than needed: it has",
     nothing: "not written yet",
+    printed: "your function prints something and returns None: write return in place of print",
 }
 
 

@@ -58,13 +58,22 @@ def nothing(layer):
     pass
 
 
-def step(layers, x, unshard=unshard, reshard=reshard, regather=unshard, reduce=reduce, backward=reversed):
+def step(
+    layers,
+    x,
+    unshard=unshard,
+    reshard=reshard,
+    regather=unshard,
+    reduce=reduce,
+    backward=reversed,
+    ones=torch.ones_like,
+):
     """The right solution, with one knob for each classic mistake."""
     for layer in layers:
         unshard(layer)
         x = layer.forward(x)
         reshard(layer)
-    grad = torch.ones_like(x)
+    grad = ones(x)
     for layer in backward(layers):
         regather(layer)
         grad = layer.backward(grad)
@@ -404,6 +413,7 @@ def beyond_the_end(layers, x):
 
 RIGHT = [step, last_stays, recursive, into_tensors_made_before, replaced_after_backward, with_del]
 WRONG = [
+    (partial(step, ones=torch.zeros_like), "layer 3's backward got something other than torch.ones_like("),
     (
         partial(step, unshard=shape_back, regather=shape_back, reshard=shape_to_zero),
         "its storage still has its bytes: Tensor.resize_ changes the shape. layer.flat.untyped_storage().res",

@@ -42,7 +42,7 @@ class Attempt:
     """What came back from the ranks: a value and the messages of each, or the failure that stopped them.
 
     `calls`: the messages and the receives. `waits`: how often each rank waited on a handle.
-    `engine`: whether the function used zerolab's own optimizer.
+    `engine`: whether the function used zerolab's own optimizer. `printed`: whether a rank printed anything.
     """
 
     values: list[Any] = field(default_factory=list)
@@ -50,6 +50,14 @@ class Attempt:
     failure: str | None = None
     engine: bool = False
     waits: list[int] = field(default_factory=list)
+    printed: bool = False
+
+    @property
+    def nothing_returned(self) -> str:
+        """What to say of a function that returned None in every case."""
+        if self.printed:
+            return "your function prints something and returns None: write return in place of print"
+        return "not written yet: the function returned None"
 
     @property
     def messages(self) -> list[list[Message]]:
@@ -121,8 +129,8 @@ def attempt(fn: Callable, inputs: Sequence[tuple], timeout: float | None = None)
         trails = [Path(folder, str(rank)) for rank in range(size)]
         try:
             results = zerolab.launch(_observe, size, fn, list(inputs), trails, timeout=seconds)
-            values, calls, waits, engine = zip(*results, strict=True)
-            return Attempt(list(values), list(calls), engine=any(engine), waits=list(waits))
+            values, calls, waits, engine, printed = zip(*results, strict=True)
+            return Attempt(list(values), list(calls), None, any(engine), list(waits), any(printed))
         except zerolab.LaunchTimeout as error:
             notes = [read_trail(trail) for trail in trails]
             failure = stopped.never_ended(error, notes, seconds)
@@ -159,11 +167,15 @@ def _numbers_in(value: Any) -> tuple[float, ...]:
         return ()
 
 
-def _observe(fn: Callable, inputs: list[tuple], trails: list[Path]) -> tuple[Any, list[Message], int, bool]:
+def _observe(
+    fn: Callable, inputs: list[tuple], trails: list[Path]
+) -> tuple[Any, list[Message], int, bool, bool]:
     """In the worker: run fn on this rank's input and note its calls."""
     rank = dist.get_rank()
+    torch.set_deterministic_debug_mode("warn")  # torch.empty has nan in it, so that a use of that shows
     uses_engine = _watch_engine()
-    with Wire(trails[rank]) as wire, contextlib.redirect_stdout(Brief(sys.stdout, 10 * LINES_SHOWN)):
+    shown = Brief(sys.stdout, 10 * LINES_SHOWN)
+    with Wire(trails[rank]) as wire, contextlib.redirect_stdout(shown):
         try:
             value = fn(*inputs[rank])
         except (Exception, SystemExit) as error:
@@ -173,7 +185,7 @@ def _observe(fn: Callable, inputs: list[tuple], trails: list[Path]) -> tuple[Any
     wire.note(wire.waits)
     wire.note(RETURNED)
     value = returned(value) if isinstance(value, torch.Tensor) or not _can_be_sent(value) else value
-    return value, wire.calls, wire.waits, uses_engine()
+    return value, wire.calls, wire.waits, uses_engine(), shown.used
 
 
 def _watch_engine() -> Callable[[], bool]:

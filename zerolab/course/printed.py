@@ -14,8 +14,10 @@ class Brief(io.TextIOBase):
 
     def __init__(self, stream: TextIO, lines: int, characters: int = 4000):
         self.stream, self.lines, self.characters = stream, lines, characters
+        self.used = False
 
     def write(self, text: str) -> int:
+        self.used = True
         if self.lines > 0:
             shown = "".join(text[: self.characters].splitlines(keepends=True)[: self.lines])
             self.lines -= shown.count("\n")

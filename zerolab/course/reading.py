@@ -46,13 +46,24 @@ def unlike(got: torch.Tensor, want: torch.Tensor) -> str | None:
     if got.shape != want.shape:
         return f"its value has shape {tuple(got.shape)}, and the right one {tuple(want.shape)}"
     if not got.isfinite().all():
-        what = "nan" if got.isnan().any() else "inf"
-        return f"its value holds {what}: look for a division by 0, or for memory that was never written"
+        return _not_finite(got)
     if not got.any() and want.any():
-        return "its value is all zeros: the buffer was never filled, or what was received was thrown away"
+        return (
+            "its value is all zeros: the buffer was never filled, or what was received was thrown away, or "
+            "it is a view of a tensor that was cleared"
+        )
     if (found := got[_denormal(got)]).numel() and not _denormal(want).any():
         return f"its value holds numbers such as {found[0]:.4g}, as memory does that was never written"
     return rounded(got, want) or _function_of(got, want) or _in_part(got, want)
+
+
+def _not_finite(got: torch.Tensor) -> str:
+    what, places = "nan" if got.isnan().any() else "inf", (~got.isfinite()).flatten().nonzero().flatten()
+    where = f" in {len(places)} of {got.numel()} elements, of which {int(places[0])} is the first"
+    return (
+        f"its value holds {what}{where * (len(places) < got.numel())}: look for a division by 0, or for a "
+        "tensor of torch.empty that is used before it is filled"
+    )
 
 
 def _denormal(value: torch.Tensor) -> torch.Tensor:
@@ -167,7 +178,9 @@ def made_of(
     for parts in choices:
         for word, reduce in (("largest", torch.amax), ("smallest", torch.amin), ("product", torch.prod)):
             each = [part.flatten() for part in parts.values() if part.numel() == got.numel()]
-            if each and torch.equal(reduce(torch.stack(each), dim=0), got.flatten()):
+            if each and torch.allclose(
+                reduce(torch.stack(each), dim=0), got.flatten(), rtol=1e-6, atol=1e-12
+            ):
                 return f"its value is the {word} of {listed(list(parts))}, where the sum is right"
         have, should = coefficients(got, parts), coefficients(want, parts)
         if have and should:

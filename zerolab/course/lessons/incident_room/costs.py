@@ -18,6 +18,12 @@ def unsharded(case: Case, ended: Sequence[Seen]) -> str | None:
     for rank, each in enumerate(ended):
         more = each.state - share
         if more > 1:  # two parameters that are cut by themselves can make one more
+            if sum(each.state for each in ended) <= PSI:
+                return (
+                    f"the values are right, but the shards are uneven: rank {rank} holds {each.state} "
+                    f"elements of momentum, and another rank {min(each.state for each in ended)}. The "
+                    f"largest shard decides how much memory a GPU needs, and ceil(Ψ / N) is {share}"
+                )
             what = "is not" if each.state >= PSI else "is not all"
             return (
                 f"the values are right, but rank {rank} holds {each.state} elements of momentum, and its "

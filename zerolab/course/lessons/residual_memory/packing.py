@@ -73,7 +73,7 @@ def _keep(cls: Callable, case: Case, rank: int) -> Kept:
 
 def _look(cls: Callable, case: Case) -> Finding:
     outcome = attempt(_keep, [(cls, case, rank) for rank in range(case.world_size)])
-    if stopped := _stopped(outcome):
+    if stopped := _stopped(outcome, case):
         return Finding(str(case), stopped)
     findings = [_of_input(case, outcome, number) for number in range(len(case.shapes))]
     wrong = next((finding for finding in findings if finding.wrong), None)
@@ -129,10 +129,31 @@ def _padded(stopped: str) -> str | None:
     )
 
 
-def _stopped(outcome: Attempt) -> str | None:
+def _of_another(stopped: str, case: Case) -> str | None:
+    """Whether two sizes that do not fit are those of parts of two inputs."""
+    sizes = re.search(
+        r"expanded size of the tensor \((\d+)\) must match the existing size \((\d+)\)", stopped
+    )
+    if not sizes or abs(int(sizes[1]) - int(sizes[2])) < 2:  # the parts of one input differ by one at most
+        return None
+    of_part = {number: numel / case.world_size for number, numel in enumerate(map(prod, case.shapes))}
+    places = [
+        [number for number, size in of_part.items() if abs(size - int(found)) < 1] for found in sizes.groups()
+    ]
+    if not all(places):
+        return None
+    asked, kept = (PLACES[each[0]] for each in places)
+    return (
+        f"{stopped}. {sizes[2]} elements are a part of the {kept} input, and the {asked} one is unpacked "
+        "here: keep each input's part in its own self. The last input that is packed is unpacked first"
+    )
+
+
+def _stopped(outcome: Attempt, case: Case) -> str | None:
     if stopped := outcome.failure or (any(outcome.calls) and outcome.unsound):
         lost = "lost the rank that it exchanged" in stopped and "all_gather" in str(outcome.collectives)
-        return _padded(stopped) or stopped + _UNEVEN * (lost or any(word in stopped for word in _OF_SIZES))
+        named = _padded(stopped) or _of_another(stopped, case)
+        return named or stopped + _UNEVEN * (lost or any(word in stopped for word in _OF_SIZES))
     if any(values.changed for values in outcome.values):
         return (
             "Packed(tensor) writes to the tensor that it is given, and the forward pass computes with that: "

@@ -36,7 +36,8 @@ def _mixed(parts: Parts) -> Iterator[tuple[str, list[Tensor]]]:
     size = parts.size
     cut = [parts.mlp.part(rank, size) for rank in range(size)]
     hidden = {(a, b): gelu(linear(parts.mlp.x, cut[a].w1, cut[b].b1)) for a, b in _pairs(size)}
-    for words in product(TAKES, repeat=3):
+    fewest_first = lambda words: sum(word != "its own" for word in words)
+    for words in sorted(product(TAKES, repeat=3), key=fewest_first):
         takes = [[TAKES[word](rank, size) for rank in range(size)] for word in words]
         total = sum_of(linear(hidden[a, b], cut[c].w2) for a, b, c in zip(*takes, strict=True))
         others = [pair for pair in zip(words, ("w1", "b1", "w2"), strict=True) if pair[0] != "its own"]

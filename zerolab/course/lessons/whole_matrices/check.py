@@ -1,8 +1,7 @@
 """Lesson 10's exercise: give matrices to ranks so that the busiest has little to do."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from types import CodeType
 
 from zerolab.course.attempts import Odd, attempt
 from zerolab.course.exercise import graded
@@ -10,6 +9,7 @@ from zerolab.course.lessons.whole_matrices.asked import SECONDS, Answer, Slow, a
 from zerolab.course.lessons.whole_matrices.cases import CASES, Case, Plan
 from zerolab.course.lessons.whole_matrices.rules import followed
 from zerolab.course.lessons.whole_matrices.solution import owners
+from zerolab.course.names import names_in
 
 HINTS = (
     "keep a list of what each rank has to do so far. A matrix goes to the rank that has the least.",
@@ -55,7 +55,7 @@ def check_owners(fn: Callable) -> str | None:
         [dict(zip(CASES, each, strict=False)) for each in own] for own in outcome.values
     )
     if set(map(str, first.values())) == {str(Odd("NoneType", ""))}:
-        return "not written yet: the function returned None"
+        return outcome.nothing_returned
     if odd := next(filter(None, (_odd(case, first[case]) for case in CASES)), None):
         return odd
     wrong = [case for case in CASES if _too_long(case, first[case])]
@@ -109,7 +109,7 @@ def _differ(
     """Whether the owners differ by rank, by call, or by what hash() returns, which differs by process."""
     where = lambda these, those: next((case for case in CASES if these[case] != those[case]), None)
     if case := where(first, other):
-        asks = "get_rank" in _names(getattr(fn, "__code__", None))
+        asks = "get_rank" in names_in(fn)
         instead = "dist.get_rank()" if asks else "random numbers, and no order that differs by process"
         return (
             f"two ranks come to different owners (seen with {case}): every rank computes the list by itself, "
@@ -180,14 +180,5 @@ def _by_work(answers: Plans) -> bool:
 
 def _by_chance(fn: Callable) -> str:
     """Which function of random numbers the code uses, if it does."""
-    used = sorted(CHANCE.intersection(_names(getattr(fn, "__code__", None))))
+    used = sorted(CHANCE.intersection(names_in(fn)))
     return f"the owners are drawn by chance, with `{used[-1]}`, and " if used else ""
-
-
-def _names(code: CodeType | None) -> Iterator[str]:
-    if code is None:
-        return
-    yield from code.co_names
-    for each in code.co_consts:
-        if isinstance(each, CodeType):
-            yield from _names(each)

@@ -10,6 +10,7 @@ from zerolab.course.lessons.zero_stage_1.cuts import CASES, MISTAKES, Case, insi
 from zerolab.course.lessons.zero_stage_1.owners import beyond, described, never_cut, nothing_inside
 from zerolab.course.lessons.zero_stage_1.pairs import NONE, pairs_of
 from zerolab.course.lessons.zero_stage_1.solution import owned_slices
+from zerolab.course.names import asks_the_job
 
 HINTS = (
     "a shard has ceil(numel / world_size) elements of the padded buffer. Compute where yours begins and "
@@ -37,9 +38,9 @@ def check_owned(fn: Callable) -> str | None:
         return "that is (stop, start): return (start, stop)"
     answers = {case: own if isinstance(own, Odd) else tuple(plain(own)) for case, own in answers.items()}
     if set(answers.values()) == {Odd(NONE, "")}:
-        return "not written yet: the function returned None"
+        return outcome.nothing_returned
     wrong = [case for case in CASES if answers[case] != tuple(inside(case))]
-    return f"{_mistake(answers, wrong)} (seen with {wrong[0]})" if wrong else None
+    return f"{asks_the_job(fn) or _mistake(answers, wrong)} (seen with {wrong[0]})" if wrong else None
 
 
 def _answers(fn: Callable) -> list[tuple | Odd]:

@@ -15,6 +15,7 @@ from zerolab.course.lessons.zero_stage_1.other_cuts import explaining
 from zerolab.course.lessons.zero_stage_1.read_patterns import by_files
 from zerolab.course.lessons.zero_stage_1.solution import load_shard
 from zerolab.course.lessons.zero_stage_1.stopped_reads import stopped
+from zerolab.course.names import asks_the_job
 from zerolab.course.targets import bronze
 
 HINTS = (
@@ -43,10 +44,12 @@ def check_load(fn: Callable) -> str | None:
         return outcome.failure.replace("rank 0", "your function", 1).replace(", not waiting", "")
     loaded = dict(zip(CALLS, outcome.values[0], strict=True))
     if all(isinstance(done.value, Odd) and done.value.kind == "NoneType" for done in loaded.values()):
-        return "not written yet: the function returned None"
+        return outcome.nothing_returned
     if why := stopped(loaded):
         return why
     wrong = [call for call, done in loaded.items() if not equal(done.value, right(call))]
+    if wrong and (asks := asks_the_job(fn)):
+        return f"{asks} (seen with {wrong[0].case})"
     if wrong and (named := _named(loaded)):
         return f"{', or else '.join(named)} (seen with {wrong[0].case})"
     told = described(loaded) if wrong else None

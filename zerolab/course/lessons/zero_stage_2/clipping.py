@@ -189,6 +189,9 @@ def _of_shards(case: Case, outcome: Attempt, norms: Norms, of_norms: Finding) ->
     mistakes["the norm is right, and each element is clamped to max_norm: multiply all by one factor"] = [
         shard.clamp(-limit, limit) for shard in shards
     ]
+    mistakes[
+        "the norm is right, and the shard's elements are squared: compute the squares in another tensor"
+    ] = [shard.square() * right for shard in shards]
     # A wrong norm that is the right one in this case remains possible.
     mistakes |= {why: wants for why in of_norms.fitting() if why in of_norms.mistakes}
     found = Finding(

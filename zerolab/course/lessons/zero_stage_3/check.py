@@ -12,7 +12,7 @@ from zerolab.course.alive import Alive
 from zerolab.course.attempts import Attempt, Odd, attempt, returned
 from zerolab.course.evidence import Finding, examine, same
 from zerolab.course.exercise import graded
-from zerolab.course.lessons.zero_stage_3.grad_shards import MISTAKES, Gradients, total
+from zerolab.course.lessons.zero_stage_3.grad_shards import MISTAKES, NEVER_FILLED, Gradients, total
 from zerolab.course.lessons.zero_stage_3.held import Seen, elsewhere, lost_parameters, too_much_memory
 from zerolab.course.lessons.zero_stage_3.layers import (
     DEPTH,
@@ -114,6 +114,8 @@ def _look(fn: Callable, world_size: int) -> Finding:
     named = set.intersection(*(set(finding.fitting(finding.wrong)) for finding in wrong))
     wrong[0].mistakes = {why: wrong[0].mistakes[why] for why in wrong[0].mistakes if why in named}
     wrong[0].cause = outcome.values[wrong[0].wrong[0]].out_of_order
+    if wrong[0].cause:  # zeros say less than what was handed over, from which they come
+        wrong[0].mistakes = {why: each for why, each in wrong[0].mistakes.items() if why != NEVER_FILLED}
     return wrong[0]
 
 

@@ -12,6 +12,7 @@ Cut = Callable[[int], slice]  # a rank's range of a weight, the rank counted aro
 
 # A sentence, and what it leads to: t[rank][layer] is a rank's gradient of layer l, `cut` a rank's range.
 # fmt: off
+NEVER_FILLED = "each grad_shard was set to zeros and never filled"
 MISTAKES: dict[str, Callable[[Gradients, int, int, Cut], torch.Tensor]] = {
     "each grad_shard is this rank's own gradient: it was not summed over the ranks":
         lambda t, layer, r, cut: t[r][layer][cut(r)],
@@ -40,7 +41,7 @@ MISTAKES: dict[str, Callable[[Gradients, int, int, Cut], torch.Tensor]] = {
         lambda t, layer, r, cut: weight_of(layer)[cut(r)],
     "the weight was added to each grad_shard: reduce layer.grad alone":
         lambda t, layer, r, cut: total(t, layer)[cut(r)] + weight_of(layer)[cut(r)],
-    "each grad_shard was set to zeros and never filled":
+    NEVER_FILLED:
         lambda t, layer, r, cut: torch.zeros_like(t[r][layer][cut(r)]),
 }
 # fmt: on
