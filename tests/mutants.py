@@ -176,7 +176,7 @@ def annotates(node: ast.BinOp) -> bool:
 
 
 def lines_since(commit: str, root: Path = ROOT) -> set[tuple[Path, int]]:
-    """The lines of the package that are new since a commit, or that it has otherwise."""
+    """The lines of the package that were added or changed since a commit."""
     command = ["git", "diff", "--unified=0", "--no-prefix", "--no-renames", commit, "--", "zerolab"]
     said = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
     path, found = Path(), set()

@@ -129,7 +129,7 @@ def adds_what_a_ring_returns(own):
 def test_what_a_call_returns_is_said_where_none_is_used(answer, call):
     said = check_average.diagnose(answer)
     assert "NoneType" in said
-    assert f"). {call}.all_reduce fills the tensor that it is given, and returns None (seen" in said
+    assert f"). Is it what {call}.all_reduce returned? That fills the tensor that it is given, and" in said
 
 
 def floods(own):

@@ -95,15 +95,13 @@ def given_up(notes: Notes) -> str | None:
         call = own[-1] if own else None
         if not isinstance(call, Message) or not call.received or call.started or call.peer is None:
             continue
-        awaited = sum(
-            each.received and (each.peer, each.tag) == (call.peer, call.tag) for each in calls[rank]
-        )
-        later = list(calls[call.peer])
-        sends = [each for each in later if each.op == "send" and (each.peer, each.tag) == (rank, call.tag)]
+        theirs = calls[call.peer]
+        of_this_tag = lambda each, peer, tag=call.tag: each.peer == peer and each.tag == tag
+        awaited = sum(each.received and of_this_tag(each, call.peer) for each in calls[rank])
+        sends = [each for each in theirs if each.op == "send" and of_this_tag(each, rank)]
         if len(sends) < awaited or not (sent := sends[awaited - 1]).started:
             continue
-        last = later[-1]
-        if not last.started and last.waited == sent.waited:
+        if not theirs[-1].started and theirs[-1].waited == sent.waited:
             return (
                 f"rank {rank} waits for the message that rank {call.peer} started and did not wait for: "
                 f"{_WAIT}{at(sent.place)}"

@@ -73,11 +73,11 @@ def _raised(rank: int | None, raised: Stopped, calls: Calls) -> str:
 
 
 def _returned_none(rank: int | None, text: str, calls: Calls) -> str:
-    """Name the call whose result is None, where the error says that something is."""
-    last = calls[rank][-1].call if rank is not None and calls[rank] else ""
-    if "NoneType" not in text or last not in _IN_PLACE:
+    """Name a call that returns None, where the error says that something is None."""
+    own = [call.call for call in calls[rank] if call.call in _IN_PLACE] if rank is not None else []
+    if "NoneType" not in text or not own:
         return ""
-    return f". {last} fills the tensor that it is given, and returns None"
+    return f". Is it what {own[-1]} returned? That fills the tensor that it is given, and returns None"
 
 
 def _of_messages_that_failed(notes: Notes) -> str | None:
