@@ -5,7 +5,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from unittest import mock
 
-import torch
 import torch.distributed as dist
 
 import zerolab
@@ -54,7 +53,6 @@ class Together:
 def _observe_all(harness: Callable, answers: list[Callable], tails: list[tuple]) -> list:
     """In the worker: what each answer returned and sent, or None if it raised."""
     seen = []
-    torch.set_deterministic_debug_mode("warn")  # as attempt does it
     for answer in answers:
         try:
             with Wire() as wire:

@@ -172,7 +172,6 @@ def _observe(
 ) -> tuple[Any, list[Message], int, bool, bool]:
     """In the worker: run fn on this rank's input and note its calls."""
     rank = dist.get_rank()
-    torch.set_deterministic_debug_mode("warn")  # torch.empty has nan in it, so that a use of that shows
     uses_engine = _watch_engine()
     shown = Brief(sys.stdout, 10 * LINES_SHOWN)
     with Wire(trails[rank]) as wire, contextlib.redirect_stdout(shown):

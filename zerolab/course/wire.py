@@ -6,6 +6,7 @@ Each record is written to a file at once, so it remains if the rank hangs or die
 import pickle
 import sys
 from collections.abc import Callable
+from math import nan
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
@@ -30,13 +31,16 @@ _FUNCTIONAL = {
 }
 """By operator of torch's functional collectives: the one of torch.distributed that sends as much."""
 _NAMES = {"all_gather_tensor": "all_gather_into_tensor"}  # of functions that have another one there
+_EMPTY = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+_WITH_NAN = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 _FEW = 1024  # the numbers of a message that are kept: the exercises' tensors are not longer
 
 
 class Wire(TorchDispatchMode):
     """Note what the code inside it calls: torch.distributed's calls are operators, and this mode sees them.
 
-    It sees send and isend, batched or not, and every collective, under whatever name they were imported.
+    It sees send and isend, batched or not, and every collective, under whatever name they were imported. It
+    fills what torch.empty returns with nan, so that a use of that shows.
     """
 
     def __init__(self, trail: Path | None = None):
@@ -88,6 +92,8 @@ class Wire(TorchDispatchMode):
         elif func.namespace == "_c10d_functional" and func._opname in _FUNCTIONAL:
             self.note(self._functional(func._opname, args, sys._getframe(1)))
         result = func(*args, **(kwargs or {}))
+        if func.namespace == "aten" and func._opname in _EMPTY and result.dtype in _WITH_NAN:
+            result.fill_(nan)  # what memory holds may be zeros by chance, and the right answer
         if self._given and (func._schema.is_mutable or (func.namespace == "c10d" and func._opname != "send")):
             written = _tensors([args[:1], (kwargs or {}).get("out")])
             self._given |= {key: True for key in map(_storage, written) if key in self._given}
