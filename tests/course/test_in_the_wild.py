@@ -91,6 +91,20 @@ def summed(model, mesh):
         module.set_gradient_divide_factor(1.0)
 
 
+def head_left_out(model, mesh):
+    without_root(model, mesh)
+    fully_shard(model.head, reshard_after_forward=False)
+    fully_shard(model, mesh=mesh)
+
+
+def a_list(model, mesh):
+    fully_shard(model.blocks, mesh=mesh)
+
+
+def in_ddp(model, mesh):
+    return torch.nn.parallel.DistributedDataParallel(model)
+
+
 def two_blocks_in_a_unit(model, mesh):
     fully_shard([model.blocks[0], model.blocks[1]], mesh=mesh, reshard_after_forward=False)
     fully_shard(model.blocks[2], mesh=mesh, reshard_after_forward=False)
@@ -210,7 +224,7 @@ def raises(model, mesh):
         (root_without_mesh, "5 parameters, embedding.weight first, are not sharded over the mesh"),
         (gathered_twice, "that is stage 3: after forward each block is freed"),
         (root_twice_too, "that is stage 3, and the root is gathered twice too"),
-        (without_root, "5 parameters are not sharded, embedding.weight first"),
+        (without_root, "5 parameters, embedding.weight first, are not sharded: no rank reduces"),
         (root_alone, "the whole model is one unit"),
         (root_first, "the model was sharded before its blocks"),
         (first_block_left_out, "block 0 is no unit of its own"),
@@ -223,6 +237,9 @@ def raises(model, mesh):
         (root_ignored, "fully_shard(model) leaves 5 parameters whole, embedding.weight first"),
         (in_16_bits, "messages of 16-bit numbers have half of the bytes"),
         (wrapped, "fully_shard was called on a Sequential around the model, and not on the model"),
+        (head_left_out, "1 parameter, head.weight, is not sharded over the mesh"),
+        (a_list, "A ModuleList is a list, and has no forward: call fully_shard on each block in it"),
+        (in_ddp, "fully_shard was not called, so nothing is sharded"),
         (raises, "stopped with ValueError: no such block"),
     ],
 )

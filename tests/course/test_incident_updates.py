@@ -17,6 +17,9 @@ from zerolab.course.lessons.incident_room import (
     Engine5,
     Engine6,
     Engine7,
+    Engine9,
+    Engine10,
+    Engine12,
 )
 from zerolab.course.lessons.incident_room.room import NAMES
 
@@ -71,6 +74,87 @@ class LastMicroBatch1(Engine1):
         self.total = ring.reduce_scatter(gradient)
 
     def gather(self):
+        ring.all_gather(self.flat)
+
+
+class TrainsWithTheSum9(Engine9):
+    def reduce(self, gradient):
+        self.shard.grad = ring.reduce_scatter(gradient)
+
+    def load(self, files):
+        self.optimizer.state[self.shard]["momentum_buffer"] = torch.cat(files)[self.mine].clone()
+
+
+class ViewOfAllFiles9(Engine9):
+    def load(self, files):
+        self.optimizer.state[self.shard]["momentum_buffer"] = torch.cat(files)[self.mine]
+
+
+class Float32Momentum9(Engine9):
+    def load(self, files):
+        momentum = torch.zeros(self.flat.numel())
+        momentum[:] = torch.cat(files)
+        self.optimizer.state[self.shard]["momentum_buffer"] = momentum[self.mine].clone()
+
+
+class KeepsTheGivenFlat12(Engine12):
+    """Sends what is right, and keeps the tensor that it was given."""
+
+    def cut(self, flat):
+        super().cut(flat)
+        self.flat = flat
+
+    def step(self, batches):
+        whole = self.gather()
+        for batch in batches:
+            self.loss = batch.loss(whole)
+            self.reduce(batch.gradient(whole))
+        self.update(len(batches))
+
+
+class ShardIsAView12(Engine12):
+    def cut(self, flat):
+        self.mine = ring.chunks(self.numel, self.world_size)[self.rank]
+        self.shard = flat[self.mine]
+        self.optimizer = torch.optim.SGD([self.shard], self.lr, MOMENTUM)
+
+    step = KeepsTheGivenFlat12.step
+
+
+class UpdatesUnseen12(Engine12):
+    def step(self, batches):
+        whole = self.gather()
+        for batch in batches:
+            self.loss = batch.loss(whole)
+            self.reduce(batch.gradient(whole))
+            self.update(len(batches))
+
+
+class WholeUpdatesUnseen12(Engine12):
+    def step(self, batches):
+        whole = self.gather()
+        for batch in batches:
+            self.loss = batch.loss(whole)
+            self.reduce(batch.gradient(whole))
+            self.update(1)
+
+
+class ClearedToANumber7(Engine7):
+    def update(self, micro_batches):
+        self.total = 0
+        super().update(micro_batches)
+
+
+class DividedByItsOwn10(Engine10):
+    """Each owner divides by its own number of samples."""
+
+    def step(self, batches):
+        own = sum(map(len, batches))
+        for batch in batches:
+            self.total = self.total + ring.reduce_scatter(batch.gradient(self.flat) * len(batch))
+        self.shard.grad = self.total / own
+        self.optimizer.step()
+        self.total = 0
         ring.all_gather(self.flat)
 
 
@@ -246,6 +330,15 @@ class Clipped7(Engine7):
 
 OF_HASHES = "the order of the reductions comes from a set or from hash(): where PYTHONHASHSEED is"
 SAID = {
+    TrainsWithTheSum9: "are wrong before the resume already: the training step is at fault, and neither",
+    ViewOfAllFiles9: "of 52 elements is a view of a tensor, which stays in memory with all of its 103: add",
+    Float32Momentum9: "momentum is float32, and the parameters are float64: torch.tensor and torch.zeros",
+    KeepsTheGivenFlat12: "keeps whole parameters, in `self.flat`: at stage 3 only shards are left at rest",
+    ShardIsAView12: "keeps whole parameters, in `self.shard`: at stage 3 only shards are left at rest, and a",
+    UpdatesUnseen12: "each micro-batch has an update of its own, which the next one does not see: add the",
+    WholeUpdatesUnseen12: "an update of its own, with its whole gradient, and the next one does not see it",
+    ClearedToANumber7: "The sum of the gradients was cleared before the update used it: clear it after that",
+    DividedByItsOwn10: "and nothing else divides the sum. Multiply each gradient by",
     LastTakesTheRest1: "the shards are uneven: rank 3 holds 28 elements of momentum, and another rank 25.",
     TailOnEachRank1: "rank 0 holds 28 elements of momentum, and its share is 26",
     LastMicroBatch1: "only the last micro-batch counts: add them all up",

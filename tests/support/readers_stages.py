@@ -419,7 +419,44 @@ class ExpectsNothing(Stage1):
             unit.expect(self.comm.all_gather(unit.flat, unit).wait())
 
 
+class ReturnsInTheLoop(Stage0):
+    def update(self, units, step):
+        for unit in units:
+            return step(unit)
+
+
+class UpdatesEverySecond(Stage3):
+    def update(self, units, step):
+        for unit in units[::2]:
+            step(unit)
+
+
+class StepsAList(Stage0):
+    def update(self, units, step):
+        step(units)
+
+
+class GathersItsPart(Stage1):
+    def update(self, units, step):
+        for unit in units:
+            step(unit)
+            unit.expect(self.comm.all_gather(unit.flat[unit.owned], unit).wait)
+
+
+class OwnsItsPartOfAll(Stage0):
+    def setup(self, unit):
+        unit.own(self.comm.shard_range(unit.padded_numel))
+
+    def after_reduce(self, unit):
+        unit.grads.keep(unit.grads.local)
+
+
 STOPPED = {
+    ReturnsInTheLoop: (0, "update calls step(unit) for unit root alone, and the engine gives it 4 units"),
+    UpdatesEverySecond: (3, "and the engine gives it 4 units: call it for each of them"),
+    StepsAList: (0, "update calls step with a list, and step takes one unit: call it for each of units"),
+    GathersItsPart: (1, "it takes all of unit.flat, and fills in what the other ranks have"),
+    OwnsItsPartOfAll: (0, "At stage 0 each rank owns everything: call unit.own(slice(0, unit.padded_numel))"),
     GathersBefore: (1, "before it calls step(unit): gather the parts after that, and not before it"),
     GathersBeforeAndWaitsLater: (1, "before it calls step(unit): gather the parts after that"),
     ReturnsNothing: (0, "reduce_grads returned NoneType"),

@@ -4,7 +4,7 @@ No answer is compared with a model answer. A sharded model is trained on ranks, 
 decides.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
 from typing import Any
@@ -13,6 +13,8 @@ from zerolab.course.attempts import attempt
 from zerolab.course.exercise import graded
 from zerolab.course.lessons.in_the_wild.sharded import RANKS, one_step
 from zerolab.course.lessons.in_the_wild.solution import shard
+from zerolab.course.names import names_in
+from zerolab.course.wording import count
 
 
 @graded(
@@ -32,11 +34,19 @@ def check_shard(fn: Callable) -> str | None:
     """Call fn(model, mesh) on two ranks, take a step, and name what its messages and its gradients say."""
     outcome = attempt(partial(one_step, fn), [()] * RANKS, timeout=60.0)
     if outcome.failure:
-        return outcome.failure.splitlines()[0]
+        return outcome.failure.splitlines()[0] + _of_a_list(outcome.failure)
+    outcome.values[0]["written"] = bool(names_in(fn))
     for reading in (_not_called, _not_sharded, _other_units, _changed, _not_stage_2):
         if found := reading(outcome.values[0]):
             return found
     return None
+
+
+def _of_a_list(failure: str) -> str:
+    """Whether fully_shard was called on a list of modules."""
+    if "do not implement forward" not in failure:
+        return ""
+    return ". A ModuleList is a list, and has no forward: call fully_shard on each block in it"
 
 
 def _not_called(seen: dict[str, Any]) -> str | None:
@@ -55,7 +65,8 @@ def _not_called(seen: dict[str, Any]) -> str | None:
             "fully_shard works in place, so call it on model and its blocks themselves, and not on a copy"
         )
     if not seen["units"]:
-        return "not written yet: fully_shard was not called, so nothing is sharded"
+        stub = "" if seen["written"] else "not written yet: "
+        return f"{stub}fully_shard was not called, so nothing is sharded"
     return None
 
 
@@ -63,25 +74,33 @@ def _not_sharded(seen: dict[str, Any]) -> str | None:
     """Which parameters are whole, or sharded over another mesh."""
     if seen["whole"] and seen["root_is_unit"]:
         return (
-            f"fully_shard(model) leaves {len(seen['whole'])} parameters whole, {seen['whole'][0]} first: no "
-            "rank reduces their gradients, and the ranks' copies drift apart. Do not pass ignored_params"
+            f"fully_shard(model) leaves {count(len(seen['whole']), 'parameter')} whole, {seen['whole'][0]} "
+            "first: no rank reduces their gradients, and the ranks' copies drift apart. Do not pass "
+            "ignored_params"
         )
     if seen["whole"]:
         return (
-            f"{len(seen['whole'])} parameters are not sharded, {seen['whole'][0]} first: no rank reduces "
-            "their gradients, and the ranks' copies drift apart. Call fully_shard(model, mesh=mesh) too, last"
+            f"{_these(seen['whole'])} not sharded: no rank reduces their gradients, and the ranks' copies "
+            "drift apart. Call fully_shard(model, mesh=mesh) too, last"
         )
     if seen["other_mesh"]:
         return (
-            f"{len(seen['other_mesh'])} parameters, {seen['other_mesh'][0]} first, are not sharded over the "
-            "mesh that your function gets. Without mesh=mesh fully_shard makes one of all ranks. These are "
-            "the same two ranks here, and others where a mesh has some of them. Pass mesh=mesh to every call"
+            f"{_these(seen['other_mesh'])} not sharded over the mesh that your function gets. Without "
+            "mesh=mesh fully_shard makes one of all ranks. These are the same two ranks here, and others "
+            "where a mesh has some of them. Pass mesh=mesh to every call"
         )
     if seen["whole_after"]:
         return (
             "parameters stay whole after backward, so at rest a rank holds all of them: let it reshard them"
         )
     return None
+
+
+def _these(names: Sequence[str]) -> str:
+    """Parameters by number and name, with their verb."""
+    if len(names) == 1:
+        return f"1 parameter, {names[0]}, is"
+    return f"{len(names)} parameters, {names[0]} first, are"
 
 
 def _other_units(seen: dict[str, Any]) -> str | None:

@@ -21,7 +21,7 @@ from zerolab.course.lessons.incident_room.costs import costs_too_much, other_rat
 from zerolab.course.lessons.incident_room.loaded import Owned
 from zerolab.course.lessons.incident_room.loaded.told import momentum_told
 from zerolab.course.lessons.incident_room.lockstep import Tensors, trained
-from zerolab.course.lessons.incident_room.resumes import none_saved
+from zerolab.course.lessons.incident_room.resumes import before_resume, none_saved
 from zerolab.course.lessons.incident_room.room import NAMES, PSI, Case, one_thread
 from zerolab.course.lessons.incident_room.runs import Seen, train
 from zerolab.course.lessons.incident_room.updates import updates_told
@@ -122,7 +122,7 @@ def _compared(ticket: Ticket, case: Case, ended: Sequence[Seen], before: Sequenc
         mistakes={why: _end(ends, case) for why, ends in {**ticket.mistakes, **others}.items()},
         cost=other_rate(case, ended) or ticket.cost(case, ended) or ticket.saving(before),
         also=None if alike else "the ranks end with different parameters",
-        told=None if all(map(same, seen, right)) else _told(ticket, case, ended, [s.saved for s in before]),
+        told=None if all(map(same, seen, right)) else _told(ticket, case, ended, before),
     )
 
 
@@ -134,6 +134,11 @@ def _stopped(ticket: Ticket, engine: Any, case: Case, outcome: Attempt) -> str |
         return (
             f"{outcome.failure}. There are {case.ranks} files, of the {case.ranks} ranks that saved, and "
             f"{case.resumed_on} ranks load: which files a rank needs depends on both"
+        )
+    if "assigned grad expected to be a Tensor or None but got grad of type" in outcome.failure:
+        return (
+            f"{outcome.failure}. The sum of the gradients was cleared before the update used it: clear it "
+            "after that"
         )
     own = _of_own_methods(engine, ticket.broken)
     yours = f" (you wrote {own})" if own else ""
@@ -174,7 +179,7 @@ def _end(ends: Callable[[Case], Tensors], case: Case) -> Tensors:
         return ends(case)
 
 
-def _told(ticket: Ticket, case: Case, ended: Sequence[Seen], files: Sequence[Any]) -> str | None:
+def _told(ticket: Ticket, case: Case, ended: Sequence[Seen], before: Sequence[Seen]) -> str | None:
     """What wrong parameters tell that no mistake explains: their updates, or the momentum after a load."""
     if any(each.replaced for each in ended):
         return (
@@ -182,7 +187,13 @@ def _told(ticket: Ticket, case: Case, ended: Sequence[Seen], files: Sequence[Any
             "write to it in place"
         )
     if case.resumed_on:
-        return _of_momentum(ticket, case, ended, files)
+        trained_wrongly = not all(map(same, (each.flat for each in before), before_resume(case).flats))
+        if trained_wrongly:
+            return (
+                "the parameters are wrong before the resume already: the training step is at fault, and "
+                "neither save nor load"
+            )
+        return _of_momentum(ticket, case, ended, [each.saved for each in before])
     return updates_told(case, ended, partial(_end, ticket.right), ticket.max_norm)
 
 

@@ -24,6 +24,12 @@ def unsharded(case: Case, ended: Sequence[Seen]) -> str | None:
                     f"elements of momentum, and another rank {min(each.state for each in ended)}. The "
                     f"largest shard decides how much memory a GPU needs, and ceil(Ψ / N) is {share}"
                 )
+            own = sum(values.numel() for values in each.momentum if values is not None)
+            if own < each.state:
+                return (
+                    f"the values are right, but rank {rank}'s momentum of {own} elements is a view of "
+                    f"a tensor, which stays in memory with all of its {each.state}: add .clone()"
+                )
             what = "is not" if each.state >= PSI else "is not all"
             return (
                 f"the values are right, but rank {rank} holds {each.state} elements of momentum, and its "

@@ -46,11 +46,11 @@ def install(stage_class: type[Stage], number: int) -> list[tuple[str, Work]]:
     for other, own in OWN_STAGES.items():
         for verb in VERBS:
             setattr(own, verb, _refusal(other))
-    STAGES[number] = _watched(stage_class, started)
+    STAGES[number] = _watched(stage_class, number, started)
     return started
 
 
-def _watched(stage_class: type[Stage], started: list[tuple[str, Work]]) -> type[Stage]:
+def _watched(stage_class: type[Stage], number: int, started: list[tuple[str, Work]]) -> type[Stage]:
     """The reader's class, with a look at each verb. The collectives that it starts go into ``started``."""
 
     class Watched(stage_class):  # type: ignore[misc, valid-type]
@@ -73,15 +73,21 @@ def _watched(stage_class: type[Stage], started: list[tuple[str, Work]]) -> type[
 
         def after_reduce(self, unit):
             super().after_reduce(unit)
-            _see_kept(unit)
+            _see_kept(unit, number)
 
         def update(self, units, step):
             def updated(unit):
+                if not isinstance(unit, FlatUnit):
+                    raise Misused(
+                        f"update calls step with a {type(unit).__name__}, and step takes one unit: call it "
+                        "for each of units"
+                    )
                 step(unit)
                 self.not_updated.discard(unit)
 
             with _updating(units, self.not_updated):
                 super().update(units, updated)
+                _see_updated(units, self.not_updated)
 
     return Watched
 
@@ -98,6 +104,16 @@ def _updating(units: list[FlatUnit], not_updated: set[FlatUnit]) -> Iterator[Non
         for unit in units:
             del unit.expect
         not_updated.clear()
+
+
+def _see_updated(units: list[FlatUnit], not_updated: set[FlatUnit]) -> None:
+    """The engine updates small units together, so that values alone do not show a unit that is left out."""
+    if not_updated and len(not_updated) < len(units):
+        done = ", ".join(unit.name for unit in units if unit not in not_updated)
+        raise Misused(
+            f"update calls step(unit) for unit {done} alone, and the engine gives it {len(units)} units: "
+            "call it for each of them. Does a return end the loop?"
+        )
 
 
 def _expect(unit: FlatUnit, gather: Any) -> None:
@@ -124,6 +140,11 @@ def _refusing_old(
     """A gather that is issued before its unit's update may send old values or new ones: a matter of time."""
 
     def gather(flat, unit):
+        if flat.numel() != unit.padded_numel:
+            raise Misused(
+                f"all_gather gets {flat.numel()} elements of unit {unit.name}, which has "
+                f"{unit.padded_numel}: it takes all of unit.flat, and fills in what the other ranks have"
+            )
         if unit in not_updated:
             raise Misused(
                 f"update gathers unit {unit.name} before it calls step(unit): gather the parts after that, "
@@ -188,10 +209,15 @@ def _see_whole(unit: FlatUnit) -> None:
         )
 
 
-def _see_kept(unit: FlatUnit) -> None:
+def _see_kept(unit: FlatUnit, number: int) -> None:
     kept, owned = unit.grads.reduced, unit.owned.stop - unit.owned.start
     if kept is None or len(kept) != owned:
         what = "nothing" if kept is None else f"{len(kept)} elements"
+        if number == 0 and kept is not None and len(kept) == unit.padded_numel:
+            raise Misused(
+                f"after_reduce kept {what} of unit {unit.name}, whose owned range has {owned}. At stage 0 "
+                "each rank owns everything: call unit.own(slice(0, unit.padded_numel)) in setup"
+            )
         raise Misused(
             f"after_reduce kept {what} of unit {unit.name}, whose owned range has {owned} elements: hand "
             "unit.grads.keep the gradients of unit.owned"

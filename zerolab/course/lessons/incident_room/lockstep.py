@@ -66,6 +66,10 @@ class Lockstep:
         gradients = [
             [self.gradient(batch, flat) for batch in own] for flat, own in zip(self.flats, data, strict=True)
         ]
+        self.update(gradients, combine, gather)
+
+    def update(self, gradients: Gradients, combine: Combine, gather: Gather | None = None) -> None:
+        """Update each shard with what `combine` makes of the gradients, and gather."""
         updated = []
         for owner in range(self.world_size):
             mine = chunk(owner, self.world_size)
@@ -140,6 +144,17 @@ def each_updates(case: Case, factor: float = 1.0, gathers: bool = True) -> Tenso
             last = micro == case.micro_batches - 1
             gather = None if gathers or last else Lockstep.keep_apart
             world.step([[own[micro]] for own in data], times(factor), gather)
+    return world.flats
+
+
+def each_updates_unseen(case: Case, factor: float = 1.0) -> Tensors:
+    """The same where all micro-batches of a step run with the parameters of before the first update."""
+    world = Lockstep(case.ranks)
+    data = [batches(case, rank) for rank in range(case.ranks)]
+    for _ in range(case.steps):
+        seen = world.flats[0]
+        for micro in range(case.micro_batches):
+            world.update([[world.gradient(own[micro], seen)] for own in data], times(factor))
     return world.flats
 
 

@@ -199,6 +199,8 @@ def rehearsal_problem(got: Rehearsal | str, right: Rehearsal) -> str | None:
     peak, lowest = max(got.peak_by_phase.values()), max(right.peak_by_phase.values())
     if held > least + 1:
         return f"{where} a rank holds {held / 1e9:,.1f} GB, and {least / 1e9:,.1f} are enough"
+    if held < least - 1:
+        return f"{where} a rank holds only {held / 1e9:,.1f} GB, and what it owns takes {least / 1e9:,.1f}"
     if peak > lowest:
         return f"{where} a rank holds {peak / 1e9:,.1f} GB at the peak, and {lowest / 1e9:,.1f} are enough"
     return None

@@ -105,14 +105,16 @@ class Run:
 
     def __init__(self, engine: Callable, case: Case, rank: int, again: tuple | None, gathers: bool):
         flat, files = tree_map(_on_device, again or (start(), None))
-        self.given = named(case, flat) if case.by_name else flat.clone()
         self.data, self.gathers, self.alive = batches(case, rank), gathers, Alive()
+        self.given = named(case, flat) if case.by_name else flat.clone()
         self.mine = engine(self.given, LR)
         self.before = torch.cat(tensors(self.given)).clone()
         if again:
             self.mine.load(files)
         self.begun = torch.cat(tensors(self.given)).clone()
         self.loaded = momenta(self.mine) if again else ()
+        if gathers:
+            self.given = {}  # an engine of shards keeps nothing of it, and the job does not either
 
         self.after: list[torch.Tensor] = []
         self.passes: list[float] = []

@@ -45,6 +45,12 @@ def _shards(case: Case, owned: Owned, ended: Sequence[Seen], whole: torch.Tensor
         for unit, (values, place) in enumerate(zip(each.loaded, places, strict=True)):
             if values is None:
                 return f"after load rank {rank}'s optimizer has no momentum: load it into its state"
+            if values.dtype != whole.dtype:
+                got, want = (str(dtype).removeprefix("torch.") for dtype in (values.dtype, whole.dtype))
+                return (
+                    f"after load rank {rank}'s momentum is {got}, and the parameters are {want}: "
+                    "torch.tensor and torch.zeros make float32, unless they get dtype=self.shard.dtype"
+                )
             if values.numel() != len(place):
                 of = f" of unit {unit}" * (len(places) > 1)
                 return (

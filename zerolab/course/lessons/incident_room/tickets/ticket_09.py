@@ -161,7 +161,8 @@ MISTAKES = {
     "the slice begins at rank * len(files[0]), and files are as long as the shards of the old N: self.mine "
     "is this rank's slice":
         lambda case: by_file_length(case, whole=True),
-    "the momentum is forgotten, so the first steps after the resume are too short":
+    "the momentum is forgotten, so the first steps after the resume are too short. It belongs into "
+    'self.optimizer.state[self.shard]["momentum_buffer"]':
         lambda case: resumed(case, torch.zeros_like),
     "the files are put together in the wrong order":
         reversed_files,

@@ -8,7 +8,7 @@ from zerolab.course.lessons.incident_room.check import Ticket
 from zerolab.course.lessons.incident_room.costs import unsharded
 from zerolab.course.lessons.incident_room.engine import MOMENTUM
 from zerolab.course.lessons.incident_room.held import ITEM
-from zerolab.course.lessons.incident_room.lockstep import untouched
+from zerolab.course.lessons.incident_room.lockstep import each_updates_unseen, untouched
 from zerolab.course.lessons.incident_room.room import PSI, Case
 
 NO_ROOM = "There is no room to keep a whole gradient from one micro-batch to the next"
@@ -99,7 +99,8 @@ def whole_at_rest(case, ended) -> str | None:
         if whole:
             return (
                 f"the values are right, but after the step rank {rank} keeps whole parameters, in "
-                f"`{whole[0]}`: at stage 3 only shards are left at rest"
+                f"`{whole[0]}`: at stage 3 only shards are left at rest, and a view of the parameters "
+                "keeps all of them"
             )
     return None
 
@@ -146,6 +147,12 @@ def _cost(case, ended) -> str | None:
 # A sentence, and where the ranks end.
 # fmt: off
 MISTAKES = {
+    "each micro-batch has an update of its own, which the next one does not see: add the gradients of all of "
+    "them up, and update once in a step":
+        lambda case: each_updates_unseen(case, 1 / case.micro_batches),
+    "each micro-batch has an update of its own, with its whole gradient, and the next one does not see it: "
+    "add the gradients of all of them up, and update once in a step with their mean":
+        each_updates_unseen,
     "after all steps gather still returns the parameters of the start: either it keeps what it gathered "
     "first, so gather again after each update, or no update reaches the shard":
         untouched,

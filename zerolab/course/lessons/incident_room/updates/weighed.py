@@ -42,9 +42,12 @@ def told(counts: torch.Tensor, case: Case) -> str | None:
     for made in sorted(_products(each), key=lambda made: made.cost):
         ratios = weights / made.numbers
         if torch.allclose(ratios, ratios.flatten()[0].expand_as(ratios), rtol=1e-6, atol=0):
-            divisor = _divisor(1 / float(ratios.flatten()[0]), each)
+            number = 1 / float(ratios.flatten()[0])
+            divided = f"the sum is divided by {_divisor(number, each)}"
+            if abs(number - 1) < 1e-6:
+                divided = "nothing else divides the sum"
             return (
-                f"{', '.join(made.words)}, and the sum is divided by {divisor}. Multiply each gradient by "
+                f"{', '.join(made.words)}, and {divided}. Multiply each gradient by "
                 f"the samples of its own micro-batch, and divide the sum by those of all, {each.sum():.0f}"
             )
     return None
