@@ -97,6 +97,21 @@ class Float32Momentum9(Engine9):
         self.optimizer.state[self.shard]["momentum_buffer"] = momentum[self.mine].clone()
 
 
+class ZerosAroundTheSlice9(Engine9):
+    def save(self):
+        whole = torch.zeros_like(self.flat)
+        whole[self.mine] = self.optimizer.state[self.shard]["momentum_buffer"]
+        return whole
+
+    def load(self, files):
+        whole = torch.stack(files).sum(dim=0)
+        self.optimizer.state[self.shard]["momentum_buffer"] = whole[self.mine].clone()
+
+
+class NoStep12(Engine12):
+    def step(self, batches): ...
+
+
 class KeepsTheGivenFlat12(Engine12):
     """Sends what is right, and keeps the tensor that it was given."""
 
@@ -337,6 +352,8 @@ SAID = {
     ShardIsAView12: "keeps whole parameters, in `self.shard`: at stage 3 only shards are left at rest, and a",
     UpdatesUnseen12: "each micro-batch has an update of its own, which the next one does not see: add the",
     WholeUpdatesUnseen12: "an update of its own, with its whole gradient, and the next one does not see it",
+    ZerosAroundTheSlice9: "the 4 files have 412 elements together, and the momentum has 103: a rank's file",
+    NoStep12: "no rank computed a gradient: step calls no backward of its micro-batches",
     ClearedToANumber7: "The sum of the gradients was cleared before the update used it: clear it after that",
     DividedByItsOwn10: "and nothing else divides the sum. Multiply each gradient by",
     LastTakesTheRest1: "the shards are uneven: rank 3 holds 28 elements of momentum, and another rank 25.",

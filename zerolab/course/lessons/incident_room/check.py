@@ -108,6 +108,8 @@ def look(ticket: Ticket, engine: Callable, case: Case) -> Finding:
 
 def _compared(ticket: Ticket, case: Case, ended: Sequence[Seen], before: Sequence[Seen]) -> Finding:
     """What the ranks end with, beside what is right and where the mistakes lead. `before`: a resume."""
+    if not any(any(each.backwards) for each in ended):
+        return Finding(str(case), "no rank computed a gradient: step calls no backward of its micro-batches")
     seen = [each.flat for each in ended]
     alike = all(torch.equal(flat, seen[0]) for flat in seen)
     calls = {call for each in ended for call, sent in each.calls.items() if sent > 0.1}

@@ -21,7 +21,13 @@ def told(
     """Of the first shard that is wrong: its first wrong element. `flat`: the parameters, which it may be."""
     at = wrong.wrong[0]
     there, right = wrong.found[at], wrong.belongs[at]
-    what = f"element {there}" if there >= 0 else "0" if there == ZERO else _unknown(wrong, at, files, flat)
+    what = (
+        f"element {there}"
+        if there >= 0
+        else "the number 0"
+        if there == ZERO
+        else _unknown(wrong, at, files, flat)
+    )
     said = f"{name} is wrong: its element {at} is {what}, and element {right} of all {PSI} belongs there"
     return f"{said}{_run(wrong)}{_where_saved(wrong, right, files, whole)}{_unit(shards, wrong, there)}"
 

@@ -122,6 +122,21 @@ def cut_by_torch(case: Case, outcome: Attempt) -> str | None:
     )
 
 
+def saving_costs(before: Sequence[Seen]) -> str | None:
+    """Whether save sends parts of the momentum, or the files have more than the momentum together."""
+    return sent_by_save(before) or _large_files(before)
+
+
+def _large_files(before: Sequence[Seen]) -> str | None:
+    saved = sum(_elements(each.saved) for each in before)
+    if saved < 1.5 * PSI:
+        return None
+    return (
+        f"the values are right, but the {len(before)} files have {saved} elements together, and the momentum "
+        f"has {PSI}: a rank's file is its own slice, and load can join the files"
+    )
+
+
 def sent_by_save(before: Sequence[Seen]) -> str | None:
     """Whether save sends parts of the momentum. Numbers that describe a slice are few, and allowed."""
     sending = [rank for rank, each in enumerate(before) if sum(each.saving.values()) > 0.3]
@@ -188,7 +203,7 @@ TICKET = Ticket(
     right=resumed,
     mistakes=MISTAKES,
     stopped=cut_by_torch,
-    saving=sent_by_save,
+    saving=saving_costs,
     owned=lambda ranks, rank: [torch.arange(PSI)[chunk(rank, ranks)]],
 )
 check_9 = TICKET.check(9, [Repaired])
