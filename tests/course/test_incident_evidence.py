@@ -543,7 +543,8 @@ READ = {
     Subtracted7: r"the first step's gradient counts -0\.2 times",
     WithPadding8: r"rank 2's momentum of unit 1 is wrong|rank 0's momentum of unit 1 is wrong",
     OtherLength8: r"momentum of unit 1 is wrong: its element 0 is",
-    OwnShards8: r"^after load rank 1's momentum of unit 0 is wrong: its element 0 is the number 0, .* in files\[1\], "
+    OwnShards8: r"^after load rank 1's momentum of unit 0 is wrong: its element 0 is the number 0, .*"
+    r" in files\[1\], "
     r"which has elements 11 to 21 and elements 58 to 73 alone",
     OwnLength9: r"self\.mine is this rank's slice",
     NeverGathered9: r"its element 26 is the number 0, and element 26 of all 103 belongs .* in files\[1\]",
