@@ -340,7 +340,9 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="mutants.py", description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=60, help="how many")
     parser.add_argument("--seed", type=int, default=0, help="of their choice")
-    parser.add_argument("--since", metavar="COMMIT", help="break only lines that are new since it")
+    parser.add_argument(
+        "--since", metavar="COMMIT", help="break only lines of committed files that are new since it"
+    )
     parser.add_argument("--skip", type=int, default=0, help="so many of them, to go on with an earlier run")
     parser.add_argument("--jobs", type=int, default=2, help="mutants at once")
     parser.add_argument("--recorded", type=Path, help="a file that says which tests call which function")

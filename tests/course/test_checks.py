@@ -114,7 +114,7 @@ def exchanges_and_loops(own):
 
 def test_an_endless_loop_after_messages_is_told_with_them(soon):
     said = check_average.diagnose(exchanges_and_loops)
-    assert ". Before that it made 2 calls, the last of them dist.recv (seen with" in said
+    assert ". It had made 2 calls before. The last one was dist.recv (seen with" in said
 
 
 def divides_none(own):
@@ -129,7 +129,17 @@ def adds_what_a_ring_returns(own):
 def test_what_a_call_returns_is_said_where_none_is_used(answer, call):
     said = check_average.diagnose(answer)
     assert "NoneType" in said
-    assert f"). Is it what {call}.all_reduce returned? That fills the tensor that it is given, and" in said
+    assert f"). Is it what {call}.all_reduce returned? It returns None, and leaves its result in" in said
+
+
+def waits_and_reads_a_gradient(own):
+    dist.all_reduce(own, async_op=True).wait()
+    return own.grad / 2
+
+
+def test_a_call_that_returned_a_handle_is_not_asked_about():
+    said = check_average.diagnose(waits_and_reads_a_gradient)
+    assert "NoneType" in said and "Is it what" not in said
 
 
 def floods(own):

@@ -723,7 +723,7 @@ REPAIRS = {
     Refused9: "stopped with ValueError: saved at another N",
     Forgotten9: "the momentum is forgotten",
     FirstFile9: "every rank starts with the file of rank 0",
-    ViewOfAll9: "rank 0 holds 103 elements of momentum, and its share is",
+    ViewOfAll9: "rank 0's momentum is a view of a tensor of 103 elements, and keeps all of it in memory",
     LastFirst9: "the files are put together in the wrong order",
     WholeInEveryFile9: "the values are right, but rank 0 moves 1.0Ψ in save (ring.all_gather), and each of "
     "4 files has the whole momentum: together they are 4 times as large as it. A rank's file is its own "

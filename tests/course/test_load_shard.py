@@ -307,8 +307,8 @@ LOAD_WRONG = [
     (alone(lambda read, saved_by, numel, n, rank: print(numel)), "your function prints something and ret"),
     (
         lambda read, saved_by, numel, n, rank: load_shard(read, saved_by, numel, n, dist.get_rank()),
-        "your function calls dist.get_rank(), and one process asks it for every rank's answer: use the "
-        "argument rank (seen",
+        "your function calls dist.get_rank(). The check calls it in one process, once for each rank, so use "
+        "the argument rank (seen",
     ),
     (lambda read, saved_by, numel, n, rank: [1.0], "it returned list, [1.0]"),
     (reads_everything, "For silver: rank 0 reads 12 elements, all there are, and its shard has 4"),

@@ -293,12 +293,12 @@ SLICES_WRONG = [
     (lambda sizes, n, rank: None, "not written yet"),
     (
         alone(lambda sizes, n, rank: print(sizes)),
-        "your function prints something and returns None: write return",
+        "your function prints something and returns None: return the result",
     ),
     (
         lambda sizes, n, rank: owned_slices(sizes, dist.get_world_size(), dist.get_rank()),
-        "your function calls dist.get_rank() and dist.get_world_size(), and one process asks it for every "
-        "rank's answer: use the arguments rank and world_size",
+        "your function calls dist.get_rank() and dist.get_world_size(). The check calls it in one process, "
+        "once for each rank, so use the arguments rank and world_size",
     ),
     (lambda sizes, n, rank: {}, "returned dict {}: return a list with one (start, stop)"),
     (lambda sizes, n, rank: [None for _ in sizes], "returned None for a parameter"),

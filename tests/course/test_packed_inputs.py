@@ -631,7 +631,7 @@ WRONG = [
     (alone(KeepsThePadding), "1401 elements are the input's 1400 and padding: take flat[:1400] before you"),
     (
         alone(FirstInFirstOut),
-        "8 elements are a part of the first input, and the third one is unpacked here: keep each input's",
+        "8 elements are a part of the first input, and the third one is unpacked here: keep the part in",
     ),
     (ByShape, "it comes back as the third input: keep what belongs to one input in self"),
     (alone(ThreeAtMost), "and the first one does not when it is packed once more after them"),

@@ -311,6 +311,10 @@ def by_way_of_rank_0(own, received):
 
 
 WRONG = [
+    (
+        lambda own: through_rank_0(lambda total, n: total / n, add=torch.Tensor.copy_)(own).float(),
+        "are missing",
+    ),
     (alone(without_a_wait), "rank 0 waits for the message that rank 1 started and did not wait for: until"),
     (alone(in_double_buffers), "receives them into a tensor of 40 elements of float64"),
     (answered_at_once, "each rank has the sum up to itself, divided: the total of all ranks has to reach"),

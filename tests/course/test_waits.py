@@ -109,9 +109,9 @@ def test_nobody_is_told_to_do_what_it_does(ranks):
         (("", "", "s3"), "% world_size. If ranks are taken in pairs here, this one has no partner"),
         (
             ("s1 r3", "s2 r0", "s3 r1"),
-            "the ranks are counted modulo 4, whatever their number: count modulo world_size, which is 3",
+            "The ranks are counted modulo 4, or it looks so. Count modulo world_size, which is 3",
         ),
-        (("S1 R3", "S2 R0", "S3 R1"), "the ranks are counted modulo 4, whatever their number"),
+        (("S1 R3", "S2 R0", "S3 R1"), "The ranks are counted modulo 4, or it looks so"),
         (("s1", "s5", "s0"), "rank 1 sends to rank 5, and the ranks are 0 to 2 (line 1 of f)"),
     ],
 )
@@ -121,6 +121,7 @@ def test_a_rank_that_does_not_exist_is_explained_by_the_other_ranks(ranks, says)
 
 def test_a_rank_of_a_pair_is_not_told_that_it_has_no_partner():
     assert "partner" not in to_nobody(notes("s1", "s2 r2", "r1 s1 s4"))
+    assert "pair" not in to_nobody(notes("s1 r3", "s2 r0", "s0 r1"))  # of a ring, each with two others
 
 
 def test_a_pair_is_not_told_to_count_modulo():

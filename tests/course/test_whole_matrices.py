@@ -328,6 +328,17 @@ def by_argsort(work, n):
     return greedy(work, n, np.argsort(work).tolist())
 
 
+def in_turn_from_rank_1(work, n):
+    return [(place + 1) % n for place in range(len(work))]
+
+
+def sorted_in_turn_backwards(work, n):
+    found = [0] * len(work)
+    for turn, place in enumerate(longest_first(work)):
+        found[place] = n - 1 - turn % n
+    return found
+
+
 def sent_to_all(work, n):
     plan = [by_heap(work, n)]
     dist.broadcast_object_list(plan, 0)
@@ -345,6 +356,8 @@ def noted_by_work(work, n):
 
 WRONG = {
     by_argsort: "The matrices are taken the shortest first: begin with the longest",
+    in_turn_from_rank_1: "dealt out in turn, so that the ranks have equally many. The matrices are taken as",
+    sorted_in_turn_backwards: "so that the ranks have equally many. The matrices are taken the longest first",
     sent_to_all: "your function calls dist.broadcast_object_list, and nothing has to be sent: each rank can",
     noted_by_work: "matrices of equal work all have one owner: note the owner by the place of the matrix",
     parts_of: "each rank gets equally many matrices, which follow each other. The matrices are taken as",
@@ -385,7 +398,7 @@ WRONG = {
     at_random: "two ranks come to different owners",
     one_swapped: "works longer than needed: it has",
     nothing: "not written yet",
-    printed: "your function prints something and returns None: write return in place of print",
+    printed: "your function prints something and returns None: return the result, because the check",
 }
 
 

@@ -452,8 +452,11 @@ class OwnsItsPartOfAll(Stage0):
 
 
 STOPPED = {
-    ReturnsInTheLoop: (0, "update calls step(unit) for unit root alone, and the engine gives it 4 units"),
-    UpdatesEverySecond: (3, "and the engine gives it 4 units: call it for each of them"),
+    ReturnsInTheLoop: (
+        0,
+        "update calls step for 1 of 4 units (root): call it for each of them. Does a return end",
+    ),
+    UpdatesEverySecond: (3, "update calls step for 2 of 4 units ("),
     StepsAList: (0, "update calls step with a list, and step takes one unit: call it for each of units"),
     GathersItsPart: (1, "it takes all of unit.flat, and fills in what the other ranks have"),
     OwnsItsPartOfAll: (0, "At stage 0 each rank owns everything: call unit.own(slice(0, unit.padded_numel))"),

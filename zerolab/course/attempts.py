@@ -56,7 +56,10 @@ class Attempt:
     def nothing_returned(self) -> str:
         """What to say of a function that returned None in every case."""
         if self.printed:
-            return "your function prints something and returns None: write return in place of print"
+            return (
+                "your function prints something and returns None: return the result, because the check does "
+                "not read what is printed"
+            )
         return "not written yet: the function returned None"
 
     @property
@@ -130,7 +133,9 @@ def attempt(fn: Callable, inputs: Sequence[tuple], timeout: float | None = None)
         try:
             results = zerolab.launch(_observe, size, fn, list(inputs), trails, timeout=seconds)
             values, calls, waits, engine, printed = zip(*results, strict=True)
-            return Attempt(list(values), list(calls), None, any(engine), list(waits), any(printed))
+            return Attempt(
+                list(values), list(calls), engine=any(engine), waits=list(waits), printed=any(printed)
+            )
         except zerolab.LaunchTimeout as error:
             notes = [read_trail(trail) for trail in trails]
             failure = stopped.never_ended(error, notes, seconds)

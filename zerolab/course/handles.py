@@ -95,6 +95,8 @@ def given_up(notes: Notes) -> str | None:
         call = own[-1] if own else None
         if not isinstance(call, Message) or not call.received or call.started or call.peer is None:
             continue
+        if any(each.op == "recv_any_source_" for each in calls[rank]):  # whose message that took is not known
+            continue
         theirs = calls[call.peer]
         of_this_tag = lambda each, peer, tag=call.tag: each.peer == peer and each.tag == tag
         awaited = sum(each.received and of_this_tag(each, call.peer) for each in calls[rank])

@@ -59,7 +59,7 @@ class Message(NamedTuple):
     `buffer`: where in memory the tensor is.
     `given`: whether it is the tensor that the function was given, or a slice of it; `changed`: and whether
     that had been written to by then. `recorded`: whether autograd recorded what was done to the tensor.
-    `tag`: of a send or a receive.
+    `tag`: of a send or a receive. `functional`: whether it returns a new tensor.
     `content`: the numbers that were sent, where they are few. `early`: where the tensor was used although
     nothing had been waited for since the call.
     """
@@ -80,6 +80,7 @@ class Message(NamedTuple):
     content: tuple[float, ...] | None = None
     early: Place | None = None
     tag: int = 0
+    functional: bool = False
 
     @property
     def received(self) -> bool:

@@ -33,8 +33,7 @@ def _why_nobody(calls: Calls, rank: int, wrong: Message) -> str:
     to = f"(rank {'+' if far > 0 else '-'} {abs(far)}) % world_size"
     if number := _fixed_number(calls):
         return (
-            f": the ranks are counted modulo {number}, whatever their number: count modulo world_size, which "
-            f"is {n}"
+            f". The ranks are counted modulo {number}, or it looks so. Count modulo world_size, which is {n}"
         )
     if far % n and all((peer - each) % n == far % n for each, peer in alike):
         alone = len({each for each, _ in alike}) == 1
@@ -50,7 +49,7 @@ def _why_nobody(calls: Calls, rank: int, wrong: Message) -> str:
 
 
 def _fixed_number(calls: Calls) -> int | None:
-    """The number of ranks of the ring in which all ranks would have these peers, if there are fewer ranks."""
+    """Return the size of the larger ring whose neighbours all ranks address, if they do."""
     peers = [
         (rank, call.peer, -1 if call.received else 1)
         for rank, own in enumerate(calls)
@@ -66,7 +65,8 @@ def _fixed_number(calls: Calls) -> int | None:
 
 
 def _address_each_other(calls: Calls, a: int, b: int) -> bool:
-    return any(call.peer == b for call in calls[a]) and any(call.peer == a for call in calls[b])
+    """Whether two ranks address each other and nobody else."""
+    return {call.peer for call in calls[a]} == {b} and {call.peer for call in calls[b]} == {a}
 
 
 def ways_that_do_not_meet(calls: Calls) -> str | None:

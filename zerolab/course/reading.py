@@ -58,10 +58,11 @@ def unlike(got: torch.Tensor, want: torch.Tensor) -> str | None:
 
 
 def _not_finite(got: torch.Tensor) -> str:
-    what, places = "nan" if got.isnan().any() else "inf", (~got.isfinite()).flatten().nonzero().flatten()
-    where = f" in {len(places)} of {got.numel()} elements, of which {int(places[0])} is the first"
+    what, there = ("nan", got.isnan()) if got.isnan().any() else ("inf", got.isinf())
+    places = there.flatten().nonzero().flatten()
+    where = f" in {len(places)} of {got.numel()} elements, from element {int(places[0])} on"
     return (
-        f"its value holds {what}{where * (len(places) < got.numel())}: look for a division by 0, or for a "
+        f"its value holds {what}{where * (len(places) < got.numel())}. Look for a division by 0, or for a "
         "tensor of torch.empty that is used before it is filled"
     )
 
@@ -178,14 +179,16 @@ def made_of(
     for parts in choices:
         for word, reduce in (("largest", torch.amax), ("smallest", torch.amin), ("product", torch.prod)):
             each = [part.flatten() for part in parts.values() if part.numel() == got.numel()]
-            if each and torch.allclose(
-                reduce(torch.stack(each), dim=0), got.flatten(), rtol=1e-6, atol=1e-12
-            ):
+            if each and _close(got.flatten(), reduce(torch.stack(each), dim=0)):
                 return f"its value is the {word} of {listed(list(parts))}, where the sum is right"
         have, should = coefficients(got, parts), coefficients(want, parts)
         if have and should:
             return ": ".join(filter(None, (difference(have, should), explain(have, should))))
     return None
+
+
+def _close(got: torch.Tensor, want: torch.Tensor) -> bool:
+    return got.dtype == want.dtype and torch.allclose(got, want, rtol=1e-6, atol=1e-12)
 
 
 def factors(

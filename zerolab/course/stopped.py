@@ -74,10 +74,11 @@ def _raised(rank: int | None, raised: Stopped, calls: Calls) -> str:
 
 def _returned_none(rank: int | None, text: str, calls: Calls) -> str:
     """Name a call that returns None, where the error says that something is None."""
-    own = [call.call for call in calls[rank] if call.call in _IN_PLACE] if rank is not None else []
-    if "NoneType" not in text or not own:
+    own = calls[rank] if rank is not None else []
+    in_place = [call.call for call in own if call.call in _IN_PLACE and not (call.started or call.functional)]
+    if "NoneType" not in text or not in_place:
         return ""
-    return f". Is it what {own[-1]} returned? That fills the tensor that it is given, and returns None"
+    return f". Is it what {in_place[-1]} returned? It returns None, and leaves its result in its argument"
 
 
 def _of_messages_that_failed(notes: Notes) -> str | None:
@@ -119,9 +120,9 @@ def never_ended(error: LaunchTimeout, notes: Notes, seconds: float) -> str:
 
 
 def _calls_before(own: Sequence[Message]) -> str:
-    if not own:
+    if not own or not own[-1].call:
         return ""
-    return f". Before that it made {count(len(own), 'call')}, the last of them {own[-1].call}"
+    return f". It had made {count(len(own), 'call')} before. The last one was {own[-1].call}"
 
 
 def cannot_travel(error: TypeError, functions: Sequence[Any]) -> str:

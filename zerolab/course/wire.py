@@ -92,7 +92,8 @@ class Wire(TorchDispatchMode):
         elif func.namespace == "_c10d_functional" and func._opname in _FUNCTIONAL:
             self.note(self._functional(func._opname, args, sys._getframe(1)))
         result = func(*args, **(kwargs or {}))
-        if func.namespace == "aten" and func._opname in _EMPTY and result.dtype in _WITH_NAN:
+        is_new = func.namespace == "aten" and func._opname in _EMPTY
+        if is_new and result.dtype in _WITH_NAN and result.layout is torch.strided:
             result.fill_(nan)  # what memory holds may be zeros by chance, and the right answer
         if self._given and (func._schema.is_mutable or (func.namespace == "c10d" and func._opname != "send")):
             written = _tensors([args[:1], (kwargs or {}).get("out")])
@@ -140,6 +141,7 @@ class Wire(TorchDispatchMode):
             place,
             waited=self.waits,
             recorded=recorded,
+            functional=True,
         )
 
     def _note_early(self, number: int, frame: FrameType | None) -> None:

@@ -49,17 +49,19 @@ def held_too_much(held: Mapping[Case, Sequence[int]], outcomes: Mapping[Case, At
     for case, by_rank in held.items():
         for rank, nbytes in enumerate(by_rank):
             if nbytes > allowed(case):
+                said = (
+                    f"with buckets of {case.bucket_bytes} bytes, rank {rank} holds {nbytes} bytes at once "
+                    "beside the gradients"
+                )
                 if nbytes >= case.bucket_bytes > sum(case.nbytes):
                     return (
-                        f"with buckets of {case.bucket_bytes} bytes, rank {rank} holds {nbytes} bytes at "
-                        f"once beside the gradients, and all gradients have {sum(case.nbytes)}: give a "
-                        "bucket the size of the gradients in it, and not bucket_bytes"
+                        f"{said}, and all gradients have {sum(case.nbytes)}: give a bucket the size of the "
+                        "gradients in it, and not bucket_bytes"
                     )
                 whole = ", as much as all gradients have," if nbytes >= sum(case.nbytes) else ","
                 two = 2 * max(bytes_of(case, buckets(case)))
                 return (
-                    f"with buckets of {case.bucket_bytes} bytes, rank {rank} holds {nbytes} bytes at once "
-                    f"beside the gradients{whole} and two of its largest messages are {two}: "
+                    f"{said}{whole} and two of its largest messages are {two}: "
                     f"{_why(outcomes[case].messages[rank])}"
                 )
     return None

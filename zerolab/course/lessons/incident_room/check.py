@@ -108,8 +108,6 @@ def look(ticket: Ticket, engine: Callable, case: Case) -> Finding:
 
 def _compared(ticket: Ticket, case: Case, ended: Sequence[Seen], before: Sequence[Seen]) -> Finding:
     """What the ranks end with, beside what is right and where the mistakes lead. `before`: a resume."""
-    if not any(any(each.backwards) for each in ended):
-        return Finding(str(case), "no rank computed a gradient: step calls no backward of its micro-batches")
     seen = [each.flat for each in ended]
     alike = all(torch.equal(flat, seen[0]) for flat in seen)
     calls = {call for each in ended for call, sent in each.calls.items() if sent > 0.1}
@@ -117,6 +115,9 @@ def _compared(ticket: Ticket, case: Case, ended: Sequence[Seen], before: Sequenc
     right = _end(ticket.right, case)
     if ticket.also_right and all(map(same, seen, _end(ticket.also_right, case))):
         right = _end(ticket.also_right, case)
+    if not all(map(same, seen, right)) and not any(any(each.backwards) for each in ended):
+        why = "no rank computed a gradient: step calls batch.gradient for none of its micro-batches"
+        return Finding(str(case), why)
     return Finding(
         str(case),
         seen=seen,
@@ -137,10 +138,10 @@ def _stopped(ticket: Ticket, engine: Any, case: Case, outcome: Attempt) -> str |
             f"{outcome.failure}. There are {case.ranks} files, of the {case.ranks} ranks that saved, and "
             f"{case.resumed_on} ranks load: which files a rank needs depends on both"
         )
-    if "assigned grad expected to be a Tensor or None but got grad of type" in outcome.failure:
+    if re.search(r"grad expected to be a Tensor or None but got grad of type '?(int|float)", outcome.failure):
         return (
-            f"{outcome.failure}. The sum of the gradients was cleared before the update used it: clear it "
-            "after that"
+            f"{outcome.failure}. The sum of the gradients is a number here, and no tensor: either nothing "
+            "was added to it, or it was cleared before the update"
         )
     own = _of_own_methods(engine, ticket.broken)
     yours = f" (you wrote {own})" if own else ""
@@ -192,8 +193,8 @@ def _told(ticket: Ticket, case: Case, ended: Sequence[Seen], before: Sequence[Se
         trained_wrongly = not all(map(same, (each.flat for each in before), before_resume(case).flats))
         if trained_wrongly:
             return (
-                "the parameters are wrong before the resume already: the training step is at fault, and "
-                "neither save nor load"
+                "the parameters are wrong before the resume already: the mistake is in the training step, "
+                "and not in save or load"
             )
         return _of_momentum(ticket, case, ended, [each.saved for each in before])
     return updates_told(case, ended, partial(_end, ticket.right), ticket.max_norm)
@@ -201,7 +202,7 @@ def _told(ticket: Ticket, case: Case, ended: Sequence[Seen], before: Sequence[Se
 
 def _of_momentum(ticket: Ticket, case: Case, ended: Sequence[Seen], files: Sequence[Any]) -> str | None:
     """What is wrong with the momentum that the ranks loaded."""
-    if not case.resumed_on or ticket.owned is None:
+    if ticket.owned is None:
         return None
     return momentum_told(case, ticket.owned, ended, files)
 

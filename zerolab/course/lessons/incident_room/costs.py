@@ -20,15 +20,14 @@ def unsharded(case: Case, ended: Sequence[Seen]) -> str | None:
         if more > 1:  # two parameters that are cut by themselves can make one more
             if sum(each.state for each in ended) <= PSI:
                 return (
-                    f"the values are right, but the shards are uneven: rank {rank} holds {each.state} "
-                    f"elements of momentum, and another rank {min(each.state for each in ended)}. The "
-                    f"largest shard decides how much memory a GPU needs, and ceil(Ψ / N) is {share}"
+                    f"the values are right, but the shards are uneven: rank {rank} has one of {each.state} "
+                    f"elements, and the smallest has {min(each.state for each in ended)}. The largest shard "
+                    f"decides how much memory a GPU needs, and ceil(Ψ / N) = {share} elements are enough"
                 )
-            own = sum(values.numel() for values in each.momentum if values is not None)
-            if own < each.state:
+            if each.behind > sum(values.numel() for values in each.momentum if values is not None):
                 return (
-                    f"the values are right, but rank {rank}'s momentum of {own} elements is a view of "
-                    f"a tensor, which stays in memory with all of its {each.state}: add .clone()"
+                    f"the values are right, but rank {rank}'s momentum is a view of a tensor of "
+                    f"{each.behind} elements, and keeps all of it in memory: add .clone()"
                 )
             what = "is not" if each.state >= PSI else "is not all"
             return (

@@ -86,15 +86,23 @@ def _lists(engine: Any) -> dict[str, int]:
 
 
 def momenta(engine: Any) -> list[torch.Tensor | None]:
-    """The momentum of each parameter of the engine's optimizers, as it is now."""
+    """A copy of the momentum of each parameter of the engine's optimizers, as it is now."""
+    return [each.detach().clone() if isinstance(each, torch.Tensor) else None for each in _momenta(engine)]
+
+
+def behind(engine: Any) -> int:
+    """The elements in the storages of these momenta, which are more if one is a view of a larger tensor."""
+    return storage_bytes(each for each in _momenta(engine) if isinstance(each, torch.Tensor)) // ITEM
+
+
+def _momenta(engine: Any) -> list[Any]:
     shards = [
         (each, shard)
         for each in _optimizers(engine)
         for group in each.param_groups
         for shard in group["params"]
     ]
-    found = [each.state.get(shard, {}).get("momentum_buffer") for each, shard in shards]
-    return [each.detach().clone() if isinstance(each, torch.Tensor) else None for each in found]
+    return [each.state.get(shard, {}).get("momentum_buffer") for each, shard in shards]
 
 
 def state(engine: Any) -> int:

@@ -109,10 +109,11 @@ def _updating(units: list[FlatUnit], not_updated: set[FlatUnit]) -> Iterator[Non
 def _see_updated(units: list[FlatUnit], not_updated: set[FlatUnit]) -> None:
     """The engine updates small units together, so that values alone do not show a unit that is left out."""
     if not_updated and len(not_updated) < len(units):
-        done = ", ".join(unit.name for unit in units if unit not in not_updated)
+        done = [unit.name for unit in units if unit not in not_updated]
+        why = " Does a return end the loop?" * (done == [units[0].name])
         raise Misused(
-            f"update calls step(unit) for unit {done} alone, and the engine gives it {len(units)} units: "
-            "call it for each of them. Does a return end the loop?"
+            f"update calls step for {len(done)} of {len(units)} units ({', '.join(done)}): call it for each "
+            f"of them.{why}"
         )
 
 

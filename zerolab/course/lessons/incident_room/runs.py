@@ -13,6 +13,7 @@ from zerolab.course.alive import Alive
 from zerolab.course.lessons.incident_room.held import (
     ITEM,
     Held,
+    behind,
     held,
     momenta,
     rates,
@@ -51,6 +52,7 @@ class Seen(NamedTuple):
         begun: those before the first step, and after `load` where there is one.
         momentum: of each of its shards, at the end.
         held: what was in memory, at the moments of `kept`.
+        behind: elements in the storages of these momenta.
         replaced: whether the engine's `flat` is another tensor than the one that it was given.
     """
 
@@ -75,6 +77,7 @@ class Seen(NamedTuple):
     begun: torch.Tensor = torch.empty(0)
     momentum: Sequence[torch.Tensor | None] = ()
     held: Sequence[Held] = ()
+    behind: int = 0
     replaced: bool = False
 
 
@@ -100,7 +103,8 @@ def train(
 class Run:
     """The job with an engine, and what is noted of it.
 
-    Attributes: given, what the engine gets; mine, the engine; data, the rank's batches; others as in Seen.
+    Attributes: given, what the engine got, while the job keeps it; mine, the engine; data, the rank's
+    batches; others as in Seen.
     """
 
     def __init__(self, engine: Callable, case: Case, rank: int, again: tuple | None, gathers: bool):
@@ -169,6 +173,7 @@ class Run:
             begun=self.begun,
             momentum=momenta(self.mine),
             held=self.held,
+            behind=behind(self.mine),
             replaced=self._replaced(),
         )
 

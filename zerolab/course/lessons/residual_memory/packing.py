@@ -140,12 +140,13 @@ def _of_another(stopped: str, case: Case) -> str | None:
     places = [
         [number for number, size in of_part.items() if abs(size - int(found)) < 1] for found in sizes.groups()
     ]
-    if not all(places):
+    if not all(len({case.shapes[number] for number in each}) == 1 for each in places):
         return None
     asked, kept = (PLACES[each[0]] for each in places)
     return (
         f"{stopped}. {sizes[2]} elements are a part of the {kept} input, and the {asked} one is unpacked "
-        "here: keep each input's part in its own self. The last input that is packed is unpacked first"
+        "here: keep the part in self, and not in the class or in a global variable. The last input that is "
+        "packed is unpacked first"
     )
 
 

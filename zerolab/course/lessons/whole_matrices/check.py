@@ -41,7 +41,8 @@ Plans = Mapping[Case, Plan]
 def check_owners(fn: Callable) -> str | None:
     """Ask fn(work, world_size) on two ranks for the owners of several lists of matrices; name the mistake.
 
-    Right is every list of owners whose busiest rank has no more to do than with the longest-first rule.
+    Right is every list of owners whose busiest rank has no more to do than with the longest-first rule, if
+    each rank computes it by itself.
     """
     outcome = attempt(answers, [(fn, CASES)] * 2)
     if outcome.failure:

@@ -80,30 +80,47 @@ def rules() -> list[Rule]:
     A wrong place costs most: matrices that are dealt out in turn as they stand in the list are also sorted,
     dealt out, and not put back.
     """
-    mistakes = lambda rule: (
-        (rule.order != LONGEST_FIRST) + (rule.choice.words != LEAST_WORK.words) + 1.5 * bool(rule.place)
-    )
     made = [
         Rule(name, order, choice, place)
         for (name, orders), choice, place in product(ORDERS.items(), CHOICES, PLACES)
         for order in orders
     ]
-    return sorted(filter(mistakes, made), key=mistakes)
+    return sorted(filter(_mistakes, made), key=_mistakes)
+
+
+def _mistakes(rule: Rule) -> float:
+    """How many mistakes a rule has."""
+    return (rule.order != LONGEST_FIRST) + (rule.choice.words != LEAST_WORK.words) + 1.5 * bool(rule.place)
 
 
 def followed(answers: Mapping[Case, Plan]) -> Rule | None:
-    """The rule by which all ranks get as much work; of several, the one that gives most matrices their owner.
+    """The rule that all answers follow: by their owners, or else by how much work the ranks have.
 
-    Answers and rules may take matrices of equal work in other orders, and then differ in some owners.
+    Several rules may lead to the same work. Of those it is the one with the same matrices together, because
+    ranks may be counted in another order. If none has, it is the one that gives most matrices their owner,
+    because matrices of equal work may be taken in any order.
     """
-    fitting = (rule for rule in rules() if all(_same_loads(*each, rule) for each in answers.items()))
-    same_owners = lambda rule: sum(_same_owners(*each, rule) for each in answers.items())
-    return max(fitting, key=same_owners, default=None)
+    fitting = [rule for rule in rules() if all(_same_loads(*each, rule) for each in answers.items())]
+    for same in (_same_owners, _same_together):
+        for rule in fitting:
+            if all(same(plan, rule.plan(case)) for case, plan in answers.items()):
+                return rule
+    equal = lambda got, other: sum(a == b for a, b in zip(got, other, strict=True))
+    return max(
+        fitting,
+        key=lambda rule: sum(equal(plan, rule.plan(case)) for case, plan in answers.items()),
+        default=None,
+    )
 
 
-def _same_owners(case: Case, got: Plan, rule: Rule) -> int:
-    """How many matrices have the same owner."""
-    return sum(own == other for own, other in zip(got, rule.plan(case), strict=True))
+def _same_owners(got: Plan, other: Plan) -> bool:
+    return list(got) == list(other)
+
+
+def _same_together(got: Plan, other: Plan) -> bool:
+    """Whether two plans differ at most in the numbers of the ranks."""
+    pairs = set(zip(got, other, strict=True))
+    return len(pairs) == len(set(got)) == len(set(other))
 
 
 def _same_loads(case: Case, got: Plan, rule: Rule) -> bool:

@@ -40,7 +40,10 @@ def check_owned(fn: Callable) -> str | None:
     if set(answers.values()) == {Odd(NONE, "")}:
         return outcome.nothing_returned
     wrong = [case for case in CASES if answers[case] != tuple(inside(case))]
-    return f"{asks_the_job(fn) or _mistake(answers, wrong)} (seen with {wrong[0]})" if wrong else None
+    if not wrong:
+        return None
+    asks = asks_the_job(fn, ((case[:-1], own) for case, own in answers.items()))
+    return f"{asks or _mistake(answers, wrong)} (seen with {wrong[0]})"
 
 
 def _answers(fn: Callable) -> list[tuple | Odd]:

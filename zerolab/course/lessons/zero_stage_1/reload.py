@@ -48,7 +48,8 @@ def check_load(fn: Callable) -> str | None:
     if why := stopped(loaded):
         return why
     wrong = [call for call, done in loaded.items() if not equal(done.value, right(call))]
-    if wrong and (asks := asks_the_job(fn)):
+    by_rank = ((call.case, done.value) for call, done in loaded.items())
+    if wrong and (asks := asks_the_job(fn, by_rank)):
         return f"{asks} (seen with {wrong[0].case})"
     if wrong and (named := _named(loaded)):
         return f"{', or else '.join(named)} (seen with {wrong[0].case})"

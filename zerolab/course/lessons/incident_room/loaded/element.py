@@ -21,13 +21,7 @@ def told(
     """Of the first shard that is wrong: its first wrong element. `flat`: the parameters, which it may be."""
     at = wrong.wrong[0]
     there, right = wrong.found[at], wrong.belongs[at]
-    what = (
-        f"element {there}"
-        if there >= 0
-        else "the number 0"
-        if there == ZERO
-        else _unknown(wrong, at, files, flat)
-    )
+    what = f"element {there}" if there >= 0 else _unknown(wrong, at, files, flat)
     said = f"{name} is wrong: its element {at} is {what}, and element {right} of all {PSI} belongs there"
     return f"{said}{_run(wrong)}{_where_saved(wrong, right, files, whole)}{_unit(shards, wrong, there)}"
 
@@ -78,7 +72,9 @@ def _unit(shards: Sequence[Shard], wrong: Shard, there: int) -> str:
 
 
 def _unknown(shard: Shard, at: int, files: Sequence[Any], flat: torch.Tensor) -> str:
-    """What a loaded number is that no rank had."""
+    """What a loaded number is that is no element of the momentum."""
+    if shard.found[at] == ZERO:
+        return "the number 0"
     value = shard.values[at]
     if bool(((flat - value).abs() < 1e-12).any()):
         return f"parameter {int((flat - value).abs().argmin())}, and no momentum"

@@ -47,9 +47,10 @@ def _shards(case: Case, owned: Owned, ended: Sequence[Seen], whole: torch.Tensor
                 return f"after load rank {rank}'s optimizer has no momentum: load it into its state"
             if values.dtype != whole.dtype:
                 got, want = (str(dtype).removeprefix("torch.") for dtype in (values.dtype, whole.dtype))
+                why = ". torch.tensor and torch.zeros make float32, unless they get dtype=torch.float64"
                 return (
-                    f"after load rank {rank}'s momentum is {got}, and the parameters are {want}: "
-                    "torch.tensor and torch.zeros make float32, unless they get dtype=self.shard.dtype"
+                    f"after load rank {rank}'s momentum is {got}, and the parameters are {want}"
+                    f"{why * (got == 'float32')}"
                 )
             if values.numel() != len(place):
                 of = f" of unit {unit}" * (len(places) > 1)

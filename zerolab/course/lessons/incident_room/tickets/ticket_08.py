@@ -87,7 +87,7 @@ MISTAKES = {
         lambda case: shifted(case, -UNITS[0] % case.ranks),
     "the second unit's momentum is forgotten":
         lambda case: shifted(case, PSI - UNITS[0]),
-    "the momentum is forgotten, so the first steps after the resume are too short. It belongs into "
+    "the momentum is forgotten, so the first steps after the resume are too short. Write it to "
     'self.optimizer.state[shard]["momentum_buffer"], for each of self.shards':
         lambda case: resumed(case, torch.zeros_like),
 }

@@ -45,7 +45,8 @@ def told(counts: torch.Tensor, case: Case) -> str | None:
             number = 1 / float(ratios.flatten()[0])
             divided = f"the sum is divided by {_divisor(number, each)}"
             if abs(number - 1) < 1e-6:
-                divided = "nothing else divides the sum"
+                divides = any("divide" in word for word in made.words)
+                divided = f"nothing {'else ' * divides}divides the sum"
             return (
                 f"{', '.join(made.words)}, and {divided}. Multiply each gradient by "
                 f"the samples of its own micro-batch, and divide the sum by those of all, {each.sum():.0f}"
