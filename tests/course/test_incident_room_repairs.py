@@ -726,7 +726,7 @@ WRONG = {
     OneFile8: "on ranks 1, 2, 3 save returned None, and load reads that: rank ",
     KeepsPadding8: "unit 1 is wrong: it begins with 2 zeros, and what belongs there comes 2 elements too "
     "late. The units before have 2 of padding together, which is saved as if it were momentum",
-    ViewOfAll8: "rank 0 holds 108 elements of momentum, and its share is 26",
+    ViewOfAll8: "rank 0's momentum is a view of a tensor of 108 elements, and keeps all of it in memory",
     ShardOfRank0: "rank 1's momentum of unit 0 is wrong: every rank has that of rank 0's shard",
     TorchChunk9: "pieces of 35, 35, 33 elements, as torch.chunk cuts. The shards have 35, 34, 34",
     CountOfRank0: "the sum is divided by 420 (N times the largest number of samples of a rank or N times the "
