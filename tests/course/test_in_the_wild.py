@@ -239,12 +239,15 @@ def raises(model, mesh):
         (wrapped, "fully_shard was called on a Sequential around the model, and not on the model"),
         (head_left_out, "1 parameter, head.weight, is not sharded over the mesh"),
         (a_list, "A ModuleList is a list, and has no forward: call fully_shard on each block in it"),
-        (in_ddp, "fully_shard was not called, so nothing is sharded"),
         (raises, "stopped with ValueError: no such block"),
     ],
 )
 def test_the_first_check_names_the_mistake(shard, diagnosis):
     assert diagnosis in check_shard.diagnose(shard)
+
+
+def test_a_function_that_does_something_else_is_not_called_unwritten():
+    assert check_shard.diagnose(in_ddp).startswith("fully_shard was not called, so nothing is sharded")
 
 
 # ---- the second: DeepSpeed's JSON

@@ -22,6 +22,7 @@ from zerolab.course.lessons.incident_room import (
     Engine12,
 )
 from zerolab.course.lessons.incident_room.room import NAMES
+from zerolab.course.lessons.incident_room.tickets.ticket_12 import Repaired as Repaired12
 
 solutions_travel_by_value(__name__)
 
@@ -119,12 +120,7 @@ class KeepsTheGivenFlat12(Engine12):
         super().cut(flat)
         self.flat = flat
 
-    def step(self, batches):
-        whole = self.gather()
-        for batch in batches:
-            self.loss = batch.loss(whole)
-            self.reduce(batch.gradient(whole))
-        self.update(len(batches))
+    step = Repaired12.step
 
 
 class ShardIsAView12(Engine12):
@@ -133,25 +129,28 @@ class ShardIsAView12(Engine12):
         self.shard = flat[self.mine]
         self.optimizer = torch.optim.SGD([self.shard], self.lr, MOMENTUM)
 
-    step = KeepsTheGivenFlat12.step
+    step = Repaired12.step
+
+
+def updates_each(divisor):
+    """A step that gathers once and updates after each micro-batch."""
+
+    def step(self, batches):
+        whole = self.gather()
+        for batch in batches:
+            self.loss = batch.loss(whole)
+            self.reduce(batch.gradient(whole))
+            self.update(divisor(batches))
+
+    return step
 
 
 class UpdatesUnseen12(Engine12):
-    def step(self, batches):
-        whole = self.gather()
-        for batch in batches:
-            self.loss = batch.loss(whole)
-            self.reduce(batch.gradient(whole))
-            self.update(len(batches))
+    step = updates_each(len)
 
 
 class WholeUpdatesUnseen12(Engine12):
-    def step(self, batches):
-        whole = self.gather()
-        for batch in batches:
-            self.loss = batch.loss(whole)
-            self.reduce(batch.gradient(whole))
-            self.update(1)
+    step = updates_each(lambda batches: 1)
 
 
 class ClearedToANumber7(Engine7):

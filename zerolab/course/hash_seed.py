@@ -8,11 +8,12 @@ import dis
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import CodeType, FunctionType
+from types import CodeType
 from typing import Any
 
+from zerolab.course.names import codes_of
 from zerolab.launcher.payload import pickle_payload
 
 SEEDS = ("6", "8")  # a set of two names of lesson 09 has another order under each of them
@@ -26,23 +27,7 @@ def may_depend(*functions: Any) -> bool:
 
     Only a run under two seeds proves anything: many such functions do not depend on the order.
     """
-    return any(_has_a_set(code) for each in functions for code in _codes(each))
-
-
-def _codes(thing: Any) -> Iterator[CodeType]:
-    if isinstance(thing, type):
-        for each in vars(thing).values():
-            yield from _codes(each)
-    elif isinstance(thing, FunctionType):
-        yield from _codes(thing.__code__)
-        for name in thing.__code__.co_names:  # the functions that it calls
-            other = thing.__globals__.get(name)
-            if isinstance(other, FunctionType) and other.__module__ == thing.__module__ and other != thing:
-                yield from _codes(other.__code__)
-    elif isinstance(thing, CodeType):
-        yield thing
-        for each in thing.co_consts:
-            yield from _codes(each)
+    return any(_has_a_set(code) for each in functions for code in codes_of(each))
 
 
 def _has_a_set(code: CodeType) -> bool:

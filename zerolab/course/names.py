@@ -1,24 +1,35 @@
 """The names that a reader's function uses, which tell what it asks for in place of its arguments."""
 
 from collections.abc import Callable, Iterable, Iterator
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 
 _OF_THE_JOB = {"get_rank": "rank", "get_world_size": "world_size"}
 
 
 def names_in(fn: Callable) -> set[str]:
-    """Return the global names and attributes in the code of a function, and of functions within it."""
-    return set(_of_code(getattr(fn, "__code__", None)))
+    """Return the global names and attributes in a function's code, and in that of the functions it calls."""
+    return {name for code in codes_of(fn) for name in code.co_names}
 
 
-def _of_code(code: CodeType | None) -> Iterator[str]:
-    if code is None:
-        return
-    yield from code.co_names
-    for each in code.co_consts:
-        if isinstance(each, CodeType):
-            yield from _of_code(each)
+def codes_of(thing: Any) -> Iterator[CodeType]:
+    """Yield the code of a function or of a class's methods, of functions within, and of those that it calls.
+
+    The last are those of its own module, and theirs are not followed.
+    """
+    if isinstance(thing, type):
+        for each in vars(thing).values():
+            yield from codes_of(each)
+    elif isinstance(thing, FunctionType):
+        yield from codes_of(thing.__code__)
+        for name in thing.__code__.co_names:
+            other = thing.__globals__.get(name)
+            if isinstance(other, FunctionType) and other.__module__ == thing.__module__ and other != thing:
+                yield from codes_of(other.__code__)
+    elif isinstance(thing, CodeType):
+        yield thing
+        for each in thing.co_consts:
+            yield from codes_of(each)
 
 
 def asks_the_job(fn: Callable, by_rank: Iterable[tuple[Any, Any]]) -> str | None:

@@ -190,21 +190,21 @@ def _told(ticket: Ticket, case: Case, ended: Sequence[Seen], before: Sequence[Se
             "write to it in place"
         )
     if case.resumed_on:
-        trained_wrongly = not all(map(same, (each.flat for each in before), before_resume(case).flats))
-        if trained_wrongly:
-            return (
-                "the parameters are wrong before the resume already: the mistake is in the training step, "
-                "and not in save or load"
-            )
-        return _of_momentum(ticket, case, ended, [each.saved for each in before])
+        return _of_a_resume(ticket, case, ended, before)
     return updates_told(case, ended, partial(_end, ticket.right), ticket.max_norm)
 
 
-def _of_momentum(ticket: Ticket, case: Case, ended: Sequence[Seen], files: Sequence[Any]) -> str | None:
-    """What is wrong with the momentum that the ranks loaded."""
+def _of_a_resume(ticket: Ticket, case: Case, ended: Sequence[Seen], before: Sequence[Seen]) -> str | None:
+    """What is wrong with the training before it, or with the momentum that the ranks loaded."""
+    saved = before_resume(case)
+    if not all(map(same, (each.flat for each in before), saved.flats)):
+        return (
+            "the parameters are wrong before the resume already: the mistake is in the training step, and "
+            "not in save or load"
+        )
     if ticket.owned is None:
         return None
-    return momentum_told(case, ticket.owned, ended, files)
+    return momentum_told(case, ticket.owned, ended, [each.saved for each in before], saved)
 
 
 def _of_own_methods(engine: Any, broken: type) -> str:

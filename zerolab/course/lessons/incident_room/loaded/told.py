@@ -8,14 +8,18 @@ import torch
 from zerolab.course.lessons.incident_room.loaded import Owned, element
 from zerolab.course.lessons.incident_room.loaded.cuts import followed
 from zerolab.course.lessons.incident_room.loaded.found import UNKNOWN, ZERO, Shard, in_files, look_up
-from zerolab.course.lessons.incident_room.resumes import before_resume
+from zerolab.course.lessons.incident_room.lockstep import Lockstep
 from zerolab.course.lessons.incident_room.room import Case
 from zerolab.course.lessons.incident_room.runs import Seen
 
 
-def momentum_told(case: Case, owned: Owned, ended: Sequence[Seen], files: Sequence[Any]) -> str | None:
-    """What is wrong after a load: with the parameters, or with the momentum of the first shard that is."""
-    saved = before_resume(case)
+def momentum_told(
+    case: Case, owned: Owned, ended: Sequence[Seen], files: Sequence[Any], saved: Lockstep
+) -> str | None:
+    """What is wrong after a load: with the parameters, or with the momentum of the first shard that is.
+
+    `saved`: the job as it was before.
+    """
     if told := _of_parameters(ended, saved.momentum):
         return told
     shards = _shards(case, owned, ended, saved.momentum)
