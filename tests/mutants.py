@@ -3,12 +3,13 @@
 Each mutant is one change in a private copy of the tree: another operator, a condition turned round, a number
 one off, or a statement left out. Then the tests that can see that package run, without the long ones, until
 one fails and fails again: a test may fail by itself on a busy machine. Tests that saw earlier mutants of the
-same run go first, then those that call the broken function, and then the files that name most of its module.
-A mutant that none fails for has survived: either a test is missing, or the change is no fault. The exit code
-is 1 if any survived. With --since, only lines are broken that are new since a commit.
+same run go first, then the files that name most of the broken module. A mutant that none fails for has
+survived: either a test is missing, or the change is no fault. The exit code is 1 if any survived. With
+--since, only lines are broken that are new since a commit.
 
 Which tests call which function is in the file of --recorded. The first run writes it, which takes as long as
-all these tests.
+all these tests. Then only the tests that call the broken function run, the quickest first, and the files
+where tests share the run that calls it: no other test can see the change.
 """
 
 import argparse
@@ -32,7 +33,7 @@ from queue import SimpleQueue
 
 from support import ROOT, reached
 
-TIMEOUT_SECONDS = 1800  # for the tests of one mutant together; a test that hangs fails by pytest's own limit
+TIMEOUT_SECONDS = 480  # for one group of a mutant's tests; a test that hangs fails by pytest's own limit
 NO_TESTS = 5  # the exit code of pytest where none is to be run
 EVERYWHERE = (  # the quickest first
     "promises/test_traffic.py",
@@ -84,8 +85,6 @@ SEEN_EVERYWHERE = ("stages", "unit", "engine", "optimizer", "collectives")
 
 QUICKEST = 12
 """So many of the tests that saw most mutants go first."""
-MOST_CALLING = 200
-"""So many of those that call the broken function, the quickest of them, go next."""
 
 ON_GPUS = ("native.py", "producers.py")  # their work is seen on GPUs only
 
@@ -216,22 +215,46 @@ def applied(mutant: Mutant, tree: Path) -> Iterator[None]:
         target.write_text(source)
 
 
-def survives(mutant: Mutant, tree: Path, quickest: list[str]) -> tuple[bool, str]:
+def survives(mutant: Mutant, tree: Path, groups: list[list[str]]) -> tuple[bool, str]:
     """Whether no test fails with it, and what the first that did was, or why not all have run.
 
-    Args: quickest: the tests that run first, before all that can see its package.
+    Args: groups: of tests, which run one group after the other.
     """
+    not_all = ""
+    with applied(mutant, tree):
+        for tests in filter(None, groups):
+            try:
+                if said := failure(tree, tests):
+                    return False, said
+            except Undecided as error:
+                not_all = str(error)
+    return True, not_all
+
+
+def groups_of(mutant: Mutant, recorded: dict[str, dict], killers: list[str]) -> list[list[str]]:
+    """The tests that can see it, after those that saw most others.
+
+    Where it is recorded, they are the tests that call the broken function, and the files where tests share a
+    run: only the first of them is recorded as its caller. A line outside of functions runs at the import.
+    """
+    span = function_of(mutant)
+    calling = reached.tests_of(recorded, *span) if span else []
+    if not calling:
+        return [killers, *tests_by_package(mutant)]
+    files = sorted({test.partition("::")[0] for test in calling})
+    return [list(dict.fromkeys([*killers, *calling])), [file for file in files if shares_a_run(ROOT / file)]]
+
+
+def shares_a_run(file: Path) -> bool:
+    """Whether a test of this file may read what another one ran."""
+    return bool(re.search(r"@(functools\.)?(lru_)?cache|@pytest\.fixture\(.*scope=", file.read_text("utf-8")))
+
+
+def tests_by_package(mutant: Mutant) -> list[list[str]]:
+    """The tests that can see its package, and those that can see most of the engine."""
     own = nearest_first(mutant)
     seen = mutant.package in SEEN_EVERYWHERE
-    general = [f"tests/{each}" for each in EVERYWHERE if seen and f"tests/{each}" not in own]
-    with applied(mutant, tree):
-        try:
-            for tests in (quickest, own, general):
-                if tests and (said := failure(tree, tests)):
-                    return False, said
-        except Undecided as error:
-            return True, str(error)
-    return True, ""
+    return [own, [f"tests/{each}" for each in EVERYWHERE if seen and f"tests/{each}" not in own]]
 
 
 def nearest_first(mutant: Mutant) -> list[str]:
@@ -267,9 +290,8 @@ class Run:
         """Try one mutant and print what came of it."""
         tree = self.trees.get()
         killers = [test for test, _ in self.killers.most_common(QUICKEST)]
-        calling = reached.tests_of(self.recorded, *function_of(mutant))[:MOST_CALLING]
         try:
-            alive, said = survives(mutant, tree, list(dict.fromkeys([*killers, *calling])))
+            alive, said = survives(mutant, tree, groups_of(mutant, self.recorded, killers))
         finally:
             self.trees.put(tree)
         if "::" in (name := name_of(said)):
@@ -278,15 +300,15 @@ class Run:
         return alive
 
 
-def function_of(mutant: Mutant) -> tuple[str, int, int]:
-    """The module in zerolab, and the lines from which and to which the function with the mutant goes."""
+def function_of(mutant: Mutant) -> tuple[str, int, int] | None:
+    """The module in zerolab, and the lines of the innermost function with the mutant: first, last."""
     nodes = ast.walk(ast.parse((ROOT / mutant.path).read_text("utf-8")))
     spans = [
         (min([node.lineno, *(each.lineno for each in node.decorator_list)]), node.end_lineno)
         for node in nodes
         if isinstance(node, ast.FunctionDef) and node.lineno <= mutant.line <= node.end_lineno
     ]
-    return "/".join(mutant.path.parts[1:]), *max(spans, default=(1, sys.maxsize))
+    return ("/".join(mutant.path.parts[1:]), *max(spans)) if spans else None
 
 
 def name_of(failed: str) -> str:

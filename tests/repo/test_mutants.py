@@ -66,11 +66,30 @@ def test_a_mutant_is_alive_where_no_test_fails_and_the_tree_is_as_it_was(monkeyp
 
     monkeypatch.setattr(mutants, "failure", failure)
     said = "FAILED this"
-    assert mutants.survives(mutant, tmp_path, ["quick"]) == (False, "FAILED this") and ran == [["quick"]]
+    groups = [[], ["quick"], ["slow"]]
+    assert mutants.survives(mutant, tmp_path, groups) == (False, "FAILED this") and ran == [["quick"]]
     said = ""
-    assert mutants.survives(mutant, tmp_path, []) == (True, "") and len(ran) == 3
-    assert ran[1] == mutants.nearest_first(mutant) and not set(ran[1]) & set(ran[2])
+    assert mutants.survives(mutant, tmp_path, groups) == (True, "") and ran[1:] == [["quick"], ["slow"]]
     assert (tmp_path / path).read_text("utf-8") == source
+
+
+def test_only_tests_that_call_the_broken_function_run_and_those_that_share_their_run():
+    mutant = next(mutants.mutants_of(Path("zerolab/stages/stage1.py")))
+    path, first, _ = mutants.function_of(mutant)
+    alone, sharing = "tests/engine/test_units.py::test", "tests/promises/test_parity.py::test[1]"
+    seconds = {alone: 2.0, sharing: 1.0, "tests/engine/test_full_params.py::test": 0.1}
+    recorded = {"seconds": seconds, "called": {path: {str(first): [alone, sharing]}}}
+    groups = mutants.groups_of(mutant, recorded, ["killer"])
+    assert groups == [["killer", sharing, alone], ["tests/promises/test_parity.py"]]
+    killers, own, general = mutants.groups_of(mutant, {"seconds": {}, "called": {}}, ["killer"])
+    assert killers == ["killer"] and own == mutants.nearest_first(mutant) and not set(own) & set(general)
+
+
+def test_a_line_outside_of_functions_is_seen_by_all_tests_of_its_package():
+    path = Path("zerolab/optimizer/batch.py")
+    mutant = next(each for each in mutants.mutants_of(path) if mutants.function_of(each) is None)
+    recorded = {"seconds": {"a.py::test": 1.0}, "called": {"optimizer/batch.py": {"20": ["a.py::test"]}}}
+    assert mutants.groups_of(mutant, recorded, [])[1] == mutants.nearest_first(mutant)
 
 
 def test_the_files_that_name_most_of_a_module_go_first():
@@ -124,21 +143,25 @@ def test_a_mutant_survives_where_its_tests_take_too_long(monkeypatch, tmp_path: 
     monkeypatch.setattr(mutants, "TIMEOUT_SECONDS", 2)
     monkeypatch.setattr(mutants, "applied", lambda mutant, tree: nullcontext())
     mutant = next(mutants.mutants_of(Path("zerolab/stages/stage2.py")))
-    assert mutants.survives(mutant, tmp_path, [path]) == (True, "no test has failed within 2 seconds")
+    late = (True, "no test has failed within 2 seconds")
+    assert mutants.survives(mutant, tmp_path, [[path]]) == late
+    (tmp_path / "tests" / "test_wrong.py").write_text("def test_wrong():\n    assert False\n")
+    monkeypatch.setattr(mutants, "TIMEOUT_SECONDS", 30)
+    found, said = mutants.survives(mutant, tmp_path, [["tests/test_wrong.py"]])
+    assert not found and said.startswith("FAILED tests/test_wrong.py::test_wrong")
 
 
 def test_tests_that_saw_earlier_mutants_go_first_and_each_worker_has_a_tree(monkeypatch, tmp_path: Path):
     (tmp_path / "root" / "zerolab").mkdir(parents=True)
     monkeypatch.setattr(mutants, "ROOT", tmp_path / "root")
-    monkeypatch.setattr(mutants, "function_of", lambda mutant: ("unit/unit.py", 10, 20))
-    recorded = {"seconds": {"c.py::test": 1.0}, "called": {"unit/unit.py": {"15": ["c.py::test"]}}}
-    run = mutants.Run(tmp_path, 2, recorded)
+    monkeypatch.setattr(mutants, "groups_of", lambda mutant, recorded, killers: [[*killers, "c.py::test"]])
+    run = mutants.Run(tmp_path, 2, {})
     failed = ["FAILED a.py::test - Wrong", "", "exit code 3", "FAILED b.py::test", "FAILED b.py::test"]
     first = []
 
-    def survives(mutant: None, tree: Path, quickest: list[str]) -> tuple[bool, str]:
+    def survives(mutant: None, tree: Path, groups: list[list[str]]) -> tuple[bool, str]:
         assert (tree / "zerolab").is_dir() and run.trees.qsize() == 1
-        first.append(quickest)
+        first.extend(groups)
         return not failed[0], failed.pop(0)
 
     monkeypatch.setattr(mutants, "survives", survives)
