@@ -268,6 +268,11 @@ CLIP_WRONG = [
     (with_norm(lambda shard: 7.0), "its value is [7], right is [29.737]"),
     (with_norm(of_the_others), "the norm of the other ranks' shards"),
     (with_norm(smallest), "the smallest of the shards' norms"),
+    (
+        with_norm(lambda shard: float(shard.abs().sum()) ** 0.5),
+        "that is the root of the sum of the absolute values in this rank's own shard. The norm is",
+    ),
+    (with_norm(lambda shard: float(shard.square().sum())), "the square of the norm of this rank's own shard"),
     (with_norm(lambda shard: summed(shard.norm() ** 2) ** 0.5 + 1), "its value is 1 more than the right one"),
     (with_norm(lambda shard: summed(shard.norm() ** 2) ** 0.5 * 2), "its value is 2 times the right one"),
     (one_is_added, "the factor is max_norm / (norm + 1)"),

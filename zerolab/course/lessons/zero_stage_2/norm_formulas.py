@@ -6,7 +6,7 @@ where the norm is larger, and 1 elsewhere. Each part may be another one, so a fe
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import product
 
 import torch
@@ -17,16 +17,36 @@ ByCase = dict[Case, list[float]]  # by rank
 
 Factor = Callable[[Sequence[float], float, int], float]  # of the shards' norms, max_norm and a rank
 
-# What a rank may compute of a shard.
-OF_A_SHARD: dict[str, Callable[[torch.Tensor], float]] = {
-    "the shards' norms": lambda shard: float(shard.norm()),
-    "the squares of the shards' norms": lambda shard: float(shard.square().sum()),
-    "the sums of the shards' elements": lambda shard: float(shard.sum()),
-    "the squares of the sums of the shards' elements": lambda shard: float(shard.sum()) ** 2,
-    "the sums of the sizes of the shards' elements": lambda shard: float(shard.abs().sum()),
-    "the largest sizes in the shards": lambda shard: float(shard.abs().max()) if len(shard) else 0.0,
-    "the mean squares of the shards": lambda shard: float(shard.square().sum()) / max(1, len(shard)),
-}
+# What a rank may compute of a shard: in words of all the shards, in words of one, and as a function.
+OF_A_SHARD: tuple[tuple[str, str, Callable[[torch.Tensor], float]], ...] = (
+    ("the shards' norms", "the norm of", lambda shard: float(shard.norm())),
+    (
+        "the squares of the shards' norms",
+        "the square of the norm of",
+        lambda shard: float(shard.square().sum()),
+    ),
+    ("the sums of the shards' elements", "the sum of the elements of", lambda shard: float(shard.sum())),
+    (
+        "the squares of the sums of the shards' elements",
+        "the square of the sum of the elements of",
+        lambda shard: float(shard.sum()) ** 2,
+    ),
+    (
+        "the sums of the absolute values in the shards",
+        "the sum of the absolute values in",
+        lambda shard: float(shard.abs().sum()),
+    ),
+    (
+        "the largest absolute values in the shards",
+        "the largest absolute value in",
+        lambda shard: float(shard.abs().max()) if len(shard) else 0.0,
+    ),
+    (
+        "the mean squares of the shards",
+        "the mean square of",
+        lambda shard: float(shard.square().sum()) / max(1, len(shard)),
+    ),
+)
 # How the numbers of the ranks may be taken together.
 TOGETHER: dict[str, Callable[[list[float], int], float]] = {
     "the sum of": lambda numbers, rank: sum(numbers),
@@ -34,12 +54,15 @@ TOGETHER: dict[str, Callable[[list[float], int], float]] = {
     "the largest of": lambda numbers, rank: max(numbers),
     "the smallest of": lambda numbers, rank: min(numbers),
     "the product of": lambda numbers, rank: math.prod(numbers),
-    "this rank's number among": lambda numbers, rank: numbers[rank],
-    "rank 0's number among": lambda numbers, rank: numbers[0],
-    "the last rank's number among": lambda numbers, rank: numbers[-1],
     "the sum over the other ranks of": lambda numbers, rank: sum(numbers) - numbers[rank],
     "the sum over this rank and those before it of": lambda numbers, rank: sum(numbers[: rank + 1]),
     "the sum, with this rank's own once more, of": lambda numbers, rank: sum(numbers) + numbers[rank],
+}
+# Or the number of a single rank may be taken.
+ALONE: dict[str, Callable[[list[float], int], float]] = {
+    "this rank's own shard": lambda numbers, rank: numbers[rank],
+    "rank 0's shard": lambda numbers, rank: numbers[0],
+    "the last rank's shard": lambda numbers, rank: numbers[-1],
 }
 # What may be done with the result.
 AT_LAST: dict[str, Callable[[float, int], float]] = {
@@ -97,11 +120,11 @@ def norms() -> dict[str, ByCase]:
     """
     seen = {_key(each) for each in _named()}
     found: dict[str, ByCase] = {}
-    for last, together, of_a_shard in product(AT_LAST, TOGETHER, OF_A_SHARD):
-        by_case = {case: _composed(case, last, together, of_a_shard) for case in CASES}
+    for (last, ending), (said, taken) in product(AT_LAST.items(), _taken().items()):
+        by_case = {case: _by_rank(taken(case), ending) for case in CASES}
         if (key := _key(by_case)) not in seen:
             seen.add(key)
-            found[f"that is {last}{together} {of_a_shard}. {ADVICE}"] = by_case
+            found[f"that is {last}{said}. {ADVICE}"] = by_case
     return found
 
 
@@ -114,14 +137,25 @@ def _named() -> Iterator[ByCase]:
         yield {c: [float(ways[c][why](of, r)) for r in range(len(of))] for c, of in of_shards.items()}
 
 
-def _composed(case: Case, last: str, together: str, of_a_shard: str) -> list[float]:
-    numbers = _of_shards(case, of_a_shard)
-    return [AT_LAST[last](TOGETHER[together](numbers, rank), len(numbers)) for rank in range(len(numbers))]
-
-
 @cache
-def _of_shards(case: Case, word: str) -> list[float]:
-    return [OF_A_SHARD[word](shard) for shard in case.shards()]
+def _taken() -> dict[str, Callable[[Case], list[float]]]:
+    """What a rank may take of the shards' numbers, in words and as a function: a number on each rank."""
+
+    def by_rank(of_a_shard: Callable, choice: Callable, case: Case) -> list[float]:
+        numbers = [of_a_shard(shard) for shard in case.shards()]
+        return [choice(numbers, rank) for rank in range(len(numbers))]
+
+    found: dict[str, Callable[[Case], list[float]]] = {}
+    for of_all, of_one, of_a_shard in OF_A_SHARD:
+        for words, choice in TOGETHER.items():
+            found[f"{words} {of_all}"] = partial(by_rank, of_a_shard, choice)
+        for words, choice in ALONE.items():
+            found[f"{of_one} {words}"] = partial(by_rank, of_a_shard, choice)
+    return found
+
+
+def _by_rank(numbers: list[float], ending: Callable[[float, int], float]) -> list[float]:
+    return [ending(number, len(numbers)) for number in numbers]
 
 
 def _key(by_case: ByCase) -> str:
