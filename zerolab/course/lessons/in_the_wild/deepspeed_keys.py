@@ -1,7 +1,8 @@
 """The keys that DeepSpeed reads, and the one that was meant by another word.
 
-Source: the modules of DeepSpeed's runtime that read its settings, of August 2026. At the top DeepSpeed does
-not read keys that it does not know. In a section it refuses them.
+Source: the modules of DeepSpeed's runtime that read its settings, of August 2026 and of version 0.19.8. At
+the top DeepSpeed does not read keys that it does not know. In a section it refuses them. It refuses a key of
+a feature that it no longer has, too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +37,7 @@ _ZERO = """
     zero_quantized_nontrainable_weights zero_quantized_gradients zeropp_loco_param mics_shard_size
     mics_hierarchical_params_gather memory_efficient_linear pipeline_loading_checkpoint
     override_module_apply log_trace_cache_warnings enable_sanity_checks
-    save_muon_momentum_buffer_in_memory leaf_module
+    save_muon_momentum_buffer_in_memory leaf_module compute_grad_norm parameter_alignment
 """
 _BF16 = (
     "enabled immediate_grad_update check_grad_overflow bf16_master_weights_and_grads bf16_optimizer_states"
@@ -53,6 +54,11 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "bfloat16": tuple(_BF16.split()),
     "fp16": tuple(_FP16.split()),
 }  # fmt: skip
+_REMOVED = """
+    nebula compression_training amp quantize_training sparse_gradients eigenvalue sparse_attention
+    elasticity graph_harvesting curriculum_learning progressive_layer_drop
+"""
+_REMOVED_FROM_ZERO = "mics_shard_size mics_hierarchical_params_gather zeropp_loco_param"
 
 
 def unread(config: Mapping[str, Any]) -> list[str]:
@@ -61,7 +67,13 @@ def unread(config: Mapping[str, Any]) -> list[str]:
 
 
 def refused(config: Mapping[str, Any]) -> str | None:
-    """Return the first key in a section that is not one of the section's."""
+    """Return the first key that has been removed, or that stands in a section and is not one of its keys."""
+    zero = config.get("zero_optimization")
+    removed = [key for key in config if key in _REMOVED.split()]
+    removed += [key for key in zero if key in _REMOVED_FROM_ZERO.split()] if isinstance(zero, dict) else []
+    if removed:
+        instead = '. In its place are "bf16" and "fp16"' if removed[0] == "amp" else ""
+        return f'"{removed[0]}" was removed from DeepSpeed, and version 0.19.8 refuses it{instead}'
     for section, keys in SECTIONS.items():
         own = config.get(section)
         for key in own if isinstance(own, dict) else ():

@@ -14,6 +14,7 @@ GPUS, MICRO_BATCHES, GLOBAL_BATCH = 4, 2, 64
 # DeepSpeed's models of its sections take these for true and for false, in small letters and in capitals.
 TRUE, FALSE = ("true", "1", "1.0", "t", "yes", "y", "on"), ("false", "0", "0.0", "f", "no", "n", "off")
 ENABLED = '{"enabled": true}'
+SHARDED = {0: "nothing", 1: "the optimizer state alone", 3: "the parameters too"}  # by a stage, beside 2
 ALL_REDUCE = "use_multi_rank_bucket_allreduce"
 PASSED = (
     f"DeepSpeed would shard optimizer state and gradients, compute in bf16, and take {MICRO_BATCHES} "
@@ -81,13 +82,22 @@ def _wrong_stage(config: dict) -> str | None:
     if zero.get("stage", "auto") == "auto":
         auto = '. Nothing but the Trainer of transformers fills in "auto"' * ("stage" in zero)
         return f'ZeRO is off: "zero_optimization" needs {{"stage": ...}}, and without it the stage is 0{auto}'
-    stage = zero["stage"]
-    shards = {"0": "nothing", "1": "the optimizer state alone", "3": "the parameters too"}
-    if isinstance(stage, bool) or str(stage) not in ("2", "2.0"):  # "2" is converted
-        return f"stage {stage!r} shards {shards.get(str(stage), 'nothing that DeepSpeed knows')}"
+    if (stage := _stage_of(zero["stage"])) is None:
+        return f'"stage" is {zero["stage"]!r}, and has to be 0, 1, 2 or 3: DeepSpeed stops there'
+    if stage in SHARDED:
+        read = "" if type(zero["stage"]) is int else f'"stage": {zero["stage"]!r} is read as {stage}, and '
+        return f"{read}stage {stage} shards {SHARDED[stage]}"
     if _on(zero.get("reduce_scatter")) is False:
         return '"reduce_scatter": false all-reduces whole gradients, so a step moves 3Ψ'
     return None
+
+
+def _stage_of(value: Any) -> int | None:
+    """Return the stage that DeepSpeed reads, also from "2", 2.0 and true; None where it refuses it."""
+    try:
+        return {0.0: 0, 1.0: 1, 2.0: 2, 3.0: 3}.get(float(value))
+    except (TypeError, ValueError):
+        return None
 
 
 def _on(value: Any) -> bool | None:
@@ -113,6 +123,11 @@ def _wrong_precision(config: dict) -> str | None:
         return "that is fp16, which needs a loss scale; bf16 was asked for"
     if half:
         return "bf16 and fp16 are both enabled, and DeepSpeed refuses that"
+    autocast = config.get("torch_autocast")
+    if isinstance(autocast, dict) and _on(autocast.get("enabled")):
+        return (
+            f'"torch_autocast" keeps parameters in fp32, which takes 4 + 4 + 8 bytes: "bf16" needs {ENABLED}'
+        )
     return f'that computes in fp32, which takes 4 + 4 + 8 bytes: "bf16" needs {ENABLED}'
 
 
