@@ -319,7 +319,7 @@ class Repaired(Engine7):
         self.gather()
 
 
-# %% check_7 | clears the sum before it is used | Is the sum of the gradients cleared before it is used?
+# %% check_7 | clears the sum before it is used | Is the sum of the gradients cleared before it is used
 class Repaired(Engine7):
     def update(self, micro_batches):
         total, self.total = self.total, 0

@@ -573,6 +573,16 @@ class OwnCount10(Engine10):
         self.gather()
 
 
+class RoundedDown10(Engine10):
+    def step(self, batches):
+        samples = torch.tensor(sum(map(len, batches)))
+        dist.all_reduce(samples)
+        for batch in batches:
+            self.reduce(batch.gradient(self.flat) * (len(batch) // samples))
+        self.update(1 / self.world_size)
+        self.gather()
+
+
 class Undivided10(Engine10):
     def step(self, batches):
         for batch in batches:
@@ -732,6 +742,7 @@ REPAIRS = {
     SentToRank0: "rank 1 moves 0.3Ψ in save (dist.send), and the file of rank 0 has the whole momentum",
     MeanOfRanks10: "each rank weighs its own micro-batches",
     MeanOfMicroBatches10: "and then all micro-batches count the same",
+    RoundedDown10: "or are they multiplied by 0, as by a // b with a smaller a?",
     OwnCount10: "each rank divides its shard by its own samples",
     Undivided10: "the weighted sum is right, and nothing divides it",
     HeadLeftOut11: "from its use in the embedding alone",

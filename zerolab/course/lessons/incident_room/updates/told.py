@@ -54,7 +54,8 @@ def _nothing_changed(step: Step) -> str | None:
     if not any(shard.any() for shard in momenta):
         return (
             f"{said}, and the optimizers' momentum is 0: they took their steps with gradients of 0. Is the "
-            "sum of the gradients cleared before it is used?"
+            "sum of the gradients cleared before it is used, or are they multiplied by 0, as by a // b "
+            "with a smaller a?"
         )
     return (
         f"{said}, and the optimizers have a momentum: an update was made, and it never reached them. Is what "
