@@ -150,9 +150,9 @@ except zerolab.LaunchTimeout as error:
 # torch's lines, too.) No process is left running.
 #
 # There is a second kind of hang: one rank never arrives. Below, two ranks call `dist.barrier()`. It is a
-# *collective*: a call that all ranks must make together. It returns when all ranks have called it, and rank 2
-# never does, because it does something else: here it sleeps. The rank to blame is the one that is *not*
-# waiting.
+# *collective*: a call that all ranks must make together. It returns when all ranks have called it. Rank 2 has
+# not called it yet when the run ends, because it does something else: here it sleeps. The rank to blame is
+# the one that is *not* waiting.
 
 
 # %%
@@ -288,8 +288,8 @@ for step in range(12):
 print("close to one process with both batches:", torch.allclose(weights, in_step[0][-1]))
 
 # %% [markdown]
-# Close, but not equal: a sum of sixteen numbers is rounded differently from two sums of eight. In later
-# lessons both sides add in the same order, and then we ask for *the same bits*.
+# Why only close? A sum of sixteen numbers may be rounded differently from two sums of eight, so the last bits
+# can differ. In later lessons both sides add in the same order, and then we ask for *the same bits*.
 #
 # ## Second exercise: pass it on
 #
@@ -350,8 +350,8 @@ answer(my_answers, quiz.QUESTIONS)
 #
 # - A rank is a process with a number. Ranks share no memory, so data parallelism holds everything once per
 #   rank.
-# - A message takes a send *and* a receive. If one of them is missing, ranks hang. The rank to blame is the
-#   one that is not waiting.
+# - A message takes a send *and* a receive. If one of them is missing, ranks hang. If one rank is not waiting,
+#   it is the one to blame. If all wait, look at the order of their calls.
 # - Averaging gradients at every step keeps the copies of the model equal. This needs communication. If all
 #   messages go through rank 0, the others wait for its link.
 #

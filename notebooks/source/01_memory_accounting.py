@@ -86,17 +86,17 @@ predict(my_guess, sum(weights.values()) / psi, quiz.BYTES_IN_FP32, *rows)
 # counters are one small number for each *tensor* and do not matter here.
 #
 # The paper calls these three, **parameters, gradients and optimizer state**, the *model states*. Their size
-# depends on the model alone. It does not depend on the batch.
+# depends on the model, the optimizer and the number formats. It does not depend on the batch.
 #
 # ## The same in mixed precision
 #
 # Large models are rarely trained in pure fp32, because 16-bit matrix products run several times faster. In
-# *mixed precision* the forward and backward passes use weights in *bf16*, a 16-bit format: 2 bytes each. But
-# a bf16 number has about 3 decimal digits, and an update is often too small to change the last of them. So
-# the optimizer keeps a copy of the weights in fp32, the **master weights**. It updates the master weights and
-# rounds the result to bf16.
+# *mixed precision* the forward and backward passes use weights in *bf16*, a 16-bit format: 2 bytes each. The
+# gradients are in bf16, too. But a bf16 number has two to three decimal digits, and an update is often too
+# small to change the last of them. So the optimizer keeps a copy of the weights in fp32, the **master
+# weights**. It updates the master weights and rounds the result to bf16. Adam's m and v stay in fp32.
 #
-# **How many bytes per parameter are that?**
+# **How many bytes per parameter does that make?**
 
 # %%
 my_guess = ...
@@ -111,7 +111,7 @@ for master, p in zip(masters, half.parameters(), strict=True):
 adam.step()
 for master, p in zip(masters, half.parameters(), strict=True):
     p.data.copy_(master)
-    master.grad = None  # a passing buffer: it can be made and freed one tensor at a time
+    master.grad = None  # a temporary tensor: it can be made and freed one tensor at a time
 
 # %%
 half_params = list(half.parameters())
@@ -252,8 +252,8 @@ check_adapter_bytes(adapter_bytes)
 # <details><summary>Answer</summary>
 #
 # One GPU holds 14 + 0.32 = 14.32 GB. On 8 GPUs stage 1 leaves 14.11 GB, stage 2 14.08 GB, and stage 3 1.79
-# GB. So a fine-tuning like this one needs data parallelism and a GPU that holds 14 GB, or stage 3. Stages 1
-# and 2 hardly help.
+# GB. So use plain data parallelism for such fine-tuning if each GPU can hold 14 GB, and stage 3 if not.
+# Stages 1 and 2 hardly help.
 # </details>
 
 # %% [markdown]
@@ -336,7 +336,8 @@ show(fig, f"GB on each of 1 to 1024 GPUs, for 7.5B parameters. On 1024, by stage
 #
 # - How many GPUs does a 7.5B model need to take less than 32 GB at stage 1?
 # - Which is the smallest stage at which a 128B model takes 32 GB or less on 64 GPUs?
-# - What do fp32 gradients (`mixed_fp32_grads`) cost the 128B model at stage 1, and what at stage 2?
+# - What do fp32 gradients (`mixed_fp32_grads`) cost the 128B model on 64 GPUs at stage 1, and what
+#   at stage 2?
 # - Which is the largest model that you can train at stage 3 on your own GPU alone? And on eight of them?
 
 # %%
@@ -471,8 +472,8 @@ answer(my_answers, quiz.QUESTIONS)
 #
 # - Model states are 16 bytes per parameter: 2 + 2 + 12 in mixed precision, 4 + 4 + 8 in fp32. You measured
 #   both.
-# - The fp32 master weights are optimizer state. Forgetting them is the most common mistake in this
-#   arithmetic.
+# - The fp32 master weights are optimizer state, and stage 1 divides them, too. Two mistakes are frequent:
+#   they are not divided, or GiB are called GB.
 # - Data parallelism holds all 16Ψ on every rank. Stage 1 shards the optimizer state, stage 2 also the
 #   gradients, stage 3 also the parameters.
 # - GB is 10⁹ bytes, GiB is 2³⁰, and every such number follows a convention.

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 02 · Collectives: four ways to move a tensor
 #
-# > **45 minutes, and 15 more for the second exercise.** *You need:* lesson 00 (rank, send, receive), and some
-# > index arithmetic.
+# > **45 minutes, and 15 more for the second exercise.** *You need:* lessons 00 (rank, send, receive) and
+# > 01 (Ψ, the stages), and some index arithmetic.
 # >
 # > *Afterwards you can* say what four operations do in which all ranks take part, build a ring that carries
 # > them, and compute the bytes each rank sends. (The second exercise can wait. Lesson 03 does not need it.)
@@ -18,8 +18,8 @@
 # ranks and 100 MB rank 0 received 700 MB and sent 700 MB, while the others sent 100 MB each. **Can the ranks
 # share the work so that none of them sends more than 200 MB, for any number of ranks?**
 #
-# A *collective* is a call that all ranks make together. This lesson has four that move or combine tensors.
-# The stages of ZeRO are built from the last three of them.
+# A *collective* is a call that all ranks make together. This lesson has four that move or combine tensors:
+# broadcast, reduce-scatter, all-gather and all-reduce. The stages of ZeRO are built from the last three.
 
 # %%
 from functools import partial
@@ -241,7 +241,8 @@ check_reduce_scatter(my_reduce_scatter)
 # ## The source
 #
 # This is the code that ran in the figure. Find the line that adds, and compare the two indices of a round
-# with yours.
+# with yours. (`_place` returns the rank and all chunks. `_exchange` sends to the next rank and receives from
+# the one before at the same time.)
 
 # %%
 show_source(ring.reduce_scatter, docstring=False)

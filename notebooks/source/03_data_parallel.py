@@ -81,7 +81,8 @@ predict(my_guess, moved[0], quiz.FIRST_STEP, *rows)
 # ## Each rank has its own micro-batch
 #
 # Below, each of four ranks computes the gradient of *its* eight windows of text, and they average the
-# gradients. For comparison, one process computes the gradient of all 32 windows at once.
+# gradients. For comparison, one process computes the gradient of all 32 windows at once. (A window is 32
+# bytes of the text in a row. Each byte is a token, and its target is the byte after it.)
 
 # %%
 text = data.NextByte(data.text(), context=32, batch_size=8)
@@ -191,7 +192,7 @@ excess = [more - less for more, less in zip(wrong, right, strict=True)]
 fig = figure(height=3.2)
 losses, difference = fig.subplots(2, height_ratios=[2, 1])
 losses.plot(wrong, label="mean of the ranks' means", marker="")
-losses.plot(right, label="weighed by tokens", marker="", linestyle="--")
+losses.plot(right, label="weighted by tokens", marker="", linestyle="--")
 losses.set(ylabel="loss (nats)", xticks=[])
 difference.axhline(0, color=QUIET)
 difference.plot(excess, marker="")
@@ -200,13 +201,13 @@ higher = sum(excess[20:]) > 0
 show(fig, f"Loss over all tokens in two runs. After step 20 the wrong mean's is higher on average: {higher}.")
 
 # %% [markdown]
-# There is no warning. The run that does not weigh trains, but on a different loss: rank 1's few tokens count
-# as much as rank 0's many. An *engine*, the code that shards and sends, gets the loss alone. It cannot know
-# how many tokens that is the mean of, so you have to pass the count, and in zerolab the *sum* of the losses
-# instead of their mean: `optimizer.mean_loss(loss_sum, count).backward()` computes the gradient of the mean
-# over the tokens of all ranks.
+# There is no warning. The run without these weights trains, too, but on a different loss: rank 1's few tokens
+# count as much as rank 0's many. An *engine*, the code that shards and sends, gets the loss alone. It cannot
+# know how many tokens that is the mean of, so you have to pass the count, and in zerolab the *sum* of the
+# losses instead of their mean: `optimizer.mean_loss(loss_sum, count).backward()` computes the gradient of the
+# mean over the tokens of all ranks.
 #
-# ## One message per parameter
+# ## One all-reduce per parameter
 #
 # `average_each` makes one all-reduce per parameter. Is that a problem? A message costs a fixed time α for any
 # size (*latency*), and a time β for each byte (*1 / bandwidth*). On a ring of N ranks an all-reduce is a
@@ -237,7 +238,7 @@ def cost_of_all_reduce(fig, GB_per_second=25, latency_microseconds=10):
     for count in (1, 580):
         link = (latency_microseconds * 1e-6, GB_per_second * 1e9)
         seconds = [count * cost.collective_seconds(3e9 / count, n, "all_reduce", *link) for n in gpus]
-        ax.loglog(gpus, [1e3 * s for s in seconds], label=f"3 GB in {count} message{'s' * (count > 1)}")
+        ax.loglog(gpus, [1e3 * s for s in seconds], label=f"3 GB in {count} all-reduce{'s' * (count > 1)}")
         ends.append(f"{1e3 * seconds[-1]:,.0f} ms in {count}")
     ax.set(xlabel="number of GPUs", ylabel="milliseconds", xticks=gpus[::3], xticklabels=gpus[::3])
     ax.set(ylim=(1, 2e6), yticks=[1, 1e3, 1e6], yticklabels=["1", "1,000", "1,000,000"])
@@ -264,7 +265,8 @@ def average_flat(parameters):
 
 # %% [markdown]
 # `attempt` runs a function on real ranks and records every call to torch.distributed that sends something.
-# The gradients and the bytes are the same as before. Compare the number of messages:
+# From here on such a call is one *message*, however many sends an all-reduce makes inside. The gradients and
+# the bytes are the same as before. Compare the number of messages:
 
 
 # %%
@@ -322,15 +324,16 @@ explore(buckets, height=3.8, bucket_MB=sizes, gpus=gpus)
 # 100 MB.)
 # </details>
 #
-# If buckets are too small, each of them costs α. If they are too large, all ranks wait for the last one after
-# the backward pass. With more GPUs a bucket has more latency, so the best size grows with N. PyTorch's own
+# Each bucket costs a latency of 2(N−1)α. If buckets are too small, they are many, and the backward pass does
+# not hide the sum of their latencies. If they are too large, all ranks wait for the last one after the
+# backward pass. With more GPUs a bucket has more latency, so the best size grows with N. PyTorch's own
 # data parallelism, `DistributedDataParallel` or *DDP*, fills buckets of 25 MiB by default. (Its first bucket
 # has 1 MiB, so that the first message leaves early.)
 #
 # In zerolab a bucket is called a *unit*: there is one for each block of the model, and one for the rest. Its
-# parameters are *views* of one *flat buffer* all the time, so nothing has to be copied before a message or
-# after it. When a message is on its way while the rank computes, that is called *overlap*. Lesson 05 shows it
-# in a real step.
+# parameters are *views* of one *flat buffer* all the time. Each gradient moves into a second flat buffer when
+# it is computed, so a message needs no `torch.cat`, and nothing is copied back. When a message is on its way
+# while the rank computes, that is called *overlap*. Lesson 05 shows it in a real step.
 #
 # ## Optional exercise (10 minutes): fill the buckets
 #
@@ -341,8 +344,8 @@ explore(buckets, height=3.8, bucket_MB=sizes, gpus=gpus)
 # > ranks. All gradients are contiguous.
 # >
 # > - **Bronze:** the mean is right.
-# > - **Silver:** as few messages as possible, none of them larger than `bucket_bytes`, and together as many
-# >   bytes as the gradients have.
+# > - **Silver:** as few messages as this rule gives, each as large as its gradients. So none is larger than
+# >   `bucket_bytes`, but for a single larger gradient.
 # > - **Gold:** the buckets are sent in the order of the list, and beside the gradients never more than two of
 # >   them are in memory.
 
@@ -374,7 +377,8 @@ check_buckets(average_in_buckets)
 # At stage 0 each rank owns everything, so `unshard` and `reshard` do nothing, and an empty `Work()` is a
 # collective that is already done. `unit.own` chooses the range that this rank updates, `unit.owned`: here all
 # of the flat buffer, which has `padded_numel` elements. `grads.local` is the buffer of this rank's gradients,
-# `grads.op` says whether the reduction is a sum or a mean, and `grads.keep` takes the result.
+# `grads.op` says whether the reduction is a sum or a mean, and `grads.keep` takes the result. (M is the
+# number of micro-batches that a rank runs before one update. Here it is 1, and in lesson 05 more.)
 
 # %%
 show_source(Stage0)
@@ -531,7 +535,7 @@ answer(my_answers, quiz.QUESTIONS)
 # ## Summary
 #
 # - Data parallelism averages gradients, not updates and not weights. Then every rank makes the same step.
-# - The mean of the ranks' means is right only if all ranks have the same number of tokens. Otherwise weigh
+# - The mean of the ranks' means is right only if all ranks have the same number of tokens. Otherwise weight
 #   the loss, or use `optimizer.mean_loss`.
 # - Many small messages cost latency, and one large message cannot overlap. So gradients are sent in buckets,
 #   from the last layer to the first, during the backward pass.

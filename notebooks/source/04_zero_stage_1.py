@@ -138,11 +138,11 @@ predict(my_guess, len(nobody), quiz.UNTRAINED, *rows)
 # - **No communication.** Each rank updates its own 7 tensors and never gets the other 22. So there are four
 #   different models, and none of them is right.
 # - **`zero_grad()` clears only the gradients that its own Adam knows.** All other gradients are added up,
-#   step after step.
+#   step after step, and the next all-reduce adds them to those of the ranks that own these tensors.
 # </details>
 #
-# It also has a weakness: 7 tensors can be large or small, so the parts differ in bytes. The rank with the
-# largest part decides whether the job fits.
+# The sketch also has a weakness: 7 tensors can be large or small, so the parts differ in bytes. The rank with
+# the largest part decides whether the job fits.
 
 # %%
 sizes = [parameter.numel() for parameter in build().parameters()]
@@ -167,12 +167,13 @@ explore(partial(figures.partition_map, layer=layer), height=3.4, ranks=slider(1,
 #
 # Eight ranks: then the 120 numbers of the first weight are on four of them, 32 + 32 + 32 + 24. At every
 # setting each number of each parameter has exactly one owner. At 5 and 7 ranks the last rank owns only
-# padding, because all shards have the same size and this model is tiny.
+# padding: all shards have the same size, which is rounded up to a multiple of 64 bytes, and this model is
+# tiny.
 # </details>
 #
-# There is padding inside the buffer, too. zerolab starts each parameter at a multiple of 64 bytes, as PyTorch
-# does with tensors of its own. At other addresses some CPU matrix products add in another order, and the last
-# bits differ. In a model of real size all this padding is negligible.
+# There is padding inside the buffer, too. zerolab starts each parameter and each shard at a multiple of 64
+# bytes, as PyTorch does with tensors of its own. At other addresses some CPU matrix products add in another
+# order, and the last bits differ. In a model of real size all this padding is negligible.
 #
 # Adam allows a cut through a tensor because its update is *elementwise*: the new value of each parameter
 # depends on its own gradient, m and v alone. (Some optimizers use a whole matrix for each update, such as
@@ -259,8 +260,9 @@ show_diff(stage0, stage1)
 
 # %% [markdown]
 # Three of the six methods changed. `setup` owns a shard instead of everything. `reduce_grads` is the first
-# half. `update` steps and then starts the second half. `unit.expect` does not wait for it. What uses the
-# unit's parameters next waits for it, as a rule the next forward. All stages share the rest of the package.
+# half. `update` steps and then starts the second half. `unit.expect` does not wait for it. The next operation
+# that uses the unit's parameters waits for it. Usually that is the next forward pass. All stages share the
+# rest of the package.
 #
 # ## Measure it
 #
@@ -311,7 +313,8 @@ for stage in (0, 1):
 
 # %% [markdown]
 # And what is sent? `logical_bytes` follows the paper's count. `wire_bytes` is what the rank really sends:
-# (N−1)/N of the buffer, and the buffer includes a little padding. In mixed precision an element has 2 bytes.
+# (N−1)/N of the buffer in a reduce-scatter or an all-gather, and twice that in an all-reduce. The buffer
+# includes a little padding. In mixed precision an element has 2 bytes.
 
 # %%
 for stage in (0, 1):
@@ -375,8 +378,9 @@ for rank, events in enumerate(zerolab.launch(one_step, 2)):
 # > flat tensor.
 # >
 # > - `flat` holds all parameters, the same on every rank. N need not divide its length.
-# > - `step(gradient)` gets this rank's own gradient, of the same length. When it returns, `flat` must hold
-# >   on every rank the parameters of a process that stepped on the **mean** gradient.
+# > - `step(gradient)` gets this rank's own gradient, of the same length, and may overwrite it. When it
+# >   returns, `flat` must hold on every rank the parameters of a process that stepped on the **mean**
+# >   gradient.
 # > - Each rank keeps 1/N of the optimizer state and sends no more than 2Ψ.
 # >
 # > From `zerolab.ring` use `chunks(numel, world_size)`, `reduce_scatter(tensor)`, which returns your chunk
@@ -519,7 +523,7 @@ show(fig, f"Loss of each step at stage 1 and in one process with plain Adam: the
 
 # %% [markdown]
 # `bit-identical` compares every parameter on *every* rank with the single process. Rank 0 alone would not be
-# enough: without the all-gather each rank has only its own part right. (The loss is the one of lesson 03, in
+# enough: another rank could have gathered wrong values. (The loss is the one of lesson 03, in
 # nats for each byte of text.)
 #
 # ## On GPUs

@@ -173,8 +173,9 @@ def watch_backward(stage, **options):
 # The gradients of the whole model take 4Ψ bytes, 1.0 MB. Each of the eight blocks has 113,088 bytes of that,
 # and `root` has 104,832. Backward computes the gradients of block 7 first and those of block 0 last. `root`
 # takes part at both ends: it has the output head, whose gradient comes first of all, and the embeddings,
-# whose gradients come last of all. While one unit's gradients are computed, the reduction of the unit that
-# was complete before it is still running. **What is the most that one of four ranks holds at any moment of
+# whose gradients come last of all. A unit gets its whole buffer with its first gradient, and gives it back
+# after its reduction. While one unit's gradients are computed, the reduction of the unit that was complete
+# before it is still running. **What is the most that one of four ranks holds at any moment of
 # backward at stage 2, in MB?**
 
 # %%
@@ -204,7 +205,7 @@ for op, unit, logical_bytes in events:
 #
 # This does occur: where a model has two branches, one rank may finish the first branch first, and another
 # rank the second. And a unit may get no gradient at all on one rank, if its batch did not use that part of
-# the model. The other ranks still wait for that rank's message. So it takes part with zeros.
+# the model. The other ranks still wait for that rank's message. So that rank takes part with zeros.
 #
 # ## Exercise: reduce in one order
 #
@@ -222,8 +223,8 @@ for op, unit, logical_bytes in events:
 # >   view of `flat`. Do not use torch's own collectives here.
 # >
 # > *Bronze:* the values are right. *Silver:* each unit is reduce-scattered once, in one order on all
-# > ranks. *Gold:* the order is that of `sizes`, and a buffer is freed as soon as it is its unit's turn, so
-# > only those that wait are in memory.
+# > ranks. *Gold:* the order is that of `sizes`, and when it is a unit's turn, its buffer is reduced and
+# > freed at once, so only the buffers that wait are in memory.
 
 
 # %%
@@ -275,7 +276,8 @@ show(fig, figures.timeline(fig, runs))
 # Read the columns from left to right. The figure shows the order of the events and not how long they took. In
 # the upper run each reduction ends before the next gradient is computed: the network is idle while the rank
 # computes, and the rank waits while the network sends. In the lower run the next gradients can be computed
-# while a reduction is still running. How many are differs from run to run, because these layers are tiny.
+# while a reduction is still running. The number of gradients that are computed meanwhile differs from run to
+# run, because these layers are tiny.
 #
 # The results are the same, bit for bit. Overlap changes when messages are sent, and nothing else.
 #
@@ -529,8 +531,8 @@ predict(my_guess, equal, quiz.EQUAL_REPLICAS, *rows)
 # comparison of the ranks shows the mistake.
 # </details>
 #
-# zerolab uses the second hook. It is called when the gradient is complete, so the gradient can be moved into
-# the flat buffer at once.
+# zerolab uses the second hook. It is called when the gradient is complete, so from then on the gradient can
+# be moved into the flat buffer.
 #
 # ## A mistake: clipping by the norm of one shard
 #
@@ -569,8 +571,8 @@ print(refused)
 print(f"the norm was above 0.1: {too_large}; the whole gradient's is now {after:.3f}")
 
 # %% [markdown]
-# With the norm of one shard in its place, the whole gradient would still have a norm above 0.1. If each rank
-# used its own norm, the direction of the gradient would change, too.
+# If all ranks divided by the norm of one shard, which is smaller, the whole gradient would still have a norm
+# above 0.1. If each rank used the norm of its own shard, the direction of the gradient would change, too.
 #
 # ## Third exercise: clip a sharded gradient
 #
@@ -624,7 +626,8 @@ def train(stage):
 # %% [markdown]
 # The single process does what the ranks do, one rank after the other. A floating-point sum depends on its
 # order, so the order is part of the specification: for each micro-batch add up the gradients of the ranks
-# from rank 0 on, then add up the micro-batches, then divide once.
+# from rank 0 on, then add up the micro-batches, then divide by the number of ranks, once. (Each loss is
+# divided by the number of micro-batches before its backward.)
 
 
 # %%

@@ -56,7 +56,7 @@ QUESTIONS = (
             ),
             "b": Choice(
                 "All 1,000 tokens count the same.",
-                "They would if each rank's loss were weighed by its tokens before the backward pass.",
+                "They would if each rank's loss were weighted by its tokens before the backward pass.",
             ),
             "c": Choice(
                 "Rank 1 counts less, because it has less data.",

@@ -44,9 +44,9 @@ QUESTIONS = (
                 "32.",
             ),
             "b": Choice(
-                "No: what stage 2 leaves whole is the problem.",
-                "The parameters alone are 2Ψ = 26 GB on every GPU. With K = 8 the sum is 34.1 GB. Stage 3 "
-                "shards them too.",
+                "No: 34.1 GB are still too much.",
+                "K drops to 8, and 2Ψ + 10Ψ/16 is 26 + 8.1 GB. The 26 GB of parameters stay whole at stage 2. "
+                "Stage 3 shards them too, and from 22 GPUs on stage 2 would fit.",
             ),
             "c": Choice(
                 "No: K stays the same.",

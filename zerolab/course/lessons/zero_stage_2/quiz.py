@@ -73,7 +73,7 @@ NORM = Prediction(
 )
 QUESTIONS = (
     Quiz(
-        "“Stage 2 costs no more than stage 1.” You will often read this. Is it true for M micro-batches?",
+        "“Stage 2 costs no more than stage 1.” You will often read this. Is it true for M > 1 micro-batches?",
         "b",
         {
             "a": Choice(
