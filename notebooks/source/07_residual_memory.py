@@ -300,8 +300,8 @@ predict(my_guess, sent["checkpointing"], quiz.RECOMPUTED, *rows)
 #
 # With N_m = 16 each GPU keeps 4.2 GB in place of 67.1 GB. (The other copies of the model do not divide them
 # any further: they have other sequences. In §6.1 the paper says that P_a reduces 33 GB to about 2. By its own
-# sizes it is twice that, before and after.) Now measure it, with no, one and three other ranks in a copy. L
-# is the number of blocks, 6 here, and a number has 4 bytes:
+# sizes it is twice that, before and after.) Now measure it, with 1, 2 and 4 ranks in a copy. L is the number
+# of blocks, 6 here, and a number has 4 bytes:
 
 
 # %%
@@ -363,8 +363,8 @@ print("bit-identical:", all(same))
 # > - `Packed(tensor)` is called in the forward pass, once for each block. It keeps this rank's part of the
 # >   tensor, and sends nothing. The caller drops the tensor afterwards. Several blocks may have inputs of
 # >   equal shape, so a shape does not tell which input it is. Each step packs new inputs.
-# > - `tensor` has a graph. If your part has one, autograd keeps the whole tensor, and that counts as memory,
-# >   too.
+# > - `tensor` is the result of an operator that saved it for its backward. If your part has a `grad_fn`,
+# >   it keeps that whole tensor, and that counts as memory, too.
 # > - `unpack()` is called in the backward pass, for the last block first. It gathers the parts and returns
 # >   the tensor, with its shape and dtype. All ranks call it at the same time.
 # > - N does not always divide the number of elements. `ring.chunks(numel, N)` cuts for any number, and
@@ -417,10 +417,10 @@ print("L·b·s·h·4/N_m each:", away == written == read == 4 * LAYERS * BSH // 
 # %% [markdown]
 # (On a machine without a GPU the device *is* the CPU, and nothing is gained. The bytes are the same.)
 #
-# This is what one of the 400 GPUs holds at stage 2, with whole checkpoints, with P_a and with P_a+cpu. The
-# blocks alone are counted: a GPU has 1/16 of their parameters. Embeddings and head stay whole on each GPU,
-# and their states are 2.1 GB more. Activations are the checkpoints and, in backward, one block that is
-# computed again.
+# The paper trains this model on 400 GPUs, as 25 copies of 16 GPUs each. This is what one of them holds at
+# stage 2, with whole checkpoints, with P_a and with P_a+cpu. The blocks alone are counted: a GPU has 1/16 of
+# their parameters. Embeddings and head stay whole on each GPU, and their states are 2.1 GB more. Activations
+# are the checkpoints and, in backward, one block that is computed again.
 
 
 # %%
@@ -732,8 +732,8 @@ explore(draw_arena, height=3, percent_to_spare=slider(0, 25, 5))
 # %% [markdown]
 # On this machine first fit in one region fails although several times as many bytes are free as it asks for:
 # no hole is large enough. Here a region helps first fit and harms best fit, because what is free in one
-# region cannot be used in the other. With a larger batch it harms both: with 32 sequences in place of 8, each
-# of the two needs 8.6 % above the live bytes in one region, and 12.5 % in two. So **it depends on the
+# region cannot be used in the other. With 32 sequences in place of 8 a second region harms both allocators:
+# each of them needs 8.6 % above the live bytes in one region, and 12.5 % in two. So **it depends on the
 # allocator and on the model**.
 
 # %% [markdown]
@@ -813,14 +813,14 @@ predict(my_guess, computed["C4"], quiz.C4, *rows)
 
 # %% [markdown]
 # C1 was fitted. C3, C4 and C5 agree to 3 %. **C2 does not: computed 82, paper 60.** With P_a alone the model
-# grows 1.5 times in the paper and 2 times in our count. The paper gives no reason, and we know none. So this
-# count of memory, fitted to C1, predicts three of the other four, and fails at C2. We print all five, so that
-# you see how far to trust it.
+# grows 1.5 times in the paper and 2 times in our count. The paper gives no reason, and we know none. (Its run
+# of C2 had blocks of width 6,144. With these we compute 80.) So this count of memory, fitted to C1, predicts
+# three of the other four, and fails at C2. We print all five, so that you see how far to trust it.
 #
 # Compare the configurations in the paper: P_a alone gives a model 1.5 times as large, stage 2 alone 1.25
 # times, and both together 3.5 times. Each removes what the other leaves. (And C5: by this account it ends at
-# 154 billion, and the paper trained 170 with it, at a smaller batch. So 7.3 GB describes four of these runs,
-# and need not describe another one.)
+# 154 billion, and the paper trained 170 with it, at a smaller batch. The 7.3 GB include the activations at
+# work for a batch of 16. With a smaller batch they are smaller, and more parameters fit.)
 #
 # ## More room, larger batch (optional)
 #
@@ -852,7 +852,8 @@ for gpus, in_the_paper in {64: 16, 128: 48, 256: 48, 400: 64}.items():
 #
 # ZeRO's messages do not grow with the batch, so with more sequences a GPU computes more in each second. By
 # the paper's plot twice the GPUs were 2.93 times as fast from 64 to 128, and 2.07 times from 128 to 256. That
-# is *super-linear*. From 256 to 400 it was 1.47 for 1.56 times the GPUs. (Lesson 08 computes the speed.)
+# is *super-linear*. From 256 to 400 it was 1.47 for 1.56 times the GPUs. (Lesson 08 computes the speed of a
+# smaller model.)
 #
 # ## When does a shared copy pay?
 #
