@@ -54,7 +54,10 @@ show_source(fully_sharded)
 #
 # - `held_bytes` looks at the live storages of parameters, gradients and optimizer state.
 # - `Ledger` notes every collective that is called, with its bytes. It counts as the paper does: a
-#   reduce-scatter or an all-gather of Ψ parameters is Ψ, and an all-reduce is 2Ψ.
+#   reduce-scatter, an all-gather or a broadcast of Ψ parameters is Ψ, and an all-reduce is 2Ψ.
+#
+# There is one exception. zerolab sends from a thread of its own, where the ledger sees nothing. So its rows
+# come from its own census and trace, which lessons 04 to 06 compared with formulas.
 
 # %%
 RANKS, STEPS = 4, 3
@@ -125,7 +128,8 @@ predict(my_guess, quiz.MOVED, quiz.MOVED_BY_REDUNDANCY_OPTIMIZER)
 #
 # One more. `fully_shard` frees the parameters of a unit after its forward, and gathers them again for
 # backward: stage 3. With `reshard_after_forward=False` they stay until backward has used them, which saves
-# the second gather. **How many bytes per parameter does a rank hold at rest, after the step?**
+# the second gather. **How many bytes per parameter does a rank hold after the step, before the gradients
+# are cleared?**
 
 # %%
 my_guess = ...
@@ -254,7 +258,7 @@ predict(my_guess, sum(each < 1e-5 for each in far.values()), quiz.CLOSE, *rows)
 # nothing changed.
 #
 # (These bits are gloo's. Over NCCL, with a GPU for each rank, the order of a sum is NCCL's, and with more
-# than two ranks zerolab is close, too, not equal. Lessons 03 to 06 call `compute_deterministically()`. Then
+# than two ranks zerolab is close, too, not equal. Lessons 03 to 07 call `compute_deterministically()`. Then
 # zerolab adds in the order of the ranks over NCCL as well.)
 #
 # ## What no storage in Python shows
@@ -291,8 +295,9 @@ row = f"by default {plain:.2f} bytes per parameter, with gradient_as_bucket_view
 predict(my_guess, plain, quiz.DDP_GRADIENTS, row)
 
 # %% [markdown]
-# One keyword saves 4Ψ bytes, a quarter of everything that Adam needs in fp32. It makes each gradient a view
-# of its bucket. [Its documentation](https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html)
+# One keyword saves 4Ψ bytes: of the 20Ψ that this rank held with Adam in fp32, 16Ψ remain. It makes each
+# gradient a view of its bucket.
+# [Its documentation](https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html)
 # says that it can save as much as the gradients' size, and it is off by default.
 #
 # ## DeepSpeed
@@ -490,8 +495,9 @@ predict(my_guess, found["hybrid"][0]["between nodes"], quiz.ACROSS_NODES, *rows)
 # The rows count what one rank sends. What leaves a *node*? Stage 3's ring goes through all four GPUs, and one
 # of a node's two GPUs sends to the other node, so its 3Ψ leave the node once. With hybrid sharding each of
 # the two GPUs all-reduces its half with the other node: 2 · 1Ψ = 2Ψ. With one micro-batch that is all it
-# saves. With M micro-batches it is much more. FSDP2 can all-reduce between nodes after the last one only
-# (`set_requires_all_reduce(False)` before). Then 2Ψ leave a node in a step, and at stage 3 without it 3MΨ.
+# saves. With M micro-batches it is much more. FSDP2 can all-reduce between nodes after the last micro-batch
+# only (`set_requires_all_reduce(False)` before the others). Then 2Ψ leave a node in a step. Without hybrid
+# sharding stage 3 sends 3MΨ out of it.
 #
 # Move the sliders: eight nodes of eight A100 train 7B parameters. **Where do the lines cross, and what does
 # accumulation do?**
@@ -540,9 +546,9 @@ explore(network_matters, height=3, micro_batches=slider(1, 16, 1), nodes=choice(
 # With one micro-batch stages 1 and 2 and hybrid sharding lie almost on one line, and stage 3 is 1.5 times as
 # high. On eight nodes the line of hybrid sharding crosses that of stages 1 and 2 between 200 and 400 Gbit/s.
 # At the right, where a node's network is as fast as NVLink, it meets that of stage 3: there hybrid sharding
-# only costs memory. With eight micro-batches stage 1 and hybrid sharding still move 2Ψ between nodes, stage 2
-# has 9Ψ, and stage 3 has 24Ψ. Then hybrid sharding is far below stage 3, and crosses stage 2 only beyond 800
-# Gbit/s.
+# only costs memory. With eight micro-batches stage 1 under `no_sync()` still moves 2Ψ between nodes, and so
+# does hybrid sharding with one all-reduce at the end. Stage 2 has 9Ψ, and stage 3 has 24Ψ. Then hybrid
+# sharding is far below stage 3, and crosses stage 2 only beyond 800 Gbit/s.
 # </details>
 #
 # DeepSpeed's `zero_hpz_partition_size` does a part of this: it keeps a second shard of the parameters in each
@@ -551,7 +557,7 @@ explore(network_matters, height=3, micro_batches=slider(1, 16, 1), nodes=choice(
 #
 # ## What overlap hides
 #
-# The α–β model only counts messages. An engine sends *while* it computes. If all of that went on side by
+# The α–β model counts messages only. An engine sends *while* it computes. If all of that went on side by
 # side, a step would take as long as the longer of the two.
 #
 # `zerolab.simulate` says how near an engine comes to this. The engine runs the step of one rank on tensors
@@ -664,8 +670,8 @@ explore(overlap, height=3, Gbit=choice([25, 50, 100, 200, 400, 800], 100))
 # - `rehearse` runs the engine, and also counts what it holds for a moment: whole units, and gradients that
 #   are being reduced.
 # - The α–β model gives the seconds of messages, here with α = 10 µs. For the computation we count 6
-#   operations per parameter and token (8 with checkpointing), at 40 % of the GPU's peak. Messages and
-#   computation do not overlap in this count.
+#   operations per parameter and token (8 with checkpointing), at 40 % of the GPU's peak. The peak is that
+#   of 16-bit products, and fp32 counts as 8 times slower. Messages and computation do not overlap here.
 #
 # 10 µs and 40 % are examples. Use the seconds to compare choices, not to predict a run.
 
@@ -676,11 +682,11 @@ for name, c in clusters.CLUSTERS.items():
     print(f"{name:10}  {gpus}\n{'':10}  {c.model}, {c.batch} × {c.shape.seq} tokens on each GPU")
 
 # %% [markdown]
-# The next cell rehearses one step for every choice, which takes about ten seconds. After that the sliders
-# need not wait.
+# The next cell rehearses a step for each cluster, stage and precision, which takes about ten seconds. After
+# that the sliders need not wait.
 
 # %%
-print(clusters.rehearse_every_choice(), "choices are rehearsed")
+print(clusters.rehearse_every_choice(), "steps are rehearsed")
 
 # %% [markdown]
 # Try each cluster. Which is the smallest stage that fits, without checkpointing and with it? What do the
@@ -920,8 +926,9 @@ predict(my_guess, quiz.SILENT, quiz.MISSING_RANK)
 
 # %% [markdown]
 # The rank that logs nothing. If all ranks log a timeout, compare `SeqNum`, `OpType` and `NumelIn`: the one
-# that differs took another path. PyTorch's flight recorder, which `TORCH_NCCL_TRACE_BUFFER_SIZE`
-# switches on, keeps the last collectives of every rank, with their stacks, for just this comparison.
+# that differs took another path. PyTorch's flight recorder keeps the last 2,000 collectives of every rank,
+# with their stacks, for just this comparison. `TORCH_FR_BUFFER_SIZE` changes how many. (In older versions it
+# is called `TORCH_NCCL_TRACE_BUFFER_SIZE`, and it has to be set.)
 #
 # Now two logs of real jobs. These are the numbers that users posted (LlamaFactory's issues
 # [6269](https://github.com/hiyouga/LlamaFactory/issues/6269) and
@@ -933,7 +940,8 @@ predict(my_guess, quiz.SILENT, quiz.MISSING_RANK)
 # | second | 0 | 1516 | ALLREDUCE | 25,427,968 | 25,427,968 |
 # | second | 1 | 1517 | ALLREDUCE | 1 | 1 |
 #
-# **How many ranks has the first job, and which stages can it be? What do you ask of the second?**
+# **How many ranks has the first job, and which stages can it be? Which information do you need for the
+# second?**
 #
 # <details><summary>Answer</summary>
 #
@@ -942,8 +950,8 @@ predict(my_guess, quiz.SILENT, quiz.MISSING_RANK)
 #
 # In the second job two ranks wait in different calls. Rank 0 waits in number 1516, for 25 million gradients.
 # Rank 1 is one call further, with a single number, as for a loss or a flag. Neither can go on. Ask for the
-# list of the last calls of both ranks: do they count the same ones? A branch that one rank alone takes, for
-# logging or for a batch that was too short, adds a call to its list.
+# list of the last calls of both ranks: did both make the same calls in the same order? A branch that one rank
+# alone takes, for logging or for a batch that was too short, adds a call to its list.
 # </details>
 #
 # ## It writes Python
