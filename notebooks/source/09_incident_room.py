@@ -198,8 +198,8 @@ check_3(Repaired)
 # > "We run stage 2, and reduce every micro-batch, so that a rank keeps 1/N of a gradient. With four
 # > micro-batches we run out of memory, with two we do not. The loss is perfect."
 #
-# **How many bytes of gradients should rank 0 keep when the last of four micro-batches begins?** There are 103
-# parameters of 8 bytes on four ranks, and rank 0's shard is one of the longer ones.
+# **How many bytes of this step's gradients should rank 0 keep when the last of four micro-batches begins?**
+# There are 103 parameters of 8 bytes on four ranks, and rank 0's shard is one of the longer ones.
 
 # %%
 my_guess = ...
@@ -227,10 +227,12 @@ show(fig, "Bytes of gradients: " + ", ".join(map("{}: {:,}".format, moments, res
 show_source(Engine4)
 
 # %% [markdown]
-# (The first 208 bytes are the gradient of the step before, a shard.)
+# (In every bar 208 bytes are the gradient of the last update, a shard. So a right engine shows 208 in the
+# first bar and in the last, and 416 in those between.)
 #
 # > **Repair it. Difficulty 2 of 5 · importance 4 of 5 · 6 minutes.** Every micro-batch is reduced. Between
-# > micro-batches the engine keeps one shard of gradients, for any number of micro-batches.
+# > micro-batches the engine keeps one shard of this step's gradients, for any number of micro-batches: a
+# > shard for each of them would still grow.
 
 
 # %%
@@ -349,7 +351,8 @@ check_7(Repaired)
 # > are right, I have compared every number. It has to be the momentum, and I do not see how."
 #
 # This engine has two units of 42 and 61 elements. Each unit is padded, so that all its shards are equally
-# long. All of a step is in `step`, so you can read saving and loading by themselves.
+# long. `save` returns what a rank writes into its file, and `load` gets the list of all files. All of a step
+# is in `step`, so you can read saving and loading by themselves.
 
 # %%
 before, after = watch_resume(Engine8, resumed_on=4)
@@ -377,8 +380,6 @@ check_8(Repaired)
 #
 # > "Two of our four machines are gone, so we resumed on two. No error. But the loss falls more slowly than it
 # > should after the resume. Every rank has loaded a file, I have seen it in the log."
-#
-# `save` returns what a rank writes into its file, and `load` gets the list of all files.
 
 # %%
 before, after = watch_resume(Engine9, resumed_on=2)
@@ -507,8 +508,7 @@ check_12(Repaired)
 # ## Debrief
 #
 # How many of the twelve engines raised an error? Two: one lost a connection, and one ran out of memory. The
-# other ten trained.
-# So these are the questions to ask of an engine, in this order:
+# other ten trained, and no error told you. These are the questions that find such faults, in this order:
 #
 # - **Does one step equal one step of a single process?** With numbers that differ for every element, rank and
 #   micro-batch, and with SGD: Adam hides a gradient that is too large or too small.
@@ -526,9 +526,9 @@ check_12(Repaired)
 # work on an engine, you want to know *before* that. Now you write the test that finds such mistakes.
 #
 # How good is a test? You find out by breaking what it tests. A **mutant** is the same engine with one mistake
-# in it. A good test passes with the right engine and fails with every mutant. Here are 14 of them. People
-# make all of these mistakes: in the values, in the bytes that are sent, in memory. Some show on two ranks,
-# some only on three. Some show in the first step, some only later.
+# in it. A good test passes with the right engine and fails with every mutant. The check has 14 of them.
+# People make all of these mistakes: in the values, in the bytes that are sent, in memory. Some show on two
+# ranks, some only on three. Some show in the first step, some only later.
 #
 # What must hold? A right engine leaves the *bits* of one process, in the bytes of the paper's formulas. Two
 # numbers that are close are not the same bits. Here the numbers of three ranks are added in two orders:
@@ -702,3 +702,6 @@ answer(my_answers, quiz.QUESTIONS)
 #   resume at another N.
 # - A test is as good as the broken engines that it finds.
 # - The four stages are 80 lines. They say what is sharded, and the engine says when.
+#
+# **Next:** [10 · Muon](10_whole_matrices.ipynb): an optimizer whose update needs a whole matrix, and how it
+# is sharded all the same.

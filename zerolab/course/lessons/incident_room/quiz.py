@@ -45,8 +45,8 @@ QUESTIONS = (
                 "that their size is.",
             ),
             "b": Choice(
-                "The remainder of the parameters may be lost.",
-                "A lost remainder shows in the loss, or in a comparison of the parameters.",
+                "Each rank may train on its own gradients only.",
+                "Then the ranks differ from each other and from the single process, and so do their losses.",
             ),
             "c": Choice(
                 "The gradient may be a sum where a mean is meant.",
