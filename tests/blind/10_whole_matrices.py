@@ -23,7 +23,7 @@ def owners(work, world_size):
     return owner
 
 
-# %% check_owners | the shortest first | the shortest first
+# %% check_owners | the shortest first | the least work first
 def owners(work, world_size):
     busy, owner = [0] * world_size, [0] * len(work)
     for index in sorted(range(len(work)), key=lambda index: work[index]):
@@ -225,7 +225,7 @@ def owners(work, world_size):
     return [owner[place] for place in range(len(work))]
 
 
-# %% check_owners | fills rank 0 up to the mean, then rank 1, the longest first | filled up with the longest
+# %% check_owners | fills rank 0 up to the mean, then rank 1, the longest first | filled up with the matrices of most work
 def owners(work, world_size):
     mean, rank, busy, owner = sum(work) / world_size, 0, 0, [0] * len(work)
     for index in sorted(range(len(work)), key=lambda index: -work[index]):

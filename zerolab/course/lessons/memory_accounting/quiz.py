@@ -45,8 +45,8 @@ QUESTIONS = (
             ),
             "b": Choice(
                 "No: 34.1 GB are still too much.",
-                "K drops to 8, and 2Ψ + 10Ψ/16 is 26 + 8.1 GB. The 26 GB of parameters stay whole at stage 2. "
-                "Stage 3 shards them too, and from 22 GPUs on stage 2 would fit.",
+                "K drops to 8, and 2Ψ + 10Ψ/16 is 26 + 8.1 GB. The 26 GB of parameters stay whole at stage "
+                "2. Stage 3 shards them too, and from 22 GPUs on stage 2 would fit.",
             ),
             "c": Choice(
                 "No: K stays the same.",

@@ -113,8 +113,8 @@ QUESTIONS = (
         },
     ),
     Quiz(
-        "A block sends 10·b·s·h with checkpointing here, and 12·b·s·h in the paper. Which of the two computes "
-        "wrong gradients?",
+        "A block sends 10·b·s·h with checkpointing here, and 12·b·s·h in the paper. Which of the two "
+        "computes wrong gradients?",
         "b",
         {
             "a": Choice(

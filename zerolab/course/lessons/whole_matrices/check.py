@@ -13,8 +13,9 @@ from zerolab.course.names import names_in
 
 HINTS = (
     "keep a list of what each rank has to do so far. A matrix goes to the rank that has the least.",
-    "the order matters. A long matrix that comes last finds every rank busy: which one should come first?",
-    "sort the places of the matrices by their work, the longest first. Give each place to the rank with the "
+    "the order matters. A matrix with much work that comes last finds every rank busy: which one should be "
+    "first?",
+    "sort the places of the matrices by their work, the most first. Give each place to the rank with the "
     "least work, and add the work to it. Return the owners in the order of the list.",
 )
 CHANCE = {
@@ -33,7 +34,7 @@ Plans = Mapping[Case, Plan]
 
 
 @graded(
-    "Your busiest rank has no more to do than with the longest-first rule.",
+    "Your busiest rank has no more to do than with the most-work-first rule.",
     call="owners(work, world_size)",
     hints=HINTS,
     solution=[owners],
@@ -41,7 +42,7 @@ Plans = Mapping[Case, Plan]
 def check_owners(fn: Callable) -> str | None:
     """Ask fn(work, world_size) on two ranks for the owners of several lists of matrices; name the mistake.
 
-    Right is every list of owners whose busiest rank has no more to do than with the longest-first rule, if
+    Right is every list of owners whose busiest rank has no more to do than with the most-work-first rule, if
     each rank computes it by itself.
     """
     outcome = attempt(answers, [(fn, CASES)] * 2)
@@ -100,7 +101,7 @@ def _too_long(case: Case, got: Plan) -> bool:
 
 
 def _possible(case: Case) -> int:
-    """What the busiest rank has to do with the longest-first rule."""
+    """What the busiest rank has to do with the most-work-first rule."""
     return max(case.loads(owners(list(case.work), case.world_size)))
 
 
@@ -147,7 +148,7 @@ def _mistake(fn: Callable, answers: Plans, case: Case) -> str:
     return (
         f"{_by_chance(fn)}rank {busiest} works longer than needed: it has {loads[busiest]:,} to do and rank "
         f"{least} has {loads[least]:,}, where {_possible(case):,} is possible for the busiest. Begin with "
-        "the longest matrix, and give each to the rank that has the least work so far"
+        "the matrix with most work, and give each to the rank that has the least work so far"
     )
 
 
@@ -162,12 +163,12 @@ def _of_all(answers: Plans) -> str | None:
     longest_first = lambda case: sorted(range(len(case.work)), key=lambda place: -case.work[place])
     for order, said in (
         (lambda case: range(len(case.work)), "each rank gets a run of neighbours in the list"),
-        (longest_first, "rank 0 is filled up with the longest matrices, then rank 1 with the next ones"),
+        (longest_first, "rank 0 is filled up with the matrices of most work, then rank 1 with the next"),
     ):
         if all(plan[a] <= plan[b] for case, plan in shared.items() for a, b in pairwise(order(case))):
             return (
-                f"{said}: begin with the longest matrix, and give each to the rank that has the least work "
-                "so far"
+                f"{said}: begin with the matrix with most work, and give each to the rank that has the "
+                "least work so far"
             )
     return None
 

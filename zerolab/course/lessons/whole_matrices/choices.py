@@ -128,7 +128,7 @@ CHOICES = (
             "least sum of the roots of its work": lambda own: sum(sqrt(each) for each in own),
             "least product of its work and its number of matrices": lambda own: len(own) * sum(own),
             "least mean work of its matrices": lambda own: sum(own) / max(1, len(own)),
-            "least work in its longest matrix": lambda own: max(own, default=0),
+            "least work in its largest one": lambda own: max(own, default=0),
         }.items()
     ),
     Choice("neighbours stay together, and a rank takes matrices until it has its share", _until_its_share),

@@ -21,17 +21,17 @@ def _by_work(sign: int, ties: int = 1) -> Order:
 
 
 def _outside_in(case: Case) -> list[int]:
-    """The longest, the shortest, the second longest, and so on."""
+    """The most work, the least, the second most, and so on."""
     order = _by_work(-1)(case)
     return [order[-1 - turn // 2 if turn % 2 else turn // 2] for turn in range(len(order))]
 
 
-LONGEST_FIRST = "the longest first"
+LONGEST_FIRST = "the most work first"
 ORDERS: Mapping[str, tuple[Order, ...]] = {
     LONGEST_FIRST: (_by_work(-1), _by_work(-1, -1)),
     "as they stand in the list": (lambda case: range(len(case.work)),),
-    "the shortest first": (_by_work(1), _by_work(1, -1)),
-    "the longest and the shortest by turns": (_outside_in,),
+    "the least work first": (_by_work(1), _by_work(1, -1)),
+    "the most and the least work by turns": (_outside_in,),
     "from the end of the list": (lambda case: range(len(case.work))[::-1],),
 }
 AT_ITS_PLACE = ""
@@ -66,7 +66,7 @@ class Rule(NamedTuple):
         said, instead = self.choice.words, []
         if not said.startswith("every"):
             said += f". The matrices are taken {self.order}{self.place}"
-            instead += ["begin with the longest"] if self.order != LONGEST_FIRST else []
+            instead += ["begin with the most work"] if self.order != LONGEST_FIRST else []
         if self.choice.words != LEAST_WORK.words:
             instead.append(self.choice.instead)
         if self.place != AT_ITS_PLACE:
