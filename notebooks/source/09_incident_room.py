@@ -600,6 +600,8 @@ check_test(my_test)
 show_source(Stage)
 
 # %% [markdown]
+# (`share` is written already. Its `unit.cuts` are for lesson 10.)
+#
 # The building blocks are `unit` and `self.comm`. A unit is a group of parameters in one flat buffer.
 #
 # | Parameters | |

@@ -13,7 +13,7 @@ class Stage(ABC):
     The methods are in the order in which a training step calls them for a unit.
 
     Attributes:
-        comm: the ranks that share one copy of the model; with hybrid sharding a part of all ranks.
+        comm: the ranks over which it shards: all data-parallel ranks, or with hybrid sharding a part of them.
         copies: with hybrid sharding the ranks that own the same part of the model as this one, or None.
     """
 
@@ -50,4 +50,7 @@ class Stage(ABC):
 
     @abstractmethod
     def update(self, units: list[FlatUnit], step: Callable[[FlatUnit], None]) -> None:
-        """Update what this rank owns of each unit by calling ``step`` with it, and send the result to all."""
+        """Update what this rank owns of each unit by calling ``step`` with it.
+
+        Where ranks keep whole parameters, start to send them the result.
+        """
