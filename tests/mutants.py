@@ -85,6 +85,8 @@ SEEN_EVERYWHERE = ("stages", "unit", "engine", "optimizer", "collectives")
 
 QUICKEST = 12
 """So many of the tests that saw most mutants go first."""
+FIRST_CALLING = 40
+"""And so many of those that call the broken function: pytest takes long to begin where tests are many."""
 
 ON_GPUS = ("native.py", "producers.py")  # their work is seen on GPUs only
 
@@ -241,8 +243,9 @@ def groups_of(mutant: Mutant, recorded: dict[str, dict], killers: list[str]) -> 
     calling = reached.tests_of(recorded, *span) if span else []
     if not calling:
         return [killers, *tests_by_package(mutant)]
+    first = list(dict.fromkeys([*killers, *calling[:FIRST_CALLING]]))
     files = sorted({test.partition("::")[0] for test in calling})
-    return [list(dict.fromkeys([*killers, *calling])), [file for file in files if shares_a_run(ROOT / file)]]
+    return [first, calling[FIRST_CALLING:], [file for file in files if shares_a_run(ROOT / file)]]
 
 
 def shares_a_run(file: Path) -> bool:

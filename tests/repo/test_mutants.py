@@ -73,14 +73,16 @@ def test_a_mutant_is_alive_where_no_test_fails_and_the_tree_is_as_it_was(monkeyp
     assert (tmp_path / path).read_text("utf-8") == source
 
 
-def test_only_tests_that_call_the_broken_function_run_and_those_that_share_their_run():
+def test_only_tests_that_call_the_broken_function_run_and_those_that_share_their_run(monkeypatch):
     mutant = next(mutants.mutants_of(Path("zerolab/stages/stage1.py")))
     path, first, _ = mutants.function_of(mutant)
     alone, sharing = "tests/engine/test_units.py::test", "tests/promises/test_parity.py::test[1]"
     seconds = {alone: 2.0, sharing: 1.0, "tests/engine/test_full_params.py::test": 0.1}
     recorded = {"seconds": seconds, "called": {path: {str(first): [alone, sharing]}}}
     groups = mutants.groups_of(mutant, recorded, ["killer"])
-    assert groups == [["killer", sharing, alone], ["tests/promises/test_parity.py"]]
+    assert groups == [["killer", sharing, alone], [], ["tests/promises/test_parity.py"]]
+    monkeypatch.setattr(mutants, "FIRST_CALLING", 1)
+    assert mutants.groups_of(mutant, recorded, ["killer"])[:2] == [["killer", sharing], [alone]]
     killers, own, general = mutants.groups_of(mutant, {"seconds": {}, "called": {}}, ["killer"])
     assert killers == ["killer"] and own == mutants.nearest_first(mutant) and not set(own) & set(general)
 
