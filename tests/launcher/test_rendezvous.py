@@ -203,6 +203,29 @@ def test_a_program_alone(tmp_path: Path):
     assert run_script(PROGRAM, tmp_path).split() == ["1", "1.0", "True", "True"]
 
 
+def test_a_program_may_choose_how_long_a_rank_waits(tmp_path: Path):
+    program = """
+    import torch, torch.distributed as dist, zerolab
+
+    if __name__ == "__main__":
+        for wrong in (0, float("nan"), "60", True):
+            try:
+                zerolab.init_process_group(timeout=wrong)
+            except (TypeError, ValueError) as error:
+                print(error)
+        zerolab.init_process_group(timeout=7.5)
+        group = dist.distributed_c10d._get_default_group()
+        print(group._get_backend(torch.device("cpu")).options._timeout.total_seconds())
+        dist.destroy_process_group()
+    """
+    *refused, seconds = run_script(program, tmp_path).splitlines()
+    assert seconds == "7.5"
+    assert [each.partition(", got")[0] for each in refused] == [
+        *["timeout must be positive and finite"] * 2,
+        *["timeout must be a number of seconds or None"] * 2,
+    ]
+
+
 def test_the_same_program_under_torchrun(tmp_path: Path):
     (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM))
     torchrun = guide_command("torchrun").partition(" -m zerolab")[0]

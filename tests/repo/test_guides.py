@@ -113,6 +113,7 @@ NOT_RUN = {
     ("README.md", "git clone"): "it needs the network",
     ("CONTRIBUTING.md", "pip install"): "it needs the network",
     ("docs/examples.md", ".venv/bin/python -m"): "it needs the network",
+    ("docs/setup.md", "pip install"): "it needs the network",
     ("cloud/README.md", "git clone"): "it needs the network",
     ("cloud/README.md", "cloud/gpu.sh"): "it needs a GPU",
     ("cloud/README.md", "ssh -N"): "it needs a second machine",

@@ -11,11 +11,12 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Callable
-from numbers import Integral, Real
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 from zerolab.launcher import forkclient, rank
+from zerolab.launcher.deadline import check_timeout
 from zerolab.launcher.gpus import choose_backend, visible_gpus
 from zerolab.launcher.payload import pickle_payload
 from zerolab.launcher.protocol import Job
@@ -114,12 +115,7 @@ def check_arguments(fn: Any, world_size: Any, timeout: Any) -> None:
             f"world_size must be between 1 and {most}, got {world_size}; a rank is a real process of about "
             f"{RANK_BYTES / 1e6:.0f} MB and this machine has {memory_bytes() / 1e9:.1f} GB"
         )
-    if timeout is None:
-        return
-    if isinstance(timeout, bool) or not isinstance(timeout, Real):
-        raise TypeError(f"timeout must be a number of seconds or None, got {timeout!r}")
-    if not math.isfinite(timeout) or timeout <= 0:
-        raise ValueError(f"timeout must be positive and finite, got {timeout!r}; None means no deadline")
+    check_timeout(timeout)
 
 
 def check_seed(seed: Any, world_size: int) -> None:

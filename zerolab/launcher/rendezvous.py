@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, MutableMapping
 from typing import NamedTuple
 
 from zerolab.launcher import local_store
+from zerolab.launcher.deadline import check_timeout
 from zerolab.launcher.gpus import GROUP_BACKENDS, check_sharing, choose_backend, take_gpu, visible_gpus
 
 Environment = Mapping[str, str]
@@ -163,18 +164,22 @@ def number(environment: Environment, name: str, default: int | None = None) -> i
     return int(text)
 
 
-def init_process_group(backend: str = "auto") -> None:
+def init_process_group(backend: str = "auto", timeout: float | None = None) -> None:
     """Join the group of the launcher that started this process, or make a group of one where none did.
 
     The same program then runs under torchrun, mpirun and srun, as a plain script, and inside ``launch``,
     where nothing is left to join. ``backend`` is as for ``launch``: by default NCCL where every local rank
-    has a GPU, which then is `zerolab.device()`, and gloo elsewhere.
+    has a GPU, which then is `zerolab.device()`, and gloo elsewhere. ``timeout`` is in seconds: so long may a
+    rank wait for another one in a collective. By default it is PyTorch's: 30 minutes over gloo, 10 over NCCL.
+    Inside ``launch`` its own timeout counts, and this one does not.
 
     Raises: ValueError for a launcher's variables that are incomplete, for a host that others cannot reach,
-    and for NCCL without a GPU.
+    for NCCL without a GPU, and for a timeout that is not positive and finite; TypeError for one that is no
+    number.
     """
     import torch.distributed as dist
 
+    check_timeout(timeout)
     if dist.is_initialized():
         return
     place = find_place(os.environ) or ALONE
@@ -195,6 +200,7 @@ def init_process_group(backend: str = "auto") -> None:
         store=store,
         rank=place.rank,
         world_size=place.world_size,
+        timeout=None if timeout is None else datetime.timedelta(seconds=timeout),
     )
     if backend == "nccl" and place.local_world_size == place.world_size:
         check_sharing(place.world_size, gpus)

@@ -275,6 +275,6 @@ class ZeroOptimizer(Clipping, WholeTensors, ShardedState, Losses, Unsupported):
     def no_sync(self) -> AbstractContextManager[None]:
         """Collect gradients without reducing them; the first backward outside reduces the sum.
 
-        Memory: 4Ψ for gradients, at every stage.
+        Memory: whole gradients at every stage, 4Ψ bytes in fp32 and 2Ψ in 16 bits.
         """
         return self.engine.no_sync()
