@@ -170,6 +170,20 @@ def test_every_flat_buffer_has_a_name_of_its_own(named: bool):
     assert {"root of the model", "blocks.1 (frozen float32)"} <= set(found)
 
 
+def names_with_three_classes_of_one_name() -> list[str]:
+    classes = [type("Mine", (torch.optim.Muon,), {}) for _ in range(3)]
+    model = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(4)))
+    rest, *own = ({"params": [layer.weight]} for layer in model)
+    own = [group | {"optimizer": each} for group, each in zip(own, classes, strict=True)]
+    optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, params=[rest, *own], units=[], lr=0.1)
+    return [unit.name for unit in optimizer.units]
+
+
+def test_buffers_of_classes_that_have_one_name_have_names_of_their_own():
+    (found,) = zerolab.launch(names_with_three_classes_of_one_name, 1, timeout=60)
+    assert len(found) == 4 == len(set(found)) and found[:2] == ["root", "root (Mine)"], found
+
+
 class Refusal(Exception):
     """What a user's hook raises."""
 
