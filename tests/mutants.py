@@ -141,6 +141,7 @@ def mutants_of(path: Path) -> Iterator[Mutant]:
 def walk(node: ast.AST) -> Iterator[ast.AST]:
     for child in ast.iter_child_nodes(node):
         is_text = isinstance(child, (ast.Raise, ast.JoinedStr, ast.Import, ast.ImportFrom))
+        is_text |= isinstance(child, ast.keyword) and child.arg == "strict"  # of zip: it only guards
         if not is_text and not (isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant)):
             yield child
             yield from walk(child)

@@ -39,24 +39,27 @@ def save(optimizer: ZeroOptimizer, path: str | Path, extra: Any = None, keep: in
     Memory: a copy of one record, at most 64 MiB in fp32. Comm: the list of records, no values.
     Raises: OSError on every rank where any failed to write, or where another run, or another optimizer of
         this one, saves into ``path``; the last checkpoint is as it was. ValueError for a ``keep`` below 1,
-        or for a buffer that is not dense or whose elements share memory; RuntimeError inside full_params(),
-        after a step that failed during its update, and where a parameter or module was replaced or added
-        after construction.
+        for a buffer that is not dense or whose elements share memory, and where the optimizer's class or a
+        module stores more in its state_dict than is saved; RuntimeError inside full_params(), in the middle
+        of a step, after a step that failed during its update, and where a parameter or module was replaced
+        or added after construction.
     """
     require_zero_optimizer(optimizer)
     if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
         raise ValueError(f"keep is {keep!r}: pass how many generations to keep, 1 or more")
     optimizer.require_idle("save")
+    optimizer.require_known_state()
     optimizer.require_one_state()
     comm = optimizer.axes.everyone
-    description = _describe(optimizer)
     lock = FolderLock(Path(path).resolve())
-    try:
-        folder = from_rank_0(comm, lambda: _begin(lock, optimizer))
-        _write_generation(folder, optimizer, description, extra, keep)
-        one_optimizer.note_save(lock.path, optimizer)
-    finally:
-        lock.release()
+    with optimizer.saving():
+        description = _describe(optimizer)
+        try:
+            folder = from_rank_0(comm, lambda: _begin(lock, optimizer))
+            _write_generation(folder, optimizer, description, extra, keep)
+            one_optimizer.note_save(lock.path, optimizer)
+        finally:
+            lock.release()
 
 
 def _begin(lock: FolderLock, optimizer: ZeroOptimizer) -> Path:

@@ -20,6 +20,23 @@ def keepers(model: nn.Module) -> dict[str, nn.Module]:
     return found
 
 
+def require_no_other(model: nn.Module) -> None:
+    """Raises: ValueError for a module that stores more in its state_dict than is saved here."""
+    for name, module in model.named_modules():
+        if type(module)._save_to_state_dict is nn.Module._save_to_state_dict:
+            continue
+        entries: dict[str, Any] = {}
+        module._save_to_state_dict(entries, "", True)
+        stored = [*module._parameters.values(), *module._buffers.values()]
+        for key, value in entries.items():
+            if key != "_extra_state" and not any(value is each for each in stored):
+                raise ValueError(
+                    f"module {name or 'the model'} ({type(module).__name__}) stores {key} in its state_dict "
+                    "by a _save_to_state_dict of its own, and a checkpoint would lose it: register it as a "
+                    "buffer, or return it from get_extra_state()"
+                )
+
+
 def collect(model: nn.Module) -> dict[str, Any]:
     """Return what the modules keep, by their names."""
     return {name: module.get_extra_state() for name, module in keepers(model).items()}

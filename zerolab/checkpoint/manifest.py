@@ -46,6 +46,7 @@ def describe(optimizer: ZeroOptimizer, states: list[tuple[dict, dict]]) -> dict:
     for a buffer that cannot be stored.
     """
     buffers.require_storable(optimizer.model)
+    extra_state.require_no_other(optimizer.model)
     groups = zip(_group_names(optimizer), optimizer.param_groups, strict=True)
     description = {
         "format": generations.FORMAT,

@@ -1,6 +1,7 @@
 """Inputs of checkpointed blocks, as they are kept until backward: whole, in parts, or moved away."""
 
 import weakref
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -53,7 +54,8 @@ class KeptCopy(Kept):
 
     def __init__(self, tensor: Tensor, partition: TensorParallel | None, tier: Tier | None):
         self._partition, self._tier = partition, tier
-        self._layout, self._device = torch.empty_like(tensor, device="meta"), tensor.device
+        self._layout = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+        self._device = tensor.device
         self._requires_grad = tensor.requires_grad
         flat = tensor.detach().resolve_conj().resolve_neg().flatten()
         self._hash = None if partition is None else _hash(flat)
@@ -86,7 +88,7 @@ class KeptCopy(Kept):
             self._compare(flat, self._partition.size)
         values = flat.view(self._layout.shape)
         if not self._layout.is_contiguous():
-            values = torch.empty_like(self._layout, device=self._device).copy_(values)
+            values = laid_out(values, self._layout)
         return values.requires_grad_(self._requires_grad)
 
     def _compare(self, flat: Tensor, ranks: int) -> None:
@@ -112,3 +114,26 @@ def _hash(flat: Tensor) -> int | None:
     if real.dtype in _SIGNED or (real.is_floating_point() and real.itemsize == 1):
         real = real.view(_SIGNED.get(real.dtype, torch.int8))
     return int(torch.hash_tensor(real).item()) if real.numel() else 0
+
+
+def laid_out(values: Tensor, layout: Tensor) -> Tensor:
+    """Return the values with the strides of a layout, with its gaps and repeated elements.
+
+    The order of a sum, and its last bits, depend on strides. Where elements overlap in another way than
+    `expand()` makes them, the result has no gaps.
+    """
+    once = [1 if stride == 0 else size for size, stride in zip(layout.shape, layout.stride(), strict=True)]
+    if not _are_apart(once, layout.stride()):
+        return torch.empty_like(layout, device=values.device).copy_(values)
+    placed = torch.empty_strided(once, layout.stride(), dtype=values.dtype, device=values.device)
+    return placed.copy_(values[tuple(slice(0, size) for size in once)]).expand(layout.shape)
+
+
+def _are_apart(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether no two elements have one place: each stride steps over all that smaller strides reach."""
+    reached = 1
+    for stride, size in sorted(zip(strides, sizes, strict=True)):
+        if size > 1 and stride < reached:
+            return False
+        reached += stride * (size - 1) if size > 1 else 0
+    return True

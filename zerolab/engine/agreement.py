@@ -23,6 +23,7 @@ DIGEST_BYTES = 16
 
 TENSOR_PARALLEL = "a step of tensor-parallel ranks"
 COPIES = "the values of a copy of the model"
+BUFFERS = "the buffers"
 WRITTEN, CLEARED = "the values written to parameters", "the gradients that were cleared"
 LOADED = "the calls of optimizer.load_state_dict"
 _WAY_OUT = (
@@ -40,6 +41,8 @@ _WAYS_OUT = {
     CLEARED: "Clear gradients on every rank or on none: a rank that clears alone removes its part of all "
     "ranks' gradients. Where some ranks did not use a parameter, clear its gradient after the last backward "
     "pass before a step, or clear all with optimizer.zero_grad()",
+    BUFFERS: "Each rank keeps its own, so ranks train different models. If that is not meant, build them "
+    "from one seed, or broadcast rank 0's before the optimizer is built",
     LOADED: "Load on every rank, each its own state_dict of one moment; zerolab.save() and zerolab.load() do "
     "that",
 }
@@ -51,8 +54,17 @@ def agree_on(comm: Comm, what: str, lines: list[str]) -> None:
     Comm: 32 bytes, ceil(log2 N) times; where they differ, the lines themselves.
     Raises: RuntimeError on every rank, naming the first difference to rank 0 and who differs.
     """
-    if not _are_equal(comm.maximum(_both_ways(_digest(lines)), "digests")):
-        _refuse_difference(comm, what, lines)
+    if difference := difference_of(comm, what, lines):
+        raise RuntimeError(difference)
+
+
+def difference_of(comm: Comm, what: str, lines: list[str]) -> str:
+    """Return the first difference to rank 0 in the lines of all ranks; nothing where all have the same.
+
+    Comm: as `agree_on`.
+    """
+    alike = _are_equal(comm.maximum(_both_ways(_digest(lines)), "digests"))
+    return "" if alike else _difference(comm, what, lines)
 
 
 def agree_on_all(comm: Comm, by_hand: dict[str, list[str]]) -> None:
@@ -85,7 +97,7 @@ def agree_on_used(
     found = comm.maximum(torch.cat([*digests, mask]), "used parameters")
     of_issued, of_lines, used = found.split([2 * DIGEST_BYTES, 2 * DIGEST_BYTES, len(mask)])
     if not _are_equal(of_issued):
-        _refuse_difference(comm, "the step's collectives", issued)
+        raise RuntimeError(_difference(comm, "the step's collectives", issued))
     if not _are_equal(of_lines):
         for what, lines in by_hand.items():
             agree_on(comm, what, lines)
@@ -106,7 +118,7 @@ def _agree_on_cleared(comm: Comm, units: list[FlatUnit], cleared: ClearedGradien
     every = _gather(comm, (cleared.earlier, cleared.last, used))
     last = {name for _, names, _ in every for name in names}
     if any(earlier != every[0][0] or used & last for earlier, _, used in every):
-        _refuse_difference(comm, CLEARED, cleared.everything())
+        raise RuntimeError(_difference(comm, CLEARED, cleared.everything()))
     for unit in units:
         for span in unit.spans:
             if span.name in last:
@@ -165,14 +177,14 @@ def _are_equal(maxima: torch.Tensor) -> bool:
     return bool((largest == 255 - complements_of_smallest).all())
 
 
-def _refuse_difference(comm: Comm, what: str, lines: list[str]) -> None:
-    """Raise on every rank, because their lines differ."""
+def _difference(comm: Comm, what: str, lines: list[str]) -> str:
+    """Say where the lines of ranks differ."""
     numbers = comm.numbers
     every = _gather(comm, lines)
     other = next(rank for rank, theirs in enumerate(every) if theirs != every[0])
     pairs = itertools.zip_longest(every[0], every[other], fillvalue="nothing")
     place, (ours, theirs) = next((index, pair) for index, pair in enumerate(pairs) if pair[0] != pair[1])
-    raise RuntimeError(
+    return (
         f"ranks disagree about {what}, first at number {place}: rank {numbers[0]} has {ours}, rank "
         f"{numbers[other]} has {theirs}. {_WAYS_OUT.get(what, _WAY_OUT)}"
     )

@@ -17,7 +17,7 @@ from zerolab.engine.gather import Gatherer
 from zerolab.engine.model_hooks import ModelHooks
 from zerolab.engine.passes import inside_backward
 from zerolab.engine.reduction import Reducer
-from zerolab.engine.states import TrainingRun, UnitRun
+from zerolab.engine.states import TrainingRun, TrainingState, UnitRun
 from zerolab.stages.base import Stage
 from zerolab.unit import FlatUnit
 from zerolab.unit.states import GradState
@@ -69,6 +69,11 @@ class Engine:
                 f"{action} in the middle of a forward or backward pass ({self.state_of(self._open_unit)}): "
                 "call it between steps. After an exception that ended a backward pass early, call "
                 "optimizer.zero_grad() first"
+            )
+        if self.training.state is not TrainingState.FORWARD:
+            raise RuntimeError(
+                f"{action} in the middle of {self.training.state.value}(), from a signal handler or another "
+                f"thread: set a flag there, and call {action} in the training loop after step()"
             )
         self.finish_gathers()
 

@@ -23,6 +23,7 @@ class TrainingState(Enum):
     FORWARD = "forward"
     BACKWARD = "backward"
     STEP = "step"
+    SAVE = "save"
     LOAD = "load"
     EXPORT = "export"
 

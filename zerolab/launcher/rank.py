@@ -5,9 +5,11 @@ raised therefore never makes its peers fail too, and one that returned early nev
 sent.
 """
 
+import atexit
 import contextlib
 import datetime
 import faulthandler
+import gc
 import importlib.machinery
 import importlib.util
 import io
@@ -39,6 +41,7 @@ def run(
     """The rank's whole life; ends the process."""
     global current
     current = rank
+    atexit._clear()  # what the fork server has registered is its own
     redirect_output(rank, directory, stdout, stderr)
     stacks = open(protocol.path(directory, protocol.STACKS, rank), "w")  # noqa: SIM115  open until the end
     faulthandler.register(protocol.DUMP_SIGNAL, file=stacks, all_threads=True)
@@ -81,6 +84,7 @@ def call(rank: int, job: Job, directory: str) -> None:
             end_fork()
     wait_for_all()
     await_device()
+    atexit._run_exitfuncs()  # os._exit, which ends this process, does not call them
     with open(protocol.path(directory, protocol.RESULT, rank), "wb") as file:
         try:
             payload.dump(result, file)
@@ -109,8 +113,12 @@ def end_fork() -> NoReturn:
 
 
 def flush() -> None:
-    """Write out what the function has printed."""
-    for stream in (sys.stdout, sys.stderr):
+    """Write out what the function has printed, and what it has written to files that it left open.
+
+    The fork server's objects are frozen, so the collector knows only those of this process.
+    """
+    files = [each for each in gc.get_objects() if type(each) in (io.TextIOWrapper, io.BufferedWriter)]
+    for stream in (sys.stdout, sys.stderr, *files):
         with contextlib.suppress(Exception):  # the function closed it, or has put something else there
             stream.flush()
 

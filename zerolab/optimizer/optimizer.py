@@ -19,7 +19,7 @@ from torch import nn
 
 from zerolab.collectives import connect
 from zerolab.engine import Engine
-from zerolab.engine.agreement import agree_on
+from zerolab.engine.agreement import BUFFERS, agree_on, difference_of
 from zerolab.engine.hook import Hook
 from zerolab.engine.states import TrainingRun, TrainingState
 from zerolab.engine.units import find_units
@@ -58,12 +58,13 @@ from zerolab.stages.stage0 import Stage0
 from zerolab.stages.stage1 import Stage1
 from zerolab.stages.stage2 import Stage2
 from zerolab.stages.stage3 import Stage3
-from zerolab.storages import MemoryMeter
+from zerolab.storages import MemoryMeter, digest
 from zerolab.tensor_parallel import TensorParallel
 from zerolab.tier import check_offload, tier_of
 from zerolab.trace import Trace
 from zerolab.unit import FlatUnit, publish
 from zerolab.unit.span import Span
+from zerolab.warn import warn_user
 
 STAGES = {0: Stage0, 1: Stage1, 2: Stage2, 3: Stage3}
 
@@ -167,9 +168,19 @@ class ZeroOptimizer(Clipping, WholeTensors, ShardedState, Losses, Unsupported):
         self.engine = Engine(model, runs, self.stage, self.training, prefetch, reduces_in_flight)
         self._attach()
         self._state_entries, self._loads, self._seen_gradients = 0, Loads(), set()
+        self._warn_of_buffers()
         self.training.become(TrainingState.FORWARD)
         self.meter.reset_peak()
         self._next_step()
+
+    def _warn_of_buffers(self) -> None:
+        """Warn on rank 0 where ranks have other buffers, such as random features without a seed."""
+        dense = [(n, b) for n, b in self.model.named_buffers() if b.layout == torch.strided and not b.is_meta]
+        lines = [
+            f"{name} with the digest {digest(buffer).hex()[:16]}" for name, buffer in dense if buffer.numel()
+        ]
+        if lines and (difference := difference_of(self.axes.everyone, BUFFERS, lines)) and not self.rank:
+            warn_user(difference)
 
     def _attach(self) -> None:
         """Guard the model's state_dict, cast what it is called with, and note that it has an optimizer.
@@ -219,11 +230,13 @@ class ZeroOptimizer(Clipping, WholeTensors, ShardedState, Losses, Unsupported):
         Comm: a small message that says which parameters anybody used; then the stage's own.
         Raises: RuntimeError on every rank, and before any parameter changes, where ranks issued different
             collectives or have other hyperparameters; where an fp16 loss was not scaled; inside
-            torch.inference_mode(); after a step that failed during the update.
+            torch.inference_mode(); after a step that failed during the update. ValueError for a closure that
+            the class would call other than once.
         """
         refuse_inference_mode("step()")
         loss = None
         if closure is not None:
+            self.updates.require_closure()
             with torch.enable_grad():
                 loss = closure()
         used = self._finish_grads()

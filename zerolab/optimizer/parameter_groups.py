@@ -87,15 +87,19 @@ def _group(place: int, group: Any) -> dict:
         raise ValueError(
             f"parameter group {place} has {', '.join(map(repr, group))} and no 'params': {_FORM}"
         )
-    parameters = _parameters(group["params"])
+    given = group["params"]
+    entries = [given] if isinstance(given, torch.Tensor) else list(given)
+    found = {"params": _parameters(entries)}
+    names = [entry[0] for entry in entries if isinstance(entry, tuple)]
+    if names and len(names) == len(entries):  # as torch.optim notes them
+        found["param_names"] = names
     if "optimizer" in group:
-        return group | {"params": parameters}
-    group["params"] = parameters
+        return group | found
+    group.update(found)
     return group
 
 
-def _parameters(entries: Any) -> list[nn.Parameter]:
-    entries = [entries] if isinstance(entries, torch.Tensor) else list(entries)
+def _parameters(entries: list) -> list[nn.Parameter]:
     parameters = [entry[1] if isinstance(entry, tuple) and len(entry) == 2 else entry for entry in entries]
     for parameter in parameters:
         if not isinstance(parameter, nn.Parameter):

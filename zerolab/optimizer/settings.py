@@ -2,7 +2,9 @@
 
 import inspect
 import weakref
+from enum import Enum
 from numbers import Number
+from typing import Any
 
 import numpy as np
 import torch
@@ -111,6 +113,27 @@ def _check_bucket(bucket_bytes: int) -> None:
         raise TypeError(way_out)
     if bucket_bytes < 4:
         raise ValueError(way_out)
+
+
+def require_plain_options(options: dict) -> None:
+    """Refuse keywords that are objects with contents of their own: each stock optimizer gets a copy of them.
+
+    What is written to the object later would be lost. Raises: TypeError.
+    """
+    for key, value in options.items():
+        if isinstance(value, (nn.Module, nn.Parameter, set)) or _has_contents(value):
+            raise TypeError(
+                f"the keyword {key} is a {type(value).__name__}. Each rank gives it to several optimizers, "
+                "as copies, so later changes of it would be lost: pass numbers, strings, tensors or dicts of "
+                "them"
+            )
+
+
+def _has_contents(value: Any) -> bool:
+    """Whether it is an object whose attributes can be changed, and no function, class or tensor."""
+    if callable(value) or isinstance(value, (torch.Tensor, Enum)) or value.__class__.__module__ == "numpy":
+        return False
+    return bool(getattr(value, "__dict__", None))
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 
 import torch
 
@@ -104,6 +104,25 @@ class ShardedState(OptimizerBase):
         require_complete(self.model, self.units)
         self.local.require_members(self.param_groups)
         self.axes.everyone.check_same_collective(action)
+
+    def saving(self) -> AbstractContextManager[None]:
+        """Be in the state of a save: another thread that steps meanwhile raises an error."""
+        return self.training.during(TrainingState.SAVE)
+
+    def require_known_state(self) -> None:
+        """Before a save, check that the class stores nothing of its own in its state_dict.
+
+        Raises: ValueError where it does.
+        """
+        for each in self.local.optimizers:
+            if type(each).state_dict is torch.optim.Optimizer.state_dict:
+                continue
+            if own := sorted(map(str, each.state_dict().keys() - {"state", "param_groups"})):
+                raise ValueError(
+                    f"{type(each).__name__}.state_dict() has {', '.join(own)} besides state and "
+                    "param_groups, and a checkpoint would lose it: let the class keep it in its parameter "
+                    "groups, or in the state of its parameters"
+                )
 
     def require_one_state(self) -> None:
         """Before a save, check that ranks have parts of one state: that all of them loaded one, or none.

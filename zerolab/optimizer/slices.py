@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -60,8 +61,14 @@ def cut(
         updated = unit.master if unit.trainable else torch.empty(0)
         with allocated(updated):
             tensor = nn.Parameter(formed(unit, span, updated[part]), requires_grad=unit.trainable)
+            vars(tensor).update(attributes_of(parameter))
         slices.append(Slice(unit, span, part, tensor, state_bytes(parameter)))
     return slices
+
+
+def attributes_of(parameter: nn.Parameter) -> dict[str, Any]:
+    """Return what a class may read of a parameter, such as a factor for its learning rate; no tensors."""
+    return {key: value for key, value in vars(parameter).items() if not isinstance(value, torch.Tensor)}
 
 
 def formed(unit: FlatUnit, span: Span, part: torch.Tensor) -> torch.Tensor:

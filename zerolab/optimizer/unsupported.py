@@ -14,16 +14,36 @@ class Unsupported(OptimizerBase):
         ``hasattr`` would hide an AttributeError, and the call would be skipped.
         Raises: RuntimeError for such a name; AttributeError for any other.
         """
-        updates = self.__dict__.get("updates")  # not there yet while the optimizer is built
-        if updates is not None and not name.startswith("_"):
-            for each in updates.of_groups:
-                if hasattr(each.optimizer_class, name):
-                    raise RuntimeError(
-                        f"{each.name}.{name} is not passed on by ZeroOptimizer, which has several objects of "
-                        "this class for its slices: train with a class that works without it, or, where it "
-                        "only changes parameters, change them in `with optimizer.full_params(): ...`"
-                    )
+        if not name.startswith("_") and (owner := self._owner_of(name)):
+            raise RuntimeError(
+                f"{owner}.{name} is not passed on by ZeroOptimizer, which has several objects of this class "
+                "for its slices: train with a class that works without it, or, where it only changes "
+                "parameters, change them in `with optimizer.full_params(): ...`"
+            )
         return self.__getattribute__(name)  # raises the usual error, also from inside a property
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse to set what only the class given, or an object of it, has.
+
+        Raises: RuntimeError for such a name, because the stock optimizers would not get the value.
+        """
+        own = name.startswith("_") or name in self.__dict__ or hasattr(type(self), name)
+        if not own and (owner := self._owner_of(name)):
+            raise RuntimeError(
+                f"setting {owner}.{name} has no effect, because ZeroOptimizer has several objects of this "
+                "class for its slices: pass it as a keyword, or write it into optimizer.param_groups "
+                "if the class reads it there"
+            )
+        super().__setattr__(name, value)
+
+    def _owner_of(self, name: str) -> str:
+        """The class given that has this name, or whose objects have; nothing while the optimizer is built."""
+        if "engine" not in self.__dict__:
+            return ""
+        known = [each.optimizer_class for each in self.updates.of_groups]
+        found = [each for each in known if hasattr(each, name)]
+        found += [type(each) for each in self.local.optimizers if name in vars(each)]
+        return found[0].__name__ if found else ""
 
     def __deepcopy__(self, memo: dict) -> NoReturn:
         """Raises: TypeError, because the copy would have no model and no ranks to train with."""

@@ -9,8 +9,16 @@ from torch import nn
 
 from zerolab.optimizer.axes import Axes
 from zerolab.optimizer.groups import options_of
-from zerolab.optimizer.probe import Kind, complete_options, keywords_of_group, state_bytes_of, verdict_of
-from zerolab.optimizer.settings import full_name, keywords_in_text, with_fused
+from zerolab.optimizer.probe import (
+    Kind,
+    complete_options,
+    is_torchs,
+    keywords_of_group,
+    refusal_of_closure,
+    state_bytes_of,
+    verdict_of,
+)
+from zerolab.optimizer.settings import full_name, keywords_in_text, require_plain_options, with_fused
 
 
 @dataclass(eq=False)
@@ -105,9 +113,12 @@ class Updates:
         options: dict,
         shared: bool,
     ) -> None:
+        require_plain_options(keywords | options)
         verdict = verdict_of(optimizer_class, keywords, options)
         if verdict.refusal:
             raise ValueError(verdict.refusal)
+        if not (self._laid_out or is_torchs(optimizer_class)):
+            _require_plain_parameters(parameters, optimizer_class.__name__)
         shapes = {tuple(p.shape) for p in parameters}
         nbytes = {shape: state_bytes_of(optimizer_class, keywords, options, shape) for shape in shapes}
         update = self._shared.get(verdict.kind) if shared else None
@@ -137,6 +148,12 @@ class Updates:
                 f"optimizer is {update.name} ({update.kind.short}), with options of its own: put them "
                 "into such a group when the ZeroOptimizer is built, with lr=0 if their training starts later"
             )
+
+    def require_closure(self) -> None:
+        """Raises: ValueError where a class does more with a closure than to call it once, first."""
+        for update in dict.fromkeys(self.of_groups):
+            if refusal := refusal_of_closure(update.optimizer_class, update.defaults, update.options):
+                raise ValueError(refusal)
 
     def require_kind(self, place: int, options: dict) -> None:
         """See that a group's optimizer can go on with these options. It may not need more than it was given.
@@ -216,6 +233,21 @@ class Updates:
             f"{update.kind.short}"
             for place, update in enumerate(self.of_groups)
         ]
+
+
+def _require_plain_parameters(parameters: list[nn.Parameter], name: str) -> None:
+    """Raises: ValueError for parameters of which the class may read what its slices have not."""
+    for parameter in parameters:
+        if type(parameter) is not nn.Parameter:
+            raise ValueError(
+                f"a parameter is a {type(parameter).__name__}, and {name} may treat this class in its own "
+                "way, while a slice is an nn.Parameter: pass a class of torch.optim, or make it such a one"
+            )
+        if tensors := [key for key, value in vars(parameter).items() if isinstance(value, torch.Tensor)]:
+            raise ValueError(
+                f"a parameter has the attribute {tensors[0]}, a tensor, and {name} may read it, while a "
+                "slice has no part of it: pass a class of torch.optim, or keep the tensor in a module"
+            )
 
 
 def _switches(options: dict) -> frozenset:

@@ -62,7 +62,11 @@ class ParameterViews:
             placeholder.give_way(self._parameters, self._classes)
 
     def moved_away(self) -> Span | None:
-        """Return the first parameter that should be a view of the flat buffer and has other memory."""
-        pairs = zip(self._spans, self._views, strict=True)
-        moved = [span for span, view in pairs if span.parameter.data_ptr() != view.data_ptr()]
-        return moved[0] if moved else None
+        """Return the first parameter that should be a view of the flat buffer and is another one, or none."""
+        for span, view in zip(self._spans, self._views, strict=True):
+            parameter = span.parameter
+            if parameter.data_ptr() != view.data_ptr():
+                return span
+            if parameter.shape != view.shape or parameter.stride() != view.stride():  # as p.data = p.data.t()
+                return span
+        return None

@@ -14,12 +14,14 @@ side by side (division.py). state_bytes.py measures state, values.py compares it
 of optimizers and the ways out.
 """
 
+from zerolab.optimizer.probe.contract import is_torchs
 from zerolab.optimizer.probe.refused import Kind
 from zerolab.optimizer.probe.subject import keywords_of_group
 from zerolab.optimizer.probe.verdict import (
     Verdict,
     complete_options,
     kind_of,
+    refusal_of_closure,
     state_bytes_of,
     state_bytes_per_parameter,
     verdict_of,
@@ -29,8 +31,10 @@ __all__ = [
     "Kind",
     "Verdict",
     "complete_options",
+    "is_torchs",
     "keywords_of_group",
     "kind_of",
+    "refusal_of_closure",
     "state_bytes_of",
     "state_bytes_per_parameter",
     "verdict_of",

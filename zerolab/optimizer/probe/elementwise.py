@@ -28,6 +28,7 @@ PLANS: tuple[tuple[Plan, Cuts], ...] = (
                 *("smooth", "smooth", "small", "large", "parallel", "orthogonal", "orthogonal", "spiky"),
                 *("first unit unused", "orthogonal", "zero", "smooth", "large", "bias unused", "small"),
                 *("spiky", "parallel", "smooth", "orthogonal", "small", "smooth", "zero", "spiky", "smooth"),
+                *("two thirds zero", "smooth"),
             ),
             unused=_UNUSED,
         ),
@@ -49,9 +50,17 @@ PLANS: tuple[tuple[Plan, Cuts], ...] = (
 """The small one is first: it takes milliseconds also for an optimizer that decomposes matrices."""
 
 
+_EXTREME_KINDS = ("smooth", "one element not finite", "smooth"), ("smooth", "huge", "smooth")
+"""A class may look at such gradients before it updates. If it raises an error, this is not tried further."""
+
+
 def bytes_of_an_element(build: Callable[[list], torch.optim.Optimizer]) -> float:
     """Bytes of state for each element. Raises: Refused if the update is not elementwise."""
-    return max([_try_plan(partial(Trial, build, plan), plan, _sharded(cuts)) for plan, cuts in PLANS])
+    found = max([_try_plan(partial(Trial, build, plan), plan, _sharded(cuts)) for plan, cuts in PLANS])
+    plan, cuts = PLANS[0]
+    for kinds in _EXTREME_KINDS:
+        _try_extreme(build, plan._replace(kinds=kinds), _sharded(cuts))
+    return found
 
 
 def _sharded(cuts: Cuts) -> Places:
@@ -91,6 +100,23 @@ def _try_plan(make: Callable[[Places], Trial], plan: Plan, places: Places) -> fl
     matrix = whole.held[0]
     tensors = [value for value in matrix.state.values() if isinstance(value, torch.Tensor) and value.dim()]
     return sum(tensor.nbytes for tensor in tensors) / matrix.tensor.numel()
+
+
+def _try_extreme(build: Callable[[list], torch.optim.Optimizer], plan: Plan, places: Places) -> None:
+    """Compare the parameters alone. Raises: Refused where slices end elsewhere, or fail alone."""
+    whole, sharded = Trial(build, plan, plan.together), Trial(build, plan, places)
+    for step, kind in enumerate(plan.kinds):
+        given = whole.gradients(step)
+        try:
+            whole.step(given)
+        except Exception:
+            return
+        attempt(
+            partial(sharded.step, given), "its step failed on slices of parameters, and not on whole ones"
+        )
+        if not equal(whole.weights(), sharded.weights()):
+            reason = "updating a tensor in pieces gave other numbers than updating it whole"
+            raise Refused(f"{reason} (seen at step {step + 1}, with gradients: {kind})")
 
 
 def _compare_states(whole: Held, pieces: list[Held]) -> None:

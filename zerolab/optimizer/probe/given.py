@@ -17,6 +17,10 @@ def gradient(kind: str, step: int, weight: torch.Tensor, index: int) -> torch.Te
     match kind:
         case "noise":
             return noise
+        case "two thirds zero":
+            return torch.where(torch.arange(numel) < 2 * numel // 3, 0.0, noise)
+        case "one element not finite":
+            return torch.where(torch.arange(numel) == 0, torch.inf, noise)
         case "zero":
             return torch.zeros_like(weight)
         case "small":

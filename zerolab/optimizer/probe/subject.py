@@ -49,7 +49,7 @@ class Subject:
                 f"optimizer_class is {given}, not a torch.optim.Optimizer class: pass the class "
                 "and its keywords apart, as in ZeroOptimizer(model, torch.optim.AdamW, lr=3e-4)"
             )
-        self._class = optimizer_class
+        self.optimizer_class = optimizer_class
         self._defaults, self._options = _left(defaults, without), _left(options or {}, without)
         self.name = optimizer_class.__name__
         self.key = optimizer_class, repr((sorted(self._defaults.items()), sorted(self._options.items())))
@@ -57,7 +57,7 @@ class Subject:
     def build(self, groups: list[list]) -> torch.optim.Optimizer:
         """Return an optimizer of the class over groups of these parameters."""
         own = [deepcopy(self._options) | {"params": each} for each in groups]
-        return self._class(own, **deepcopy(self._defaults))
+        return self.optimizer_class(own, **deepcopy(self._defaults))
 
     def sample(self) -> torch.optim.Optimizer:
         """Return the optimizer over one small parameter, after it has checked its keywords.
@@ -66,14 +66,14 @@ class Subject:
         Raises: its own TypeError or ValueError, with ZeroOptimizer's keywords for one that it does not know;
             Refused if it takes no parameter groups.
         """
-        known = inspect.signature(self._class).parameters
+        known = inspect.signature(self.optimizer_class).parameters
         keywords = self._defaults | {key: value for key, value in self._options.items() if key in known}
         errors = []
         for shape in _SHAPES:
             parameter = torch.ones(shape, dtype=torch.float32, requires_grad=True)
             try:
                 self.build([[parameter]])
-                return self._class([self._options | {"params": [parameter]}], **keywords)
+                return self.optimizer_class([self._options | {"params": [parameter]}], **keywords)
             except TypeError as error:
                 if "unexpected keyword argument" in str(error):
                     message = f"{error}. ZeroOptimizer's own keywords are {', '.join(OWN_KEYWORDS)}"

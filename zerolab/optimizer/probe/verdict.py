@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from zerolab.optimizer.groups import options_of
 from zerolab.optimizer.probe.by_parameter import ByParameter, by_parameter
+from zerolab.optimizer.probe.contract import BrokenContract, closure_refusal, is_torchs, require_contract
 from zerolab.optimizer.probe.elementwise import bytes_of_an_element
 from zerolab.optimizer.probe.refused import OTHER_ARGUMENTS, Kind, Refused
 from zerolab.optimizer.probe.state_bytes import measured_bytes
@@ -28,6 +29,7 @@ log = logging.getLogger("zerolab")
 _per_element: dict[tuple[type, str], float] = {}
 _verdicts: dict[tuple[type, str], "Verdict"] = {}
 _measured: dict[tuple, int] = {}
+_with_closure: dict[tuple[type, str], str] = {}
 
 
 class Verdict(NamedTuple):
@@ -107,6 +109,24 @@ def kind_of(
     return verdict_of(optimizer_class, defaults, options).kind
 
 
+def refusal_of_closure(
+    optimizer_class: type[torch.optim.Optimizer], defaults: dict, options: dict | None
+) -> str:
+    """Why `step(closure)` cannot be used with the optimizer, and what to do; nothing if it can be."""
+    if is_torchs(optimizer_class):
+        return ""
+    subject = Subject(optimizer_class, defaults, options)
+    if subject.key not in _with_closure:
+        with surroundings():
+            _with_closure[subject.key] = closure_refusal(subject.build)
+    if not (reason := _with_closure[subject.key]):
+        return ""
+    return (
+        f"{subject.name} cannot be stepped with a closure: {reason}. ZeroOptimizer calls the closure itself, "
+        "once: call backward before step(), and step() without a closure, or pass another class"
+    )
+
+
 def complete_options(optimizer_class: type[torch.optim.Optimizer], defaults: dict, options: dict) -> dict:
     """Return all options that the optimizer gives a group. Raises: its own TypeError or ValueError."""
     with surroundings():
@@ -166,11 +186,12 @@ def _tried(in_slices: Subject, whole: Subject) -> Verdict:
     name = whole.name
     try:
         whole.sample()
+        require_contract(whole.optimizer_class, whole.build)
         _bytes_of_an_element(in_slices)
         return Verdict(name, Kind.ELEMENTWISE)
     except Refused as refusal:
         reason = refusal.reason
-        if refusal.way_out == OTHER_ARGUMENTS:
+        if refusal.way_out == OTHER_ARGUMENTS or isinstance(refusal, BrokenContract):
             return Verdict(name, refusal.kind, reason, refusal.way_out)
     try:
         return Verdict(name, Kind.BY_PARAMETER, reason, found=by_parameter(whole.build))
