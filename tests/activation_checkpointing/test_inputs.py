@@ -22,6 +22,7 @@ from torch import nn
 
 import zerolab
 from zerolab import Checkpointing, TensorParallel
+from zerolab.checkpointing.inputs import KeptCopy
 from zerolab.residual import activation_checkpoints
 
 for module in (sys.modules[__name__], meshes):
@@ -454,3 +455,20 @@ def test_a_sparse_input_is_refused(offload: str | None):
     checkpointing = Checkpointing(offload=offload)
     with pytest.raises(TypeError, match=r"input \[3, 3\] .* layout torch\.sparse_coo: pass input\.to_dense"):
         checkpointing(lambda x, m: (x * m.to_dense()).sum(), stream(3, 3), torch.eye(3).to_sparse())
+
+
+@pytest.mark.parametrize("name", ["a column of two", "fewer columns", "expanded", "overlapping"])
+def test_a_copied_input_has_its_strides_and_gaps(name: str):
+    """The order of a sum, and its last bits, depend on them."""
+    values = torch.randn(202, 203, generator=torch.Generator().manual_seed(0))
+    tensor = {
+        "a column of two": values[:, ::2],
+        "fewer columns": values[::2, :101],
+        "expanded": values[:, :1].expand(202, 7),
+        "overlapping": values.as_strided((5, 4), (2, 1)),
+    }[name]
+    block = lambda x: x / x.norm(dim=-1, keepdim=True) + x.sum(0) + x.var(0)
+    kept = KeptCopy(tensor, None, None).restore()
+    assert torch.equal(kept, tensor)
+    assert kept.stride() == tensor.stride() or name == "overlapping"
+    assert torch.equal(block(kept), block(tensor)) or name == "overlapping"

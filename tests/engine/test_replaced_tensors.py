@@ -63,3 +63,27 @@ def test_a_gradient_set_by_hand_is_used_or_refused(stage: int):
     for backward in (False, True):
         for found in on_two_ranks(use, stage, backward):
             assert found in (("used", True), ("refused", True)), backward
+
+
+def train_with_a_view(stage: int, how: str) -> str:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=stage, lr=0.1)
+    for step in range(2):
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step == 0 and how == "assigned":
+            model[0].weight.data = model[0].weight.data.t()
+        elif step == 0:
+            with torch.no_grad():
+                model[0].weight.t_()
+    return "no error"
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize("how", ["assigned", "in place"])
+def test_a_view_that_begins_at_the_same_address_is_another_tensor(stage: int, how: str):
+    """At stage 3 the parameter is freed: neither is possible outside full_params()."""
+    with pytest.raises(zerolab.WorkerError, match=r"parameter 0\.weight was replaced after its Zero"):
+        zerolab.launch(train_with_a_view, 2, stage, how, timeout=60)

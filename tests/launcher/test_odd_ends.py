@@ -1,5 +1,7 @@
 """Promise: a function may leave another stdout behind, and a full disk or a missing folder is named."""
 
+import atexit
+import builtins
 import os
 import resource
 import signal
@@ -76,3 +78,16 @@ def test_a_working_directory_that_was_removed_is_named(monkeypatch, tmp_path: Pa
     gone.rmdir()
     with pytest.raises(FileNotFoundError, match=r"directory of this process was removed.*os\.chdir"):
         zerolab.launch(os.getpid, 1)
+
+
+def leave_open(folder: Path) -> None:
+    rank = os.environ.get("RANK", "") or str(os.getpid())
+    builtins.kept_open = open(folder / f"open_{rank}", "w")  # noqa: SIM115  a log that nobody closes
+    builtins.kept_open.write("a line")
+    atexit.register(lambda: (folder / f"exit_{rank}").write_text("called"))
+
+
+def test_open_files_are_written_out_and_exit_handlers_called_as_at_the_end_of_a_program(tmp_path: Path):
+    zerolab.launch(leave_open, 2, tmp_path)
+    found = {path.name.partition("_")[0]: path.read_text() for path in tmp_path.iterdir()}
+    assert found == {"open": "a line", "exit": "called"} and len(list(tmp_path.iterdir())) == 4

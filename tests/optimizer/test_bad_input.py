@@ -117,6 +117,13 @@ def test_a_lazy_layer_is_refused_until_the_model_was_called_once():
     assert "call the model once, with a batch" in zerolab.launch(train, 1, timeout=TIMEOUT_SECONDS)[0]
 
 
+def test_parameters_that_other_processes_share_are_refused():
+    model = nn.Linear(2, 2)
+    model.bias.share_memory_()
+    with pytest.raises(ValueError, match="parameter bias is in memory that other processes share"):
+        zerolab.ZeroOptimizer(model, torch.optim.Adam)
+
+
 @pytest.mark.parametrize("in_two_groups", (False, True))
 def test_a_parameter_that_is_listed_twice_is_refused_by_name(in_two_groups: bool):
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))

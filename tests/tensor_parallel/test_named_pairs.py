@@ -109,3 +109,19 @@ def test_pairs_that_the_user_names_have_the_bits_of_one_process(stage: int):
     (expected,) = zerolab.launch(train_alone, 1, timeout=60)
     for found in zerolab.launch(train, RANKS, stage, timeout=60):
         assert [name for name, values in expected.items() if not torch.equal(found[name], values)] == []
+
+
+def dtype_under_autocast(ranks: int) -> torch.dtype:
+    up, down = nn.Linear(8, 16), nn.Linear(16, 8)
+    model = nn.Sequential(up, nn.ReLU(), down)
+    if ranks > 1:
+        zerolab.parallelize(model, zerolab.TensorParallel(dist.group.WORLD), pairs=[(up, down)])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return model(torch.ones(2, 8)).dtype
+
+
+def test_under_autocast_a_layer_returns_the_dtype_of_nn_linear():
+    assert (
+        zerolab.launch(dtype_under_autocast, 1, 1) + zerolab.launch(dtype_under_autocast, 2, 2)
+        == [torch.bfloat16] * 3
+    )

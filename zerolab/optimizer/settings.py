@@ -58,6 +58,7 @@ def check_settings(model: nn.Module, prefetch: int, reduces_in_flight: int, buck
     _refuse_scripted(model)
     _refuse_without_shape(model)
     refuse_shared_memory(model)
+    _refuse_other_processes(model)
     _refuse_untrainable(model)
 
 
@@ -79,6 +80,17 @@ def _refuse_without_shape(model: nn.Module) -> None:
             raise ValueError(
                 f"parameter {name} has no shape yet, as in nn.LazyLinear: call the model once, with a batch, "
                 "before building the optimizer"
+            )
+
+
+def _refuse_other_processes(model: nn.Module) -> None:
+    """Refuse parameters that other processes see: these would keep the old values. Raises: ValueError."""
+    for name, parameter in model.named_parameters():
+        if parameter.device.type == "cpu" and parameter.is_shared():
+            raise ValueError(
+                f"parameter {name} is in memory that other processes share, as share_memory() makes it. "
+                "ZeroOptimizer moves it into a buffer of its own, and the others would keep the old values: "
+                "send them copies of the weights"
             )
 
 

@@ -98,4 +98,5 @@ class RowParallelLinear(ParallelLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         product = self.parallel.leave(F.linear(x, self.weight), self.name)
-        return product if self.bias is None else product + self.bias
+        # under autocast the product is in 16 bits, and nn.Linear returns it so
+        return product if self.bias is None else product + self.bias.to(product.dtype)
