@@ -168,8 +168,24 @@ class ModelHooks:
         if torch.is_grad_enabled() and not all(flat.all_require_grad for flat in run.flats):
             for tensor in tensors_in(inputs):
                 if tensor.requires_grad:
-                    run.inputs_watched += 1
-                    tensor.register_hook(lambda gradient: self._input_gradient_done(run))
+                    self._watch(run, tensor)
+
+    def _watch(self, run: UnitRun, tensor: torch.Tensor) -> None:
+        """Count an input, and when it has its gradient. A leaf outlives its graph, so its hook is removed."""
+        key = id(tensor) if tensor.is_leaf else None
+        if earlier := run.leaf_hooks.pop(key, None):
+            earlier.remove()
+        else:
+            run.inputs_watched += 1
+
+        def done(gradient: torch.Tensor) -> None:
+            if handle := run.leaf_hooks.pop(key, None):
+                handle.remove()
+            self._input_gradient_done(run)
+
+        handle = tensor.register_hook(done)
+        if key is not None:
+            run.leaf_hooks[key] = handle
 
     # Backward.
 

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 
+from torch.utils.hooks import RemovableHandle
+
 from zerolab.engine.units import Unit
 from zerolab.storages import MemoryMeter
 from zerolab.trace import Trace
@@ -97,6 +99,7 @@ class UnitRun:
         depth: how many of its entry modules are running now, one inside the other.
         expects_backward: whether an output of the last forward can bring a backward pass here.
         inputs_watched: how many inputs of the last forward get a gradient; inputs_done: how many have it.
+        leaf_hooks: the hooks on inputs that are leaves, by id; a hook is removed when it was called.
     """
 
     unit: Unit
@@ -105,6 +108,7 @@ class UnitRun:
     expects_backward: bool = False
     inputs_watched: int = 0
     inputs_done: int = 0
+    leaf_hooks: dict[int | None, RemovableHandle] = field(default_factory=dict)
 
     @property
     def is_root(self) -> bool:
