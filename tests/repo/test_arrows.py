@@ -33,7 +33,7 @@ HOUSE = {
     "launch": ("launcher", "exit launch"),
     "material": ("models data", ""),
     "parallel": ("tensor_parallel checkpointing", "ground tensors wire material parallel"),
-    "optimizer": ("optimizer", "ground tensors wire unit base stages engine parallel optimizer"),
+    "optimizer": ("optimizer", "warnings ground tensors wire unit base stages engine parallel optimizer"),
     "checkpoint": ("checkpoint", "warnings tensors wire optimizer checkpoint"),
     "programs": (
         "parity rehearsal simulation bench doctor progress flags train",

@@ -60,17 +60,28 @@ def test_an_option_that_makes_the_update_one_of_whole_parameters_is_refused():
         assert unchanged and again == "accepted"
 
 
-def start_at_zero() -> list[str]:
-    """With lr=0 nothing moves, so any class looks elementwise."""
-    optimizer = build(Orthogonal, lr=0.0)
+class NothingAtZero(Orthogonal):
+    """Without a rate it looks at no gradient, so it looks elementwise."""
+
+    def step(self, closure=None) -> None:
+        if self.param_groups[0]["lr"]:
+            super().step(closure)
+
+
+def start_at_zero(optimizer_class: type) -> list[str]:
+    optimizer = build(optimizer_class, lr=0.0)
     first = said(lambda: step(optimizer))
     optimizer.param_groups[0]["lr"] = 0.1
     return [first, said(lambda: step(optimizer))]
 
 
 def test_a_class_that_was_tried_with_a_rate_of_zero_is_tried_again():
-    for first, then in zerolab.launch(start_at_zero, 2, timeout=60):
-        assert first == "accepted" and "Orthogonal then updates whole parameters" in then
+    for first, then in zerolab.launch(start_at_zero, 2, NothingAtZero, timeout=60):
+        assert first == "accepted" and "NothingAtZero then updates whole parameters" in then
+
+
+def test_a_class_that_spreads_what_is_not_finite_is_seen_to_need_whole_parameters_at_a_rate_of_zero_too():
+    assert zerolab.launch(start_at_zero, 2, Orthogonal, timeout=60) == [["accepted", "accepted"]] * 2
 
 
 def warm_up() -> str:

@@ -175,7 +175,8 @@ class ZeroOptimizer(Clipping, WholeTensors, ShardedState, Losses, Unsupported):
 
     def _warn_of_buffers(self) -> None:
         """Warn on rank 0 where ranks have other buffers, such as random features without a seed."""
-        dense = [(n, b) for n, b in self.model.named_buffers() if b.layout == torch.strided and not b.is_meta]
+        plain = lambda b: b.layout == torch.strided and not (b.is_meta or b.is_nested or b.is_quantized)
+        dense = [(name, buffer) for name, buffer in self.model.named_buffers() if plain(buffer)]
         lines = [
             f"{name} with the digest {digest(buffer).hex()[:16]}" for name, buffer in dense if buffer.numel()
         ]

@@ -25,7 +25,11 @@ def parameter_groups(model: nn.Module, params: Params, may_be_empty: bool = Fals
         return [{"params": [p for p in model.parameters() if p.requires_grad]}]
     entries = _entries(model, params)
     groups = entries if entries and isinstance(entries[0], dict) else [{"params": entries}]
-    groups = [_group(place, group) for place, group in enumerate(groups)]
+    found = [_group(place, group) for place, group in enumerate(groups)]
+    groups = [group for group, _ in found]
+    if any(names for _, names in found) and None not in [names for _, names in found]:
+        for group, names in found:  # as torch.optim notes them
+            group["param_names"] = names
     _require_each_once(model, [p for group in groups for p in group["params"]])
     require_names_alike(groups)
     if not may_be_empty and not any(group["params"] for group in groups):
@@ -80,7 +84,8 @@ def _entries(model: nn.Module, params: Iterable | Callable[[nn.Module], Iterable
     return list(given)
 
 
-def _group(place: int, group: Any) -> dict:
+def _group(place: int, group: Any) -> tuple[dict, list[str] | None]:
+    """A group with a list of parameters, and their names, if all of them came with one."""
     if not isinstance(group, dict):
         raise TypeError(f"parameter group {place} is a {type(group).__name__}: {_FORM}")
     if "params" not in group:
@@ -89,14 +94,13 @@ def _group(place: int, group: Any) -> dict:
         )
     given = group["params"]
     entries = [given] if isinstance(given, torch.Tensor) else list(given)
-    found = {"params": _parameters(entries)}
+    parameters = _parameters(entries)
     names = [entry[0] for entry in entries if isinstance(entry, tuple)]
-    if names and len(names) == len(entries):  # as torch.optim notes them
-        found["param_names"] = names
     if "optimizer" in group:
-        return group | found
-    group.update(found)
-    return group
+        group = group | {"params": parameters}
+    else:
+        group["params"] = parameters
+    return group, names if len(names) == len(entries) else None
 
 
 def _parameters(entries: list) -> list[nn.Parameter]:
