@@ -164,7 +164,7 @@ class ModelHooks:
     def _watch_inputs(self, run: UnitRun, inputs: tuple) -> None:
         """Where parameters are frozen, their inputs' gradients tell when they were needed last."""
         if run.inputs_done:
-            run.inputs_watched = run.inputs_done = 0
+            run.forget_inputs()
         if torch.is_grad_enabled() and not all(flat.all_require_grad for flat in run.flats):
             for tensor in tensors_in(inputs):
                 if tensor.requires_grad:

@@ -110,6 +110,13 @@ class UnitRun:
     inputs_done: int = 0
     leaf_hooks: dict[int | None, RemovableHandle] = field(default_factory=dict)
 
+    def forget_inputs(self) -> None:
+        """Watch none of the inputs of an earlier forward."""
+        self.inputs_watched = self.inputs_done = 0
+        for handle in self.leaf_hooks.values():
+            handle.remove()
+        self.leaf_hooks.clear()
+
     @property
     def is_root(self) -> bool:
         return self.unit.is_root

@@ -180,7 +180,8 @@ class ZeroOptimizer(Clipping, WholeTensors, ShardedState, Losses, Unsupported):
         lines = [
             f"{name} with the digest {digest(buffer).hex()[:16]}" for name, buffer in dense if buffer.numel()
         ]
-        if lines and (difference := difference_of(self.axes.everyone, BUFFERS, lines)) and not self.rank:
+        difference = difference_of(self.axes.everyone, BUFFERS, lines)
+        if difference and self.axes.everyone.rank == 0:
             warn_user(difference)
 
     def _attach(self) -> None:

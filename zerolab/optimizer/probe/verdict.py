@@ -4,7 +4,7 @@ import logging
 import math
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 import torch
@@ -117,7 +117,8 @@ def refusal_of_closure(
         return ""
     subject = Subject(optimizer_class, defaults, options)
     if subject.key not in _with_closure:
-        with surroundings():
+        _with_closure[subject.key] = ""
+        with surroundings(), suppress(Exception):  # it takes no matrix, and cannot be tried
             _with_closure[subject.key] = closure_refusal(subject.build)
     if not (reason := _with_closure[subject.key]):
         return ""
