@@ -19,13 +19,14 @@ from torch import nn
 
 from zerolab.collectives import connect
 from zerolab.engine import Engine
-from zerolab.engine.agreement import BUFFERS, agree_on, difference_of
+from zerolab.engine.agreement import agree_on
 from zerolab.engine.hook import Hook
 from zerolab.engine.states import TrainingRun, TrainingState
 from zerolab.engine.units import find_units
 from zerolab.optimizer.axes import axes_of
 from zerolab.optimizer.clipping import Clipping
 from zerolab.optimizer.copies import check_shard_size, connect_stage, over_groups
+from zerolab.optimizer.first_buffers import warn_of_other_buffers
 from zerolab.optimizer.groups import fill_in_changed
 from zerolab.optimizer.hooks_on_all import no_hooks_on_all
 from zerolab.optimizer.layout import bytes_to_offload, in_forward_order, lay_out
@@ -34,15 +35,14 @@ from zerolab.optimizer.local import LocalUpdate
 from zerolab.optimizer.loss_scale import LossScale
 from zerolab.optimizer.losses import Losses
 from zerolab.optimizer.members import require_laid_out
+from zerolab.optimizer.models import engaged, held
 from zerolab.optimizer.offload import Offload
 from zerolab.optimizer.parameter_groups import parameter_groups, require_names_alike
 from zerolab.optimizer.settings import (
     check_settings,
     choose,
     device_of,
-    engaged,
     group_signature,
-    held,
     refuse_inference_mode,
     signature,
 )
@@ -58,13 +58,12 @@ from zerolab.stages.stage0 import Stage0
 from zerolab.stages.stage1 import Stage1
 from zerolab.stages.stage2 import Stage2
 from zerolab.stages.stage3 import Stage3
-from zerolab.storages import MemoryMeter, digest
+from zerolab.storages import MemoryMeter
 from zerolab.tensor_parallel import TensorParallel
 from zerolab.tier import check_offload, tier_of
 from zerolab.trace import Trace
 from zerolab.unit import FlatUnit, publish
 from zerolab.unit.span import Span
-from zerolab.warn import warn_user
 
 STAGES = {0: Stage0, 1: Stage1, 2: Stage2, 3: Stage3}
 
@@ -168,21 +167,10 @@ class ZeroOptimizer(Clipping, WholeTensors, ShardedState, Losses, Unsupported):
         self.engine = Engine(model, runs, self.stage, self.training, prefetch, reduces_in_flight)
         self._attach()
         self._state_entries, self._loads, self._seen_gradients = 0, Loads(), set()
-        self._warn_of_buffers()
+        warn_of_other_buffers(model, self.axes.everyone)
         self.training.become(TrainingState.FORWARD)
         self.meter.reset_peak()
         self._next_step()
-
-    def _warn_of_buffers(self) -> None:
-        """Warn on rank 0 where ranks have other buffers, such as random features without a seed."""
-        plain = lambda b: b.layout == torch.strided and not (b.is_meta or b.is_nested or b.is_quantized)
-        dense = [(name, buffer) for name, buffer in self.model.named_buffers() if plain(buffer)]
-        lines = [
-            f"{name} with the digest {digest(buffer).hex()[:16]}" for name, buffer in dense if buffer.numel()
-        ]
-        difference = difference_of(self.axes.everyone, BUFFERS, lines)
-        if difference and self.axes.everyone.rank == 0:
-            warn_user(difference)
 
     def _attach(self) -> None:
         """Guard the model's state_dict, cast what it is called with, and note that it has an optimizer.

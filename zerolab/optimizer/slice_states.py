@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from zerolab.optimizer.settings import held
+from zerolab.optimizer.models import held
 
 
 class SliceStates(MutableMapping):
