@@ -18,8 +18,8 @@
 # ranks and 100 MB rank 0 received 700 MB and sent 700 MB, while the others sent 100 MB each. **Can the ranks
 # share the work so that none of them sends more than 200 MB, for any number of ranks?**
 #
-# A *collective* is a call that all ranks make together. This lesson has four that move or combine tensors:
-# broadcast, reduce-scatter, all-gather and all-reduce. The stages of ZeRO are built from the last three.
+# A *collective* is a call that all ranks make together. This lesson has four that move or combine tensors.
+# You meet them one after the other. The stages of ZeRO are built from all but the first of them.
 
 # %%
 from functools import partial

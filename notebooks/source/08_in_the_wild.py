@@ -547,7 +547,7 @@ explore(network_matters, height=3, micro_batches=slider(1, 16, 1), nodes=choice(
 # high. On eight nodes the line of hybrid sharding crosses that of stages 1 and 2 between 200 and 400 Gbit/s.
 # At the right, where a node's network is as fast as NVLink, it meets that of stage 3: there hybrid sharding
 # only costs memory. With eight micro-batches stage 1 under `no_sync()` still moves 2Ψ between nodes, and so
-# does hybrid sharding with one all-reduce at the end. Stage 2 has 9Ψ, and stage 3 has 24Ψ. Then hybrid
+# does hybrid sharding with one all-reduce at the end; stage 2 has 9Ψ, and stage 3 has 24Ψ. Then hybrid
 # sharding is far below stage 3, and crosses stage 2 only beyond 800 Gbit/s.
 # </details>
 #

@@ -96,7 +96,7 @@ def test_a_line_outside_of_functions_is_seen_by_all_tests_of_its_package():
 
 def test_the_files_that_name_most_of_a_module_go_first():
     for path, nearest in (
-        ("optimizer/probe/by_parameter.py", "tests/optimizer/test_kinds"),
+        ("optimizer/loss_scale.py", "tests/optimizer/test_loss_scale"),
         ("checkpoint/folder_lock.py", "tests/checkpoint/test_two_runs"),
     ):
         mutant = next(mutants.mutants_of(Path("zerolab", path)))
