@@ -304,6 +304,7 @@ def test_right_settings_pass_however_they_are_written(change):
             {"zero_optimization": {"stage": [2]}},
             '"stage" is [2], and has to be 0, 1, 2 or 3: DeepSpeed stops',
         ),
+        ({"zero_optimization": {"stage": 10**400}}, "has to be 0, 1, 2 or 3: DeepSpeed stops there"),
         ({"zero_optimization": {"stage": True}}, '"stage": True is read as 1, and stage 1 shards the optim'),
         (
             {"amp": {"enabled": True}},

@@ -241,7 +241,7 @@ def _require_plain_parameters(parameters: list[nn.Parameter], name: str) -> None
         if type(parameter) is not nn.Parameter:
             raise ValueError(
                 f"a parameter is a {type(parameter).__name__}, and {name} may treat this class in its own "
-                "way, while a slice is an nn.Parameter: pass a class of torch.optim, or make it such a one"
+                "way, while a slice is an nn.Parameter: pass a class of torch.optim, or a plain parameter"
             )
         if tensors := [key for key, value in vars(parameter).items() if isinstance(value, torch.Tensor)]:
             raise ValueError(

@@ -96,7 +96,7 @@ def _stage_of(value: Any) -> int | None:
     """Return the stage that DeepSpeed reads, also from "2", 2.0 and true; None where it refuses it."""
     try:
         return {0.0: 0, 1.0: 1, 2.0: 2, 3.0: 3}.get(float(value))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
 
 
