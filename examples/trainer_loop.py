@@ -18,8 +18,8 @@ import zerolab
 class ZeroTrainer(Trainer):
     """The Trainer with model states sharded as ``stage`` says. Everything else goes to Trainer."""
 
-    def __init__(self, *args, stage: int = 3, **kwargs):
-        self.stage = stage
+    def __init__(self, *args, stage: int = 3, precision: str = "fp32", **kwargs):
+        self.stage, self.precision = stage, precision
         super().__init__(*args, **kwargs)
 
     def create_accelerator_and_postprocess(self):
@@ -35,8 +35,9 @@ class ZeroTrainer(Trainer):
     def create_optimizer(self, model=None):
         if self.optimizer is None:
             plain = super().create_optimizer(model)  # the class, groups and options of the arguments
+            settings = {"stage": self.stage, "precision": self.precision}
             self.zero = self.optimizer = zerolab.ZeroOptimizer(
-                self.model, type(plain), stage=self.stage, params=plain.param_groups
+                self.model, type(plain), params=plain.param_groups, **settings
             )
         return self.optimizer
 
@@ -67,7 +68,9 @@ def make_data(size: int = 32) -> list[dict[str, torch.Tensor]]:
     return [{"input_ids": each, "labels": each} for each in tokens]
 
 
-def make_trainer(stage: int, output: str, kind: type[ZeroTrainer] = ZeroTrainer, **arguments) -> ZeroTrainer:
+def make_trainer(
+    stage: int, output: str, kind: type[ZeroTrainer] = ZeroTrainer, precision: str = "fp32", **arguments
+) -> ZeroTrainer:
     zerolab.init_process_group()
     arguments = TrainingArguments(
         output_dir=output,
@@ -81,7 +84,7 @@ def make_trainer(stage: int, output: str, kind: type[ZeroTrainer] = ZeroTrainer,
         **arguments,
     )
     data = {"train_dataset": make_data(), "eval_dataset": make_data(8)}
-    return kind(model=make_model(), args=arguments, **data, stage=stage)
+    return kind(model=make_model(), args=arguments, **data, stage=stage, precision=precision)
 
 
 if __name__ == "__main__":

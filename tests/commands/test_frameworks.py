@@ -187,9 +187,12 @@ def train(example: ModuleType, stage: int, folder: Path, resume: bool = False, *
     return values, calls, rates
 
 
-def expected_of_trainer(example: ModuleType, ranks: list, micro_batches: int, dtype=None) -> nn.Module:
+def expected_of_trainer(
+    example: ModuleType, ranks: list, micro_batches: int, dtype=None, precision: str = "fp32"
+) -> nn.Module:
     """Two replicas in this process, called as the ranks' models were, with the Trainer's learning rates."""
-    replicas = Replicas(example.make_model, 2, torch.optim.AdamW, lr=0.01, weight_decay=0.0)
+    settings = {"lr": 0.01, "weight_decay": 0.0, "precision": precision}
+    replicas = Replicas(example.make_model, 2, torch.optim.AdamW, **settings)
     for step, rate in enumerate(ranks[0][2]):
         replicas.optimizer.param_groups[0]["lr"] = rate
         for micro in range(micro_batches):
@@ -203,7 +206,7 @@ def expected_of_trainer(example: ModuleType, ranks: list, micro_batches: int, dt
         replicas.clip_grad_norm_(0.5)
         replicas.step()
         replicas.zero_grad()
-    return replicas.whole
+    return replicas.models[0] if precision != "fp32" else replicas.whole
 
 
 @STAGES
@@ -222,6 +225,14 @@ def test_the_trainers_autocast_and_checkpointing_do_too(stage: int, trainer_loop
     settings = {"bf16": True, "gradient_checkpointing": True, "save_strategy": "no"}
     ranks = on_two_ranks(partial(train, **settings), trainer_loop, stage, tmp_path)
     expected = expected_of_trainer(trainer_loop, ranks, 1, torch.bfloat16)
+    assert [differing(found, expected) for found, *_ in ranks] == [[], []]
+
+
+@STAGES
+def test_the_trainers_weights_may_be_bf16_with_fp32_masters(stage: int, trainer_loop, tmp_path: Path):
+    settings = {"precision": "mixed", "save_strategy": "no"}
+    ranks = on_two_ranks(partial(train, **settings), trainer_loop, stage, tmp_path)
+    expected = expected_of_trainer(trainer_loop, ranks, 1, precision="mixed")
     assert [differing(found, expected) for found, *_ in ranks] == [[], []]
 
 
