@@ -316,8 +316,9 @@ def function_of(mutant: Mutant) -> tuple[str, int, int] | None:
 
 
 def name_of(failed: str) -> str:
-    """Return the test's name in pytest's line about it."""
-    return failed.partition(" ")[2].partition(" - ")[0]
+    """Return the test's name in pytest's line about it. Parameters may have the dash that ends the name."""
+    found = re.match(r"\w+ ([^\[]*?(?:\[.*?\])?)(?: - |$)", failed)
+    return found[1] if found else ""
 
 
 def failure(tree: Path, arguments: list[str]) -> str:
@@ -332,11 +333,11 @@ def failure(tree: Path, arguments: list[str]) -> str:
 
 
 class Undecided(Exception):
-    """The tests of a mutant take too long to say that it survives, and none has failed."""
+    """No test has failed, and not all have run: they take too long, or pytest does not know one of them."""
 
 
 def first_failure(tree: Path, arguments: list[str]) -> str:
-    """The first failure of these tests, or nothing."""
+    """The first failure of these tests, or nothing. Raises: Undecided if one of them is not there."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--timeout", "300"]
     command += reached.SHORT
     environment = os.environ | {"PYTHONPATH": f"{tree}{os.pathsep}{tree / 'tests'}", "OMP_NUM_THREADS": "1"}
@@ -347,6 +348,8 @@ def first_failure(tree: Path, arguments: list[str]) -> str:
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
         raise Undecided(f"no test has failed within {TIMEOUT_SECONDS} seconds") from error
+    if missing := re.search("^ERROR: not found: .*", done.stderr, re.MULTILINE):
+        raise Undecided(missing[0])
     lines = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
     return "" if done.returncode in (0, NO_TESTS) else (lines or [f"exit code {done.returncode}"])[0]
 

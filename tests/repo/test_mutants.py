@@ -129,6 +129,22 @@ def test_a_failure_is_one_that_happens_again_alone(monkeypatch, tmp_path: Path):
     assert mutants.failure(tmp_path, ["all"]) == "exit code 3"
 
 
+def test_a_tests_name_may_have_the_dash_that_stands_before_what_it_failed_with():
+    assert mutants.name_of("FAILED a.py::test[+ a - b + c] - Wrong") == "a.py::test[+ a - b + c]"
+    assert mutants.name_of("FAILED a.py::test[0-+ a - b]") == "a.py::test[0-+ a - b]"
+    assert mutants.name_of("FAILED a.py::test - assert [1] - [2]") == "a.py::test"
+    assert mutants.name_of("ERROR a.py - no module") == "a.py"
+
+
+def test_a_test_that_is_not_there_kills_no_mutant(tmp_path: Path):
+    """pytest ends with the exit code 4 then, as where a mutant breaks the import of conftest.py."""
+    (tmp_path / "test_a.py").write_text("def test():\n    pass\n")
+    with pytest.raises(mutants.Undecided, match="not found: .*test_a.py::missing"):
+        mutants.first_failure(tmp_path, ["test_a.py::missing"])
+    (tmp_path / "conftest.py").write_text("1 / 0\n")
+    assert mutants.first_failure(tmp_path, ["test_a.py"]) == "exit code 4"
+
+
 def test_only_the_tests_of_zero_test_kill_a_mutant(tmp_path: Path):
     body = "import pytest\n\n@pytest.mark.long('slow')\ndef test_long():\n    assert False\n"
     (tmp_path / "test_long.py").write_text(body)
