@@ -139,7 +139,7 @@ def test_a_tests_name_may_have_the_dash_that_stands_before_what_it_failed_with()
 def test_a_test_that_is_not_there_kills_no_mutant(tmp_path: Path):
     """pytest ends with the exit code 4 then, as where a mutant breaks the import of conftest.py."""
     (tmp_path / "test_a.py").write_text("def test():\n    pass\n")
-    with pytest.raises(mutants.Undecided, match="not found: .*test_a.py::missing"):
+    with pytest.raises(mutants.Undecided, match="not found: "):
         mutants.first_failure(tmp_path, ["test_a.py::missing"])
     (tmp_path / "conftest.py").write_text("1 / 0\n")
     assert mutants.first_failure(tmp_path, ["test_a.py"]) == "exit code 4"
