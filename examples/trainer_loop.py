@@ -16,7 +16,7 @@ import zerolab
 
 
 class ZeroTrainer(Trainer):
-    """The Trainer with model states sharded as ``stage`` says. Everything else goes to Trainer."""
+    """The Trainer with model states sharded by ``stage``, in ``precision``. All else goes to Trainer."""
 
     def __init__(self, *args, stage: int = 3, precision: str = "fp32", **kwargs):
         self.stage, self.precision = stage, precision
@@ -35,9 +35,8 @@ class ZeroTrainer(Trainer):
     def create_optimizer(self, model=None):
         if self.optimizer is None:
             plain = super().create_optimizer(model)  # the class, groups and options of the arguments
-            settings = {"stage": self.stage, "precision": self.precision}
             self.zero = self.optimizer = zerolab.ZeroOptimizer(
-                self.model, type(plain), params=plain.param_groups, **settings
+                self.model, type(plain), params=plain.param_groups, stage=self.stage, precision=self.precision
             )
         return self.optimizer
 
