@@ -55,14 +55,15 @@ def under_way(optimizer: zerolab.ZeroOptimizer) -> list[str]:
     return [unit.name for unit in optimizer.units if unit.gather is not None]
 
 
-def expected() -> dict[str, torch.Tensor]:
-    """The parameters after that step, by a plain loop."""
+def expected(steps: int = 1) -> dict[str, torch.Tensor]:
+    """The parameters after that step, or after more with the same gradients, by a plain loop."""
     torch.manual_seed(0)
     model = Net()
     plain = torch.optim.AdamW(model.parameters(), lr=0.1)
     torch.manual_seed(1)
     model(torch.randn(5, WIDTH)).backward()
-    plain.step()
+    for _ in range(steps):
+        plain.step()
     return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
 
@@ -313,6 +314,19 @@ def finish_each_way(folder: Path) -> dict[str, tuple[bool, list[str]]]:
 def test_what_needs_all_parameters_waits_for_all(tmp_path: Path):
     for found in on_two_ranks(finish_each_way, tmp_path):
         assert len(found) == 9 and set(map(str, found.values())) == {str((True, []))}
+
+
+def step_again(stage: int) -> bool:
+    """A second step at once, with the gradients of the first; nothing has waited for its gathers."""
+    optimizer, right = updated(stage), expected(steps=2)
+    optimizer.step()
+    with optimizer.full_params():
+        return all(torch.equal(right[name], each) for name, each in optimizer.model.named_parameters())
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_a_second_step_with_the_same_gradients_is_torchs(stage: int):
+    assert on_two_ranks(step_again, stage) == [True, True]
 
 
 def write_and_step(write: str) -> list[torch.Tensor]:

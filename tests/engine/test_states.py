@@ -181,31 +181,33 @@ def fail(gradient: torch.Tensor) -> None:
     raise ZeroDivisionError
 
 
-def after_a_broken_backward(stage: int | None) -> list[torch.Tensor]:
-    """Two micro-batches, an exception in the second, then a step. In plain torch where stage is None."""
+def after_a_broken_backward(stage: int | None, batches: int) -> list[torch.Tensor]:
+    """Micro-batches, an exception in the second, then a step. In plain torch where stage is None."""
     torch.manual_seed(0)
     model = Net()
     if stage is None:
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     else:
         optimizer = zerolab.ZeroOptimizer(model, torch.optim.AdamW, stage=stage, lr=0.05)
-    for seed in (1, 2):
+    middle = list(model.parameters())[len(list(model.parameters())) // 2]
+    for seed in range(1, batches + 1):
         x = torch.randn(4, 8, generator=torch.Generator().manual_seed(seed))
-        if seed == 2:
-            hook = list(model.parameters())[len(list(model.parameters())) // 2].register_hook(fail)
+        hook = middle.register_hook(fail) if seed == 2 else None
         with contextlib.suppress(ZeroDivisionError):
             model(x).square().mean().backward()
-    hook.remove()
+        if hook:
+            hook.remove()
     optimizer.step()
     with contextlib.nullcontext() if stage is None else optimizer.full_params():
         return [p.detach().clone() for p in model.parameters()]
 
 
+@pytest.mark.parametrize("batches", [2, 3], ids=["step next", "another batch next"])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_the_gradients_of_a_backward_pass_that_was_broken_off_count_as_in_torch(stage: int):
+def test_the_gradients_of_a_backward_pass_that_was_broken_off_count_as_in_torch(stage: int, batches: int):
     """Both ranks have the same data, so their mean is one process's gradient, bit for bit."""
-    (plain,) = zerolab.launch(after_a_broken_backward, 1, None, timeout=60)
-    for found in zerolab.launch(after_a_broken_backward, 2, stage, timeout=60):
+    (plain,) = zerolab.launch(after_a_broken_backward, 1, None, batches, timeout=60)
+    for found in zerolab.launch(after_a_broken_backward, 2, stage, batches, timeout=60):
         assert all(map(torch.equal, found, plain))
 
 
