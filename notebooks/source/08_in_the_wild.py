@@ -44,7 +44,7 @@ from zerolab.parity.reference import reference
 #
 # The model is a small GPT. All engines begin with the same weights, see the same text on four ranks, and use
 # Adam in fp32 with the same settings. `zerolab.bench` has them ready, each written as its documentation says.
-# This is all that `fully_shard` takes, PyTorch's engine of today, which is also called FSDP2:
+# This is all that `fully_shard` takes, PyTorch's engine of today, which is also called *FSDP2*:
 
 # %%
 show_source(fully_sharded)
