@@ -106,6 +106,29 @@ def test_blocks_that_are_called_one_by_one_are_gathered_ahead_in_every_pass_but_
         assert passes == [[]] + [blocks(*range(1, DEPTH))] * 3
 
 
+def gathered_ahead_at_the_call_of_the_model(passes: int, prefetch: int) -> list[list[str]]:
+    """Which blocks are gathered when a forward pass begins, before the root's own layers have computed."""
+    model = Routed()
+    optimizer = zerolab.ZeroOptimizer(model, torch.optim.SGD, stage=3, lr=0.1, prefetch=prefetch)
+    found: list[list[str]] = []
+
+    def note(*_) -> None:
+        gathered = [unit for unit in optimizer.units if unit.flat.untyped_storage().nbytes()]
+        found.append([unit.name for unit in gathered if unit.name != "root"])
+
+    model.register_forward_pre_hook(note)
+    for step in range(passes):
+        model(training.micro_batch(step, optimizer.rank)).square().mean().backward()
+        optimizer.step()
+    return found
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 2])
+def test_the_first_blocks_are_gathered_while_the_root_computes(prefetch: int):
+    for passes in zerolab.launch(gathered_ahead_at_the_call_of_the_model, 2, 3, prefetch, timeout=60):
+        assert passes == [[]] + [blocks(*range(prefetch))] * 2
+
+
 @pytest.mark.parametrize("stage", [0, 3])
 def test_knobs_turn_the_trace_and_not_the_bits(stage: int):
     def losses(model, x, step):
