@@ -349,8 +349,8 @@ predict(my_guess, zerolab.cost.communication_volume(1, stage=2, micro_batches=4)
 
 # %% [markdown]
 # There is a way to move less: `no_sync()`. Backward passes inside it collect whole gradients locally, and the
-# first backward pass outside reduces the total. So it moves 2Ψ again. (DDP can do the same, and so can *FSDP*,
-# PyTorch's own sharding. DeepSpeed's `no_sync()` raises an error at stages 2 and 3.)
+# first backward pass outside reduces the total. So it moves 2Ψ again. (DDP can do the same, and so can
+# *FSDP*, PyTorch's own sharding. DeepSpeed's `no_sync()` raises an error at stages 2 and 3.)
 #
 # The next cells measure what that costs in memory. The second of them takes 24 steps on four ranks, of up to
 # eight micro-batches each. That takes ten seconds to a minute, in which nothing is printed.

@@ -1,6 +1,7 @@
 """State of whole parameters is saved by name: it loads at another stage and world size, to the new owner."""
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import cloudpickle
@@ -104,17 +105,30 @@ class Namesake(torch.optim.SGD):
 Namesake.__name__ = "Muon"
 
 
+class Moved(torch.optim.Muon):
+    """Muon, imported from another module."""
+
+
+Moved.__name__ = Moved.__qualname__ = "Muon"
+
+
+def of_class(optimizer_class: type, model) -> list[dict]:
+    """The groups of Muon and AdamW, with this class in the place of Muon."""
+    return [
+        group | ({"optimizer": optimizer_class} if "optimizer" in group else {})
+        for group in matrices_and_others(model)
+    ]
+
+
 def test_state_of_another_class_of_the_same_name_is_refused(tmp_path: Path):
     zerolab.launch(train, 2, OPTIMIZERS["Muon"], 2, "fp32", 0, None, tmp_path, timeout=60)
-    for said in zerolab.launch(load, 2, other_muon, 2, tmp_path, timeout=60):
+    for said in zerolab.launch(load, 2, partial(of_class, Namesake), 2, tmp_path, timeout=60):
         assert said.startswith("the checkpoint is of torch.optim.Muon and the optimizer is test_checkpoints.")
 
 
-def other_muon(model) -> list[dict]:
-    return [
-        group | ({"optimizer": Namesake} if "optimizer" in group else {})
-        for group in matrices_and_others(model)
-    ]
+def test_state_of_the_same_class_in_another_module_is_loaded(tmp_path: Path):
+    zerolab.launch(train, 2, OPTIMIZERS["Muon"], 2, "fp32", 0, None, tmp_path, timeout=60)
+    assert zerolab.launch(load, 2, partial(of_class, Moved), 2, tmp_path, timeout=60) == ["accepted"] * 2
 
 
 def test_state_of_another_kind_is_refused(tmp_path: Path):
