@@ -64,6 +64,7 @@ def unit_bytes(
     gradient_bytes: float = 4,
     trainable: bool = True,
     kept: bool = False,
+    micro_batches: int = 1,
 ) -> float:
     """Payload bytes that one unit of `numel` parameters moves in a step, by the paper's convention.
 
@@ -71,14 +72,15 @@ def unit_bytes(
     reduce and no update to share, and a unit that is `kept` whole from forward to backward (the root, at
     stage 3) is gathered once and not twice. Gradients and parameters may differ in bytes per element.
 
-    Comm: 2Ψ, 2Ψ, 2Ψ, 3Ψ for a trainable unit, 2Ψ if kept at stage 3; frozen 0, 0, 0, 2Ψ, or Ψ if kept.
-    Raises: TypeError or ValueError for sizes that are no finite numbers >= 0, or an unknown stage.
+    Comm: 2Ψ, 2Ψ, 2Ψ, 3Ψ for a trainable unit, 2Ψ if kept at stage 3; frozen 0, 0, 0, 2Ψ, or Ψ if kept. As
+        often with micro-batches as in `passes_per_step`.
+    Raises: TypeError or ValueError for sizes that are no finite numbers >= 0, or as `passes_per_step`.
     """
-    reduce_scatter, all_gather = passes_per_step(stage)
+    reduce_scatter, all_gather = passes_per_step(stage, micro_batches)
     if not trainable:
         reduce_scatter, all_gather = 0, all_gather if stage == 3 else 0
     if kept and stage == 3:
-        all_gather -= 1
+        all_gather -= micro_batches
     parameter_bytes = _number("parameter_bytes", parameter_bytes)
     gradient_bytes = _number("gradient_bytes", gradient_bytes)
     gathered_bytes = gradient_bytes if stage == 0 else parameter_bytes  # stage 0 gathers the gradients' sum
@@ -161,18 +163,21 @@ def communication_seconds(
     bytes_per_element: float = 2,
     micro_batches: int = 1,
     units: int = 1,
+    gradient_bytes: float | None = None,
 ) -> float:
     """Seconds of communication in one optimizer step, none of it hidden behind computation.
 
     `units` is the number of equal pieces that the model travels in: as many bytes, `units` times the latency.
+    `gradient_bytes` is the width of a gradient's element where it is not that of a parameter's.
     """
-    passes = passes_per_step(stage, micro_batches)
-    unit_bytes = (
-        _number("psi", psi) * _number("bytes_per_element", bytes_per_element) / _whole("units", units)
-    )
+    parameter_bytes = _number("bytes_per_element", bytes_per_element)
+    gradient_bytes = parameter_bytes if gradient_bytes is None else gradient_bytes
+    unit = _number("psi", psi) / _whole("units", units)
+    payload_bytes = unit_bytes(unit, stage, parameter_bytes, gradient_bytes, micro_batches=micro_batches)
     link = (latency_seconds, bandwidth_bytes_per_second)
-    seconds = lambda collective: collective_seconds(unit_bytes, world_size, collective, *link)
-    return units * sum(count * seconds(name) for name, count in passes._asdict().items())
+    # A reduce-scatter and an all-gather take the same time on a ring, so all bytes can be sent in one.
+    calls = sum(passes_per_step(stage, micro_batches))
+    return units * calls * collective_seconds(payload_bytes / calls, world_size, "all_gather", *link)
 
 
 def tensor_parallel_volume(

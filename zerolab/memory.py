@@ -92,8 +92,10 @@ def model_states(
     psi, frozen_psi = _number("psi", psi), _number("frozen_psi", frozen_psi)
     world_size, stage = _whole("world_size", world_size), _whole("stage", stage, 0, 3)
     per_parameter, k = _conventions(precision, k)
-    own_share = 1 / world_size if own_share is None else _number("own_share", own_share)
-    held = lambda numel, sharded_from: numel * own_share if stage >= sharded_from else numel
+    own_share = None if own_share is None else _number("own_share", own_share)
+    # Not psi * (1 / N): that is rounded twice, and 93B on 93 ranks would be more than 1B.
+    own = lambda numel: numel / world_size if own_share is None else numel * own_share
+    held = lambda numel, sharded_from: own(numel) if stage >= sharded_from else numel
     return ModelStates(
         params_bytes=per_parameter.params_bytes * held(psi + frozen_psi, 3),
         grads_bytes=per_parameter.grads_bytes * held(psi, 2),

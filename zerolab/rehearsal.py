@@ -151,9 +151,12 @@ def rehearsing(
 ) -> Iterator[Job]:
     """Build the job of `rehearse`, which has the same arguments, and end it."""
     _check(world_size, tensor_parallel)
+    _check_functions(model_fn=model_fn, inputs=inputs, pairs=pairs, checkpointing=checkpointing)
+    if "process_group" in defaults:
+        raise ValueError("a rehearsal has process groups of its own: leave process_group out")
     with _fake_world(world_size):
         with torch.device("meta"):
-            model = model_fn()
+            model = _built(model_fn)
             arguments = _tokens() if inputs is None else tree_map(_without_contents, inputs())
         psi = _numel(model)
         sharing = TensorParallel(_group(range(tensor_parallel)))  # the ranks of one copy
@@ -198,6 +201,32 @@ def _check(world_size: int, tensor_parallel: int) -> None:
             f"tensor_parallel is {tensor_parallel}, which does not divide the world_size {world_size}: pass "
             f"a divisor of it, or a multiple of {tensor_parallel} as world_size"
         )
+
+
+def _check_functions(**functions: object) -> None:
+    """Refuse what was built already. A module and a Checkpointing can be called, and build nothing."""
+    for name, function in functions.items():
+        built = isinstance(function, nn.Module | Checkpointing) or not callable(function)
+        if built and function is not None:
+            raise TypeError(
+                f"{name} is a {type(function).__name__}: pass a function that builds what is needed, because "
+                f"a rehearsal builds it on the meta device, as in {name}={_EXAMPLES[name]}"
+            )
+
+
+_EXAMPLES = {
+    "model_fn": 'lambda: zerolab.models.make("gpt-tiny")',
+    "inputs": "lambda: (tokens, targets)",
+    "pairs": "lambda model: [(model.up, model.down)]",
+    "checkpointing": "lambda ranks: zerolab.Checkpointing()",
+}
+
+
+def _built(model_fn: Callable[[], nn.Module]) -> nn.Module:
+    model = model_fn()
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model_fn() returned {model!r}: return the module that it builds")
+    return model
 
 
 @contextmanager

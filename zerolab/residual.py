@@ -86,6 +86,8 @@ def rank_psi(psi: float, tensor_parallel: int, whole_psi: float = 0) -> float:
 def largest_psi(rank_psi: float, tensor_parallel: int, whole_psi: float = 0) -> float:
     """Return how many parameters a model has of which each tensor-parallel rank has `rank_psi`; 0 if none."""
     ranks, kept = whole("tensor_parallel", tensor_parallel), number("whole_psi", whole_psi)
+    if ranks == 1:
+        return number("rank_psi", rank_psi)
     cut = number("rank_psi", rank_psi) - kept
     return ranks * cut + kept if cut >= 0 else 0
 

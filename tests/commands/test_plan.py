@@ -71,6 +71,43 @@ def test_conventions_are_chosen_and_said(plan):
     assert "2 + 4 + 6 bytes" in plan("--psi 1B --gpus 2 --gpu T4 --precision mixed_fp32_grads --k 6")
 
 
+def test_gradients_of_other_bytes_are_sent_as_such(plan):
+    """Parameters have 2 bytes and gradients 4: 8, 6, 6 and 8 bytes per parameter, of which 7/8 are sent."""
+    words = "--psi 8B --gpus 8 --gpu T4 --precision mixed_fp32_grads --tflops 1e5 --link 7GB --latency 0"
+    text = plan(words)
+    assert cells(text, "GB each GPU sends per step") == ["56.0", "42.0", "42.0", "56.0"]
+    assert cells(text, "of ZeRO's messages") == ["8.00", "6.00", "6.00", "8.00"]
+    assert cells(plan(f"{words} --micro-batches 3"), "GB each GPU sends per step")[2] == "98.0"
+
+
+def test_states_that_fill_the_memory_exactly_fit(plan):
+    """16 bytes of 93B parameters on 93 GPUs are 16 GB each."""
+    text = plan("--psi 93B --gpus 93 --gpu T4")
+    assert (cells(text, "fits")[3], cells(text, "to spare, or missing (-)")[3]) == ("yes", "0")
+
+
+def test_cells_keep_apart(plan):
+    text = plan("--psi 100 --gpus 1024 --gpu T4")
+    assert cells(text, "parameters") == ["2e-07", "2e-07", "2e-07", "1.95e-10"]
+    assert cells(plan("--psi 1000000000000B --gpus 3 --gpu T4"), "parameters")[0] == "2e+12"
+
+
+def test_a_model_whose_embedding_alone_is_larger_has_a_size(plan):
+    words = "--model gpt3-175b --gpus 64 --gpu-memory 8GB --batch 1 --seq 16"
+    assert cells(plan(words), "largest model, states alone")[0] == "500M"
+
+
+def test_what_the_table_does_not_count_is_said_and_compared(plan):
+    """The root has 617M parameters, the embedding; each of 96 blocks 1.82B, of which two are whole."""
+    text = " ".join(plan("--model gpt3-175b --gpus 2048 --gpu T4 --batch 1 --checkpointing").split())
+    assert "whole at a time, about 8.50 GB at stage 2 and 17.0 GB at stage 3." in text
+    assert "That is more than stage 3 has to spare: it does not fit then." in text
+    assert "than stage" not in plan("--model gpt2 --gpus 8 --gpu T4 --batch 1")
+    assert "whole at a time" not in plan("--model gpt2 --gpus 1 --gpu T4") + plan(
+        "--psi 1B --gpus 8 --gpu T4"
+    )
+
+
 def test_beyond_any_number_of_gpus(plan):
     assert "More GPUs alone will not do" in plan("--model gpt3-175b --gpus 8 --gpu T4 --batch 64")
 
@@ -197,6 +234,22 @@ def test_muon_counts_what_the_rank_with_the_largest_share_holds(plan):
     others = presets.model("gpt2-xl").psi - matrices
     assert cells(text, "= model states")[3] == f"{(12 * largest + 16 * others / 1024) / 1e9:.3f}"
     assert cells(text, "optimizer state")[0] == f"{(8 * matrices + 12 * others) / 1e9:.1f}"
+
+
+@pytest.mark.parametrize("name", ["zero-80b", "zero-100b", "zero-170b"])
+def test_muon_takes_models_whose_size_is_rounded_down(plan, name):
+    """The matrices of zero-100b have 100.66B parameters."""
+    matrices = 12 * presets.model(name).layers * presets.model(name).hidden ** 2
+    assert matrices > presets.model(name).psi
+    text = plan(f"--model {name} --gpus 64 --gpu T4 --optimizer muon")
+    assert cells(text, "optimizer state")[0] == memory.format_bytes(8 * matrices).removesuffix(" GB")
+
+
+def test_the_largest_matrix_is_named_where_its_owner_has_no_room(plan):
+    words = "--model gpt3-175b --gpus 1024 --gpu-memory 7GB --batch 1 --seq 16 --optimizer muon"
+    text = " ".join(plan(f"{words} --checkpointing").split())
+    assert "Does not fit at stage 3: every GPU keeps 0 GB of states whole" in text
+    assert "and the owner of the largest matrix 7.25 GB more beside" in text
 
 
 def test_the_number_of_gpus_that_muon_takes_is_the_first_that_fits(plan):

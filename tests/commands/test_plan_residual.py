@@ -160,7 +160,7 @@ def test_seconds_add_up(plan):
     for stage in range(4):
         total = sum(table[label][stage] for label in parts)
         assert table["= a step"][stage] == pytest.approx(total, rel=0.01)
-    computed = 8 * 100e9 * 32 * 1024 / 16 / 45e12
+    computed = 8 * RANK_PSI * 32 * 1024 / 45e12  # each computes the head
     assert table["seconds of computation"] == pytest.approx([computed] * 4, rel=0.01)
     moved = [2 * 12 * RANK_PSI / (25 if stage else 1) / 12e9 for stage in range(4)]
     assert table["of moving out and in"] == pytest.approx(moved, rel=0.01)

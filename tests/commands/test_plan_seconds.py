@@ -9,7 +9,8 @@ import pytest
 import torch
 from support.long import long_where
 
-from zerolab import models
+import zerolab
+from zerolab import cost, memory, models
 from zerolab.__main__ import main
 from zerolab.checkpointing import Checkpointing
 from zerolab.simulation import Cluster, simulate
@@ -21,6 +22,29 @@ def simulated(capsys, words: str) -> list[float]:
     assert main(["plan", *words.split()]) == 0
     line = re.search(r"^a step, simulated +(.*)$", capsys.readouterr().out, re.M)[1]
     return [float(cell) for cell in line.split()]
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize("precision", memory.CONVENTIONS)
+def test_the_bytes_that_a_plan_counts_are_those_of_a_rehearsal(precision: str, stage: int):
+    """At stage 3 the engine gathers the root once: less than the paper's 3Ψ."""
+    rehearsed = zerolab.rehearse(partial(models.make, "gpt-tiny"), 48, stage, precision)
+    costs = memory.CONVENTIONS[precision]
+    payload = cost.unit_bytes(rehearsed.psi, stage, costs.params_bytes, costs.grads_bytes)
+    sent_bytes = cost.wire_bytes(payload, 48, "all_gather")
+    assert rehearsed.traffic.wire_bytes == pytest.approx(sent_bytes, rel=0.02), "but for padding"
+
+
+def test_a_head_of_its_own_is_said(capsys):
+    assert main(["plan", *GPT2.split()]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "has a head of its own, where gpt2 uses its embedding again: it sends and updates 38.6M" in text
+
+
+@pytest.mark.parametrize("flag", ["--gpus", "--seq", "--batch"])
+def test_more_than_can_be_simulated_is_refused(flag: str, capsys):
+    assert main(["plan", *f"{GPT2} {flag} 10000000000".split()]) == 2
+    assert f"{flag} is 10000000000; --seconds simulates up to 1048576" in capsys.readouterr().err
 
 
 CUT = "the other degree rehearses all twelve blocks, too"

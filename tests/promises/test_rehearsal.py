@@ -194,3 +194,19 @@ def test_inputs_may_have_contents_and_none_are_computed_with():
         for inputs in (lambda: (tokens, tokens), lambda: (torch.zeros(1, 4, dtype=torch.long),) * 2)
     )
     assert outside.traffic == inside.traffic and outside.peak_by_phase == inside.peak_by_phase
+
+
+BUILT = {
+    "model_fn is a Linear: pass a function": {"model_fn": nn.Linear(2, 2)},
+    "inputs is a Tensor: pass a function": {"inputs": torch.ones(2)},
+    "checkpointing is a Checkpointing: pass a function": {"checkpointing": zerolab.Checkpointing()},
+    r"model_fn\(\) returned None: return the module": {"model_fn": lambda: None},
+    "process groups of its own: leave process_group out": {"process_group": object()},
+}
+
+
+@pytest.mark.parametrize("message", BUILT)
+def test_what_is_built_already_is_refused(message: str):
+    arguments = {"model_fn": lambda: zerolab.models.make("gpt-tiny")} | BUILT[message]
+    with pytest.raises((TypeError, ValueError), match=message):
+        zerolab.rehearse(world_size=4, **arguments)

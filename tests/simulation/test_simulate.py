@@ -1,6 +1,7 @@
 """Promise: a simulated step has the order, the bytes and the operations of the engine's own step."""
 
 import json
+import math
 import re
 from dataclasses import replace
 from functools import partial
@@ -244,6 +245,26 @@ def test_the_totals_follow_from_the_seconds():
     assert step.tflops == step.flops / step.seconds / 1e12
     assert step.tokens_per_day(TOKENS) == 86_400 / step.seconds * TOKENS * 16
     assert step.dollars(3600 / step.seconds) == pytest.approx(2.0 * 16)
+
+
+def test_ranks_that_share_a_copy_share_its_tokens():
+    step = simulate(build, 16, 2, FREE, inputs=tokens, tensor_parallel=4)
+    assert step.tokens_per_day(TOKENS) == 86_400 / step.seconds * TOKENS * 4
+
+
+REFUSED = {
+    "tokens is -1; it must be a whole number": lambda step: step.tokens_per_day(-1),
+    "steps is nan; it must be a finite number": lambda step: step.dollars(math.nan),
+    "steps is 0; it must be a whole number": lambda step: simulate(build, 2, 2, FREE, steps=0),
+    "cluster is a str: pass a zerolab.Cluster": lambda step: simulate(build, 2, 2, "dgx"),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_bad_arguments_are_named(message: str):
+    step = play(by_hand((1, "a", 2), (2, "a", 0), seconds=[1, 1, 1]), ONE, 2)
+    with pytest.raises((TypeError, ValueError), match=message):
+        REFUSED[message](step)
 
 
 def test_more_ranks_cost_no_memory_and_little_time():

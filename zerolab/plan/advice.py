@@ -28,6 +28,10 @@ def _cause(question: Question, stage: int) -> str:
     replicated = memory.bytes_per_parameter(stage, question.precision, question.device_k)[0]
     replicated *= question.rank_psi
     beside = f" beside {activations} of activations" if question.has_shape else ""
+    if question.matrices is not None and stage >= 1:
+        largest = memory.bytes_per_parameter(stage, question.precision, question.matrices.k)[1]
+        largest *= max(question.matrices.sizes)
+        beside = f", and the owner of the largest matrix {format_bytes(largest)} more{beside}"
     return f"every GPU keeps {format_bytes(replicated)} of states whole{beside}; more GPUs cannot help"
 
 

@@ -157,6 +157,9 @@ def _check_simulated(args: argparse.Namespace, model: presets.Model) -> None:
         raise ValueError("--seconds simulates a step; add --tflops, such as --tflops 45")
     if model.layers is None:
         raise ValueError(f"the layers of {model.name} are not known, and --seconds rehearses them; {_TAKE}")
+    for option, most in (("gpus", 2**20), ("seq", 2**20), ("batch", 2**20)):
+        if (value := getattr(args, option)) > most:
+            raise ValueError(f"--{option} is {value}; --seconds simulates up to {most}")
     if args.micro_batches > 1:
         raise ValueError(
             f"--micro-batches is {args.micro_batches}, and --seconds simulates a step of one; leave one out"

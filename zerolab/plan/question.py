@@ -65,8 +65,13 @@ class Question:
 
     @property
     def element_bytes(self) -> int:
-        """Activations and messages are as wide as the parameters."""
+        """Of activations, and of messages with parameters."""
         return memory.CONVENTIONS[self.precision].params_bytes
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Of an element in messages with gradients."""
+        return memory.CONVENTIONS[self.precision].grads_bytes
 
     @property
     def keeps_each_block(self) -> bool:
@@ -114,7 +119,8 @@ class Question:
             return memory.model_states(self.rank_psi, *how, self.k)
         share = self.matrices.largest_share(self.copies)
         whole = memory.model_states(self.matrices.psi, *how, self.matrices.k, own_share=share)
-        return whole + memory.model_states(self.rank_psi - self.matrices.psi, *how, self.k)
+        # The matrices may have more parameters than the model's name says, which is rounded.
+        return whole + memory.model_states(max(0, self.rank_psi - self.matrices.psi), *how, self.k)
 
     @property
     def device_k(self) -> float:
@@ -130,6 +136,17 @@ class Question:
 
     def total_bytes(self, stage: int) -> float:
         return self.states(stage).total_bytes + self.activation_bytes
+
+    def whole_unit_bytes(self, stage: int) -> float:
+        """An estimate of what stages 2 and 3 have whole at a time: the root unit and two blocks.
+
+        From stage 2 on these are their gradients, and at stage 3 their parameters too. A prefetch, or a
+        reduction in flight, is the second block.
+        """
+        whole_psi = self.model.whole_psi
+        block_psi = max(0, self.rank_psi - whole_psi) / self.shape[0]
+        widths = self.gradient_bytes * (stage >= 2) + self.element_bytes * (stage == 3)
+        return widths * (whole_psi + 2 * block_psi)
 
     def spare_bytes(self, stage: int) -> float:
         """Memory left over; below 0 it is what is missing."""
@@ -154,13 +171,17 @@ class Question:
     def gpus_needed(self, stage: int) -> int | None:
         room = max(0, self.gpu_memory_bytes - self.activation_bytes)
         copies = memory.smallest_world_size(self.rank_psi, room, stage, self.precision, self.device_k)
-        if copies is None or self.matrices is None:
-            return None if copies is None else copies * self.tensor_parallel
-        most = max(copies, len(self.matrices.sizes)) + 1  # more ranks than matrices share no more of them
-        return next((n for n in range(copies, most) if replace(self, gpus=n).fits(stage)), None)
+        if copies is None:
+            return None
+        matrices = self.matrices.sizes if self.matrices is not None else []
+        # More ranks than matrices share no more of them; and bytes are rounded, so it may take one more.
+        most = max(copies + 1, len(matrices))
+        tried = (n * self.tensor_parallel for n in range(copies, most + 1))
+        return next((gpus for gpus in tried if replace(self, gpus=gpus).fits(stage)), None)
 
     def sent_bytes(self, stage: int) -> float:
-        payload = cost.communication_volume(self.rank_psi, stage, self.micro_batches) * self.element_bytes
+        widths = (self.element_bytes, self.gradient_bytes)
+        payload = cost.unit_bytes(self.rank_psi, stage, *widths, micro_batches=self.micro_batches)
         # each pass sends (N-1)/N of it, either kind
         return cost.wire_bytes(payload, self.copies, "all_gather")
 
@@ -186,14 +207,14 @@ class Question:
         """Seconds of a step. Ask for `links` first."""
         assert self.links is not None
         tokens = self.micro_batches * self.batch * self.seq
-        flops = step_time.training_flops(self.model.psi, tokens, self.checkpointing) / self.tensor_parallel
+        flops = step_time.training_flops(self.rank_psi, tokens, self.checkpointing)
         link = (self.links.latency_seconds, self.links.data_parallel, self.element_bytes)
         units = self.shape[0] if self.has_shape else 1
         return step_time.StepTime(
             flops=flops,
             computation=step_time.computation_seconds(flops, self.links),
             data_parallel=cost.communication_seconds(
-                self.rank_psi, stage, self.copies, *link, self.micro_batches, units
+                self.rank_psi, stage, self.copies, *link, self.micro_batches, units, self.gradient_bytes
             ),
             tensor_parallel=self._tensor_parallel_seconds(self.links) if self.tensor_parallel > 1 else 0,
             offload=step_time.offload_seconds(self.moved_bytes(stage), self.links),

@@ -17,6 +17,10 @@ COUNTED_WHOLE = (
     "Activations inside a block are counted whole on each GPU, though tensor parallelism cuts some of them."
 )
 IN_TRANSIT = "Not counted either: what is on its way in or out of the GPU at a time, one or two units."
+HEAD_OF_ITS_OWN = (
+    "The simulated model has a head of its own, where {name} uses its embedding again: it sends and updates "
+    "{more} parameters more."
+)
 SIMULATED = (
     "Simulated: the engine's own step for one rank, played at these rates, with what it overlaps, and with "
     "the operations of attention and of the head. The GPUs of a copy are taken for a node."
@@ -175,6 +179,25 @@ def _seconds(question: Question) -> list[Row]:
     return [*rows, _row("TFLOP/s of each GPU", lambda stage: _digits(of(stage).flops_per_second / 1e12))]
 
 
+def _other_head(question: Question) -> list[str]:
+    """What is simulated otherwise, where the head of the model is its embedding."""
+    if not question.model.tied:
+        return []
+    return [HEAD_OF_ITS_OWN.format(name=question.model.name, more=format_count(question.model.whole_psi))]
+
+
+def _whole_units(question: Question) -> list[str]:
+    """How much the units take that stages 2 and 3 have whole at a time, which the table does not count."""
+    if not question.has_shape or question.copies == 1:
+        return []
+    sizes = {stage: question.whole_unit_bytes(stage) for stage in (2, 3)}
+    sizes_said = " and ".join(f"{format_bytes(size)} at stage {stage}" for stage, size in sizes.items())
+    too_much = [stage for stage, size in sizes.items() if 0 <= question.spare_bytes(stage) < size]
+    listed = " and ".join(map(str, too_much))
+    warning = f" That is more than stage {listed} has to spare: it does not fit then." * bool(too_much)
+    return [f"Not counted either: the units that are whole at a time, about {sizes_said}.{warning}"]
+
+
 def _simulated(question: Question) -> Row:
     """The seconds of a step as the engine issues it. Raises: ValueError without torch."""
     try:
@@ -194,21 +217,25 @@ def run(args: argparse.Namespace) -> int:
     rows = table(question)
     if args.seconds:
         rows.append(_simulated(question))
-    lines = [f"{label:27}" + "".join(f"{cell:>14}" for cell in cells) for label, cells in rows]
-    sentences = [*why_not(question), *advice(question), NOT_COUNTED]
+    lines = [f"{label:27}" + "".join(f" {cell:>13}" for cell in cells) for label, cells in rows]
+    sentences = [*why_not(question), *advice(question), NOT_COUNTED, *_whole_units(question)]
     if question.tensor_parallel > 1 and question.has_shape:
         sentences.append(COUNTED_WHOLE)
     if question.cpu_checkpointing or question.offload_optimizer is not None:
         sentences.append(IN_TRANSIT)
     if args.seconds:
         sentences.append(SIMULATED)
+        sentences += _other_head(question)
     wrapped = [textwrap.fill(sentence, 96, subsequent_indent="  ") for sentence in sentences]
     print(*heading(question), "", *lines, "", *wrapped, sep="\n")
     return 0
 
 
 def _gb(n: float) -> str:
-    return "-" * (n < 0) + format_bytes(abs(n), "GB").removesuffix(" GB")
+    """Gigabytes in a cell of 13 characters: with an exponent where they would not fit."""
+    size = abs(n)
+    digits = format_bytes(size).removesuffix(" GB") if not size or 1e4 <= size < 1e18 else f"{size / 1e9:.3g}"
+    return "-" * (n < 0) + digits
 
 
 def _digits(n: float) -> str:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from zerolab.checks import number, whole
 from zerolab.rehearsal import rehearsing
 from zerolab.simulation.cluster import Cluster
 from zerolab.simulation.recording import Message, Place, Recorder, Recording, messages_of, seconds_of_parts
@@ -34,6 +35,7 @@ class Simulation:
         message_seconds: how long collectives are under way, hidden or not.
         flops: of the step's matrix products on this GPU.
         world_size: all ranks.
+        copies: of the model, as many as there are ranks unless several share one by tensor parallelism.
         cluster: where they run.
         intervals: of the timeline.
     """
@@ -43,6 +45,7 @@ class Simulation:
     message_seconds: float
     flops: float
     world_size: int
+    copies: int
     cluster: Cluster
     intervals: list[Interval]
 
@@ -57,12 +60,13 @@ class Simulation:
         return self.flops / self.seconds / 1e12
 
     def tokens_per_day(self, tokens: int) -> float:
-        """Tokens that all ranks train on in a day. Args: tokens: of one rank's batch."""
-        return 86_400 * tokens * self.world_size / self.seconds
+        """Tokens that all ranks train on in a day. Args: tokens: of the batch of one copy of the model."""
+        return 86_400 * whole("tokens", tokens) * self.copies / self.seconds
 
     def dollars(self, steps: float) -> float:
         """The cost of so many steps."""
-        return steps * self.seconds / 3600 * self.world_size * self.cluster.dollars_per_gpu_hour
+        gpu_hours = number("steps", steps) * self.seconds / 3600 * self.world_size
+        return gpu_hours * self.cluster.dollars_per_gpu_hour
 
     def timeline(self) -> list[dict]:
         """Return the step as events of Chrome's trace format."""
@@ -82,6 +86,7 @@ def record(
 
     Args: options: as of `rehearse`.
     """
+    whole("steps", steps)
     with rehearsing(model_fn, world_size, stage, **options) as job:
         recorder, begins, updates = Recorder(), [], []
         traces = [job.optimizer.trace, job.sharing.trace]
@@ -95,7 +100,8 @@ def record(
                 job.update()
             begins.append(recorder.mark())
         found = [message for trace in traces for message in messages_of(trace)]
-        return Recording(recorder.operators, found, begins, updates)
+        tensor_parallel = options.get("tensor_parallel", 1)
+        return Recording(recorder.operators, found, begins, updates, tensor_parallel)
 
 
 @dataclass(frozen=True)
@@ -230,6 +236,7 @@ class _Play:
             message_seconds=sum(each.stop - each.start for each in inside if not each.computes),
             flops=sum(each.flops for each in self.recording.operators[first:last]),
             world_size=world_size,
+            copies=world_size // self.recording.tensor_parallel,
             cluster=self.cluster,
             intervals=inside,
         )
@@ -250,4 +257,6 @@ def simulate(
 
     Args: options: as of `rehearse`.
     """
+    if not isinstance(cluster, Cluster):
+        raise TypeError(f"cluster is a {type(cluster).__name__}: pass a zerolab.Cluster")
     return play(record(model_fn, world_size, stage, **options), cluster, world_size)

@@ -87,12 +87,14 @@ class Recording(NamedTuple):
     Attributes:
         begins: by step, where it begins; the last one is where the last step ends.
         updates: by step, where the optimizer's update begins.
+        tensor_parallel: how many ranks share a copy of the model.
     """
 
     operators: list[Operator]
     messages: list[Message]
     begins: list[Place]
     updates: list[Place]
+    tensor_parallel: int = 1
 
     def parts(self) -> Iterator[list[Operator]]:
         """The operators by step: those of its passes, then those of its update."""
