@@ -261,5 +261,6 @@ def _choice(name: str, value: str, choices: Mapping[str, Chosen], way_out: str =
 
 
 def _conventions(precision: str, k: float | None) -> tuple[Convention, float]:
-    per_parameter = _choice("precision", precision, CONVENTIONS)
+    way_out = "; mixed counts bf16 and fp16 alike"
+    per_parameter = _choice("precision", precision, CONVENTIONS, way_out)
     return per_parameter, optimizer_bytes_per_parameter("adam", precision) if k is None else _number("k", k)

@@ -1,8 +1,8 @@
 """Models and machines by name, each with the source of its numbers.
 
 A model's `psi` is an exact count if its source gives the architecture, and otherwise the round number of the
-source. A machine's memory is the maker's round figure times 1e9; the driver may report a
-few per cent more (makers write GB for GiB), so a plan made with these errs on the safe side.
+source. A machine's memory is the maker's round figure times 1e9. A driver may report a few per cent more, as
+makers write GB for GiB, or less, as some of it is reserved.
 """
 
 import difflib
