@@ -2,6 +2,7 @@
 raises it, before anything changes, and nothing hangs.
 """
 
+import inspect
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from torch import nn
 
 import zerolab
 from zerolab.__main__ import main
+from zerolab.optimizer.probe.subject import OWN_KEYWORDS
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares the ranks the import of pytest
 
@@ -27,6 +29,12 @@ TIMEOUT_SECONDS = 60  # against a hang: no test is meant to come near it
 @pytest.fixture(autouse=True)
 def one_thread(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def test_the_error_about_an_unknown_keyword_lists_all_of_the_optimizers_own():
+    parameters = inspect.signature(zerolab.ZeroOptimizer).parameters.values()
+    named = [each.name for each in parameters if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    assert sorted(OWN_KEYWORDS) == sorted(set(named) - {"model", "optimizer_class"})
 
 
 # What can be refused before any rank is asked.

@@ -18,7 +18,7 @@ _SHAPES = ((2, 2), (2,), (2, 2, 2), (2, 2, 2, 2), (), (2, 2, 2, 2, 2))
 """Parameters to check keywords with: some classes take only matrices, or only vectors."""
 OWN_KEYWORDS = (
     *("stage", "params", "units", "precision", "process_group", "prefetch", "reduces_in_flight"),
-    *("bucket_bytes", "tensor_parallel", "offload", "offload_dir"),
+    *("bucket_bytes", "tensor_parallel", "offload", "offload_dir", "shard_size"),
 )
 
 
