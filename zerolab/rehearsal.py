@@ -203,6 +203,14 @@ def _check(world_size: int, tensor_parallel: int) -> None:
         )
 
 
+_EXAMPLES = {
+    "model_fn": 'lambda: zerolab.models.make("gpt-tiny")',
+    "inputs": "lambda: (tokens, targets)",
+    "pairs": "lambda model: [(model.up, model.down)]",
+    "checkpointing": "lambda ranks: zerolab.Checkpointing()",
+}
+
+
 def _check_functions(**functions: object) -> None:
     """Refuse what was built already. A module and a Checkpointing can be called, and build nothing."""
     for name, function in functions.items():
@@ -212,14 +220,6 @@ def _check_functions(**functions: object) -> None:
                 f"{name} is a {type(function).__name__}: pass a function that builds what is needed, because "
                 f"a rehearsal builds it on the meta device, as in {name}={_EXAMPLES[name]}"
             )
-
-
-_EXAMPLES = {
-    "model_fn": 'lambda: zerolab.models.make("gpt-tiny")',
-    "inputs": "lambda: (tokens, targets)",
-    "pairs": "lambda model: [(model.up, model.down)]",
-    "checkpointing": "lambda ranks: zerolab.Checkpointing()",
-}
 
 
 def _built(model_fn: Callable[[], nn.Module]) -> nn.Module:

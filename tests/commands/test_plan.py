@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from support.plans import cells
 
 from zerolab import cost, memory, presets
 from zerolab.__main__ import main
+from zerolab.plan.question import Question
 
 GPT2_XL = "--model gpt2-xl --gpus 64 --gpu-memory 32GB"
 
@@ -84,6 +86,28 @@ def test_states_that_fill_the_memory_exactly_fit(plan):
     """16 bytes of 93B parameters on 93 GPUs are 16 GB each."""
     text = plan("--psi 93B --gpus 93 --gpu T4")
     assert (cells(text, "fits")[3], cells(text, "to spare, or missing (-)")[3]) == ("yes", "0")
+
+
+QUESTIONS = st.builds(
+    Question,
+    model=st.sampled_from([*presets.MODELS.values()]),
+    gpus=st.just(1),
+    gpu_memory_bytes=st.integers(10**9, 10**11),
+    precision=st.sampled_from([*memory.CONVENTIONS]),
+    k=st.sampled_from([4, 8, 12]),
+    micro_batches=st.just(1),
+    batch=st.integers(1, 4),
+    seq=st.sampled_from([16, 1024]),
+    checkpointing=st.booleans(),
+)
+
+
+@settings(deadline=None)
+@given(QUESTIONS, st.integers(1, 3))
+def test_the_gpus_needed_are_the_first_that_fit(question, stage):
+    if (gpus := question.gpus_needed(stage)) is not None:
+        assert replace(question, gpus=gpus).fits(stage)
+        assert gpus == 1 or not replace(question, gpus=gpus - 1).fits(stage)
 
 
 def test_cells_keep_apart(plan):
