@@ -248,8 +248,8 @@ def test_the_totals_follow_from_the_seconds():
 
 
 def test_ranks_that_share_a_copy_share_its_tokens():
-    step = simulate(build, 16, 2, FREE, inputs=tokens, tensor_parallel=4)
-    assert step.tokens_per_day(TOKENS) == 86_400 / step.seconds * TOKENS * 4
+    step = simulate(build, 16, 2, FREE, inputs=tokens, tensor_parallel=2)
+    assert step.tokens_per_day(TOKENS) == 86_400 / step.seconds * TOKENS * 8
 
 
 REFUSED = {
