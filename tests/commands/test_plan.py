@@ -125,11 +125,19 @@ def test_what_the_table_does_not_count_is_said_and_compared(plan):
     """The root has 617M parameters, the embedding; each of 96 blocks 1.82B, of which two are whole."""
     text = " ".join(plan("--model gpt3-175b --gpus 2048 --gpu T4 --batch 1 --checkpointing").split())
     assert "whole at a time, about 8.50 GB at stage 2 and 17.0 GB at stage 3." in text
-    assert "That is more than stage 3 has to spare: it does not fit then." in text
+    assert "That is more than stage 3 has to spare, so it does not fit." in text
     assert "than stage" not in plan("--model gpt2 --gpus 8 --gpu T4 --batch 1")
     assert "whole at a time" not in plan("--model gpt2 --gpus 1 --gpu T4") + plan(
         "--psi 1B --gpus 8 --gpu T4"
     )
+
+
+def test_what_stage_3_sends_less_than_the_paper_counts_is_said(plan):
+    """The embedding of gpt2 has 38.6M parameters, of two bytes; 7/8 of them are sent."""
+    text = " ".join(plan("--model gpt2 --gpus 8 --gpu T4 --batch 1").split())
+    assert "Stage 3 sends what the paper counts, less 0.0675 GB: the root unit is gathered once" in text
+    assert "less 0.135 GB" in plan("--model gpt2 --gpus 8 --gpu T4 --batch 1 --micro-batches 2")
+    assert "gathered once" not in plan("--model gpt2 --gpus 1 --gpu T4") + plan("--psi 1B --gpus 8 --gpu T4")
 
 
 def test_beyond_any_number_of_gpus(plan):

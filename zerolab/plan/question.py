@@ -186,6 +186,12 @@ class Question:
         return cost.wire_bytes(payload, self.copies, "all_gather")
 
     @property
+    def gathered_once_bytes(self) -> float:
+        """What a rank need not send at stage 3, as the embedding and the head stay whole until backward."""
+        payload = self.micro_batches * self.model.whole_psi * self.element_bytes
+        return cost.wire_bytes(payload, self.copies, "all_gather")
+
+    @property
     def recomputed_all_reduces(self) -> int:
         """One of a block's two, as torch stops before the second. The paper repeats both."""
         return 1 if self.checkpointing else 0

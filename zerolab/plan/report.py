@@ -186,16 +186,32 @@ def _other_head(question: Question) -> list[str]:
     return [HEAD_OF_ITS_OWN.format(name=question.model.name, more=format_count(question.model.whole_psi))]
 
 
-def _whole_units(question: Question) -> list[str]:
-    """How much the units take that stages 2 and 3 have whole at a time, which the table does not count."""
-    if not question.has_shape or question.copies == 1:
-        return []
+def _remarks(question: Question) -> list[str]:
+    """What the table does not count, and what it counts as more than it is."""
+    remarks = [NOT_COUNTED]
+    if question.has_shape and question.copies > 1:
+        remarks += [_whole_units(question), _gathered_once(question)]
+    if question.tensor_parallel > 1 and question.has_shape:
+        remarks.append(COUNTED_WHOLE)
+    if question.cpu_checkpointing or question.offload_optimizer is not None:
+        remarks.append(IN_TRANSIT)
+    return remarks
+
+
+def _whole_units(question: Question) -> str:
+    """How much the units take that stages 2 and 3 have whole at a time."""
     sizes = {stage: question.whole_unit_bytes(stage) for stage in (2, 3)}
     sizes_said = " and ".join(f"{format_bytes(size)} at stage {stage}" for stage, size in sizes.items())
     too_much = [stage for stage, size in sizes.items() if 0 <= question.spare_bytes(stage) < size]
     listed = " and ".join(map(str, too_much))
-    warning = f" That is more than stage {listed} has to spare: it does not fit then." * bool(too_much)
-    return [f"Not counted either: the units that are whole at a time, about {sizes_said}.{warning}"]
+    warning = f" That is more than stage {listed} has to spare, so it does not fit." * bool(too_much)
+    return f"Not counted either: the units that are whole at a time, about {sizes_said}.{warning}"
+
+
+def _gathered_once(question: Question) -> str:
+    """What the engine sends less than the paper counts."""
+    less = format_bytes(question.gathered_once_bytes)
+    return f"Stage 3 sends what the paper counts, less {less}: the root unit is gathered once, and kept."
 
 
 def _simulated(question: Question) -> Row:
@@ -218,14 +234,9 @@ def run(args: argparse.Namespace) -> int:
     if args.seconds:
         rows.append(_simulated(question))
     lines = [f"{label:27}" + "".join(f" {cell:>13}" for cell in cells) for label, cells in rows]
-    sentences = [*why_not(question), *advice(question), NOT_COUNTED, *_whole_units(question)]
-    if question.tensor_parallel > 1 and question.has_shape:
-        sentences.append(COUNTED_WHOLE)
-    if question.cpu_checkpointing or question.offload_optimizer is not None:
-        sentences.append(IN_TRANSIT)
+    sentences = [*why_not(question), *advice(question), *_remarks(question)]
     if args.seconds:
-        sentences.append(SIMULATED)
-        sentences += _other_head(question)
+        sentences += [SIMULATED, *_other_head(question)]
     wrapped = [textwrap.fill(sentence, 96, subsequent_indent="  ") for sentence in sentences]
     print(*heading(question), "", *lines, "", *wrapped, sep="\n")
     return 0
