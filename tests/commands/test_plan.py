@@ -83,9 +83,12 @@ def test_gradients_of_other_bytes_are_sent_as_such(plan):
 
 
 def test_states_that_fill_the_memory_exactly_fit(plan):
-    """16 bytes of 93B parameters on 93 GPUs are 16 GB each."""
+    """16 bytes of 93B parameters on 93 GPUs are 16 GB each, and 18 of 7.5B on 135 are 1 GB."""
     text = plan("--psi 93B --gpus 93 --gpu T4")
     assert (cells(text, "fits")[3], cells(text, "to spare, or missing (-)")[3]) == ("yes", "0")
+    words = "--psi 7.5B --gpu-memory 1GB --precision mixed_fp32_grads --gpus"
+    assert "With 135 GPUs stage 3 fits" in plan(f"{words} 64")
+    assert cells(plan(f"{words} 135"), "fits")[3] == "yes"
 
 
 QUESTIONS = st.builds(
