@@ -138,9 +138,18 @@ def test_what_the_table_does_not_count_is_said_and_compared(plan):
 def test_what_stage_3_sends_less_than_the_paper_counts_is_said(plan):
     """The embedding of gpt2 has 38.6M parameters, of two bytes; 7/8 of them are sent."""
     text = " ".join(plan("--model gpt2 --gpus 8 --gpu T4 --batch 1").split())
-    assert "Stage 3 sends what the paper counts, less 0.0675 GB: the root unit is gathered once" in text
-    assert "less 0.135 GB" in plan("--model gpt2 --gpus 8 --gpu T4 --batch 1 --micro-batches 2")
-    assert "gathered once" not in plan("--model gpt2 --gpus 1 --gpu T4") + plan("--psi 1B --gpus 8 --gpu T4")
+    assert "the paper's 3Ψ for what is sent. This engine sends 0.0675 GB less, because it gathers" in text
+    assert "0.135 GB less" in plan("--model gpt2 --gpus 8 --gpu T4 --batch 1 --micro-batches 2")
+    for words in ("--model gpt2 --gpus 1 --gpu T4", "--psi 1B --gpus 8 --gpu T4"):
+        assert "This engine sends" not in plan(words)
+
+
+def test_what_checkpointing_counts_and_the_logits_are_said(plan):
+    """Segments of √48 blocks; 32 x 1024 x 50,257 logits of two bytes."""
+    text = " ".join(plan(f"{GPT2_XL} --checkpointing").split())
+    assert "with checkpoints of 6 blocks each" in text
+    assert "The logits are not counted: 3.29 GB wherever" in text
+    assert "logits" not in plan("--psi 1B --gpus 8 --gpu T4")
 
 
 def test_beyond_any_number_of_gpus(plan):

@@ -16,7 +16,7 @@ class Clipping(OptimizerBase):
         """Scale the gradients to a norm of at most ``max_norm`` over all ranks; returns the norm.
 
         Every rank sums its part in double precision, the parts are added in rank order, so the norm does not
-        depend on how many ranks there are.
+        depend on how many ranks there are. It is rounded to fp32 before the gradients are scaled.
 
         Comm: 8 bytes a rank.
         Raises: TypeError for what is no number, ValueError for a negative max_norm or norm_type.

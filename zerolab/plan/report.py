@@ -1,6 +1,7 @@
 """Print the question in words, a table with a column for each stage, and what follows from it."""
 
 import argparse
+import math
 import textwrap
 from collections.abc import Callable
 
@@ -9,22 +10,10 @@ from zerolab.memory import format_bytes, format_count
 from zerolab.plan.advice import advice, why_not
 from zerolab.plan.flags import read_question
 from zerolab.plan.question import STAGES, Question
+from zerolab.plan.remarks import remarks
 
 Row = tuple[str, list[str]]
 RULE: Row = ("-" * 27, ["-" * 14] * len(STAGES))
-NOT_COUNTED = "Not counted: the CUDA context, fragmentation, buffers; keep a few GB free. 1 GB is 1e9 bytes."
-COUNTED_WHOLE = (
-    "Activations inside a block are counted whole on each GPU, though tensor parallelism cuts some of them."
-)
-IN_TRANSIT = "Not counted either: what is on its way in or out of the GPU at a time, one or two units."
-HEAD_OF_ITS_OWN = (
-    "The simulated model has a head of its own, where {name} uses its embedding again: it sends and updates "
-    "{more} parameters more."
-)
-SIMULATED = (
-    "Simulated: the engine's own step for one rank, played at these rates, with what it overlaps, and with "
-    "the operations of attention and of the head. The GPUs of a copy are taken for a node."
-)
 PLACES = {"cpu": "on the CPU", "disk": "on disk"}
 
 
@@ -82,7 +71,7 @@ def _checkpointing(question: Question) -> str:
     if not question.checkpointing:
         return "no --checkpointing"
     if not question.keeps_each_block:
-        return "with checkpointing"
+        return f"with checkpoints of {math.isqrt(question.shape[0])} blocks each (--checkpointing)"
     partitioned = f", partitioned over {question.tensor_parallel} GPUs" * question.partition_activations
     return f"a checkpoint of each block{partitioned}{', on the CPU' * question.cpu_checkpointing}"
 
@@ -179,41 +168,6 @@ def _seconds(question: Question) -> list[Row]:
     return [*rows, _row("TFLOP/s of each GPU", lambda stage: _digits(of(stage).flops_per_second / 1e12))]
 
 
-def _other_head(question: Question) -> list[str]:
-    """What is simulated otherwise, where the head of the model is its embedding."""
-    if not question.model.tied:
-        return []
-    return [HEAD_OF_ITS_OWN.format(name=question.model.name, more=format_count(question.model.whole_psi))]
-
-
-def _remarks(question: Question) -> list[str]:
-    """What the table does not count, and what it counts as more than it is."""
-    remarks = [NOT_COUNTED]
-    if question.has_shape and question.copies > 1:
-        remarks += [_whole_units(question), _gathered_once(question)]
-    if question.tensor_parallel > 1 and question.has_shape:
-        remarks.append(COUNTED_WHOLE)
-    if question.cpu_checkpointing or question.offload_optimizer is not None:
-        remarks.append(IN_TRANSIT)
-    return remarks
-
-
-def _whole_units(question: Question) -> str:
-    """How much the units take that stages 2 and 3 have whole at a time."""
-    sizes = {stage: question.whole_unit_bytes(stage) for stage in (2, 3)}
-    sizes_said = " and ".join(f"{format_bytes(size)} at stage {stage}" for stage, size in sizes.items())
-    too_much = [stage for stage, size in sizes.items() if 0 <= question.spare_bytes(stage) < size]
-    listed = " and ".join(map(str, too_much))
-    warning = f" That is more than stage {listed} has to spare, so it does not fit." * bool(too_much)
-    return f"Not counted either: the units that are whole at a time, about {sizes_said}.{warning}"
-
-
-def _gathered_once(question: Question) -> str:
-    """What the engine sends less than the paper counts."""
-    less = format_bytes(question.gathered_once_bytes)
-    return f"Stage 3 sends what the paper counts, less {less}: the root unit is gathered once, and kept."
-
-
 def _simulated(question: Question) -> Row:
     """The seconds of a step as the engine issues it. Raises: ValueError without torch."""
     try:
@@ -234,9 +188,7 @@ def run(args: argparse.Namespace) -> int:
     if args.seconds:
         rows.append(_simulated(question))
     lines = [f"{label:27}" + "".join(f" {cell:>13}" for cell in cells) for label, cells in rows]
-    sentences = [*why_not(question), *advice(question), *_remarks(question)]
-    if args.seconds:
-        sentences += [SIMULATED, *_other_head(question)]
+    sentences = [*why_not(question), *advice(question), *remarks(question, args.seconds)]
     wrapped = [textwrap.fill(sentence, 96, subsequent_indent="  ") for sentence in sentences]
     print(*heading(question), "", *lines, "", *wrapped, sep="\n")
     return 0
