@@ -1,5 +1,6 @@
 """Promise: `plan --seconds` simulates the step of the model that it names, and refuses what it cannot."""
 
+import argparse
 import re
 import subprocess
 import sys
@@ -10,9 +11,10 @@ import torch
 from support.long import long_where
 
 import zerolab
-from zerolab import cost, memory, models
+from zerolab import memory, models
 from zerolab.__main__ import main
 from zerolab.checkpointing import Checkpointing
+from zerolab.plan import flags
 from zerolab.simulation import Cluster, simulate
 
 GPT2 = "--model gpt2 --gpus 8 --gpu T4 --batch 1 --seq 64 --tflops 5 --link 1GB --seconds"
@@ -29,9 +31,10 @@ def simulated(capsys, words: str) -> list[float]:
 def test_the_bytes_that_a_plan_counts_are_those_of_a_rehearsal(precision: str, stage: int):
     """At stage 3 the engine gathers the root once: less than the paper's 3Ψ."""
     rehearsed = zerolab.rehearse(partial(models.make, "gpt-tiny"), 48, stage, precision)
-    costs = memory.CONVENTIONS[precision]
-    payload = cost.unit_bytes(rehearsed.psi, stage, costs.params_bytes, costs.grads_bytes)
-    sent_bytes = cost.wire_bytes(payload, 48, "all_gather")
+    words = f"--psi {rehearsed.psi} --gpus 48 --gpu T4 --precision {precision}".split()
+    arguments = argparse.ArgumentParser()
+    flags.add_arguments(arguments)
+    sent_bytes = flags.read_question(arguments.parse_args(words)).sent_bytes(stage)
     assert rehearsed.traffic.wire_bytes == pytest.approx(sent_bytes, rel=0.02), "but for padding"
 
 
