@@ -9,14 +9,14 @@
 # >
 # > *Paper:* Rajbhandari et al., 2019, §1 and §2.1, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
 # >
-# > *Words:* each is explained where it first comes up, and again in the [glossary](../docs/glossary.md).
+# > *Words:* each is explained where it first comes up. The [glossary](../docs/glossary.md) has the main ones.
 
 # %% [markdown]
 # ## The question
 #
 # A model trains too slowly on one GPU, so you take four. What runs on the four GPUs? Four copies of one
 # program, started together, each with a number. The copies share nothing, and none of them is in charge.
-# They work together by sending messages to each other.
+# They work together by sending each other *messages*: copies of tensors.
 #
 # Everything below really runs, on your CPU: each copy is a process of its own.
 
@@ -73,8 +73,10 @@ inside = zerolab.launch(add_one, 4, x)
 predict(my_guess, x.sum().item(), quiz.SUM_OF_X, f"each rank saw {inside}")
 
 # %% [markdown]
-# Each process has a memory of its own. No other process can read it or write to it. `launch` sent each of
-# them a copy of the function and of `x`.
+# Each process has a memory of its own. `launch` sent each of them a copy of the function and of `x`, so what
+# they add to their copies does not reach the notebook. (`torch.multiprocessing` can put tensors into memory
+# that the processes of one machine share. Processes on two machines cannot, so `launch`
+# does not.)
 
 # %%
 fig = figure(height=1.5)
@@ -90,7 +92,8 @@ show(fig, figures.separate_memories(fig))
 # ## Send and receive
 #
 # One message takes two calls: `dist.send(tensor, dst)` on one rank and `dist.recv(tensor, src)` on the other.
-# The receiver provides a tensor of the right shape. The message overwrites whatever that tensor holds.
+# The receiver provides a tensor of the same shape and dtype. The message overwrites whatever that tensor
+# holds.
 #
 # Below, a number goes from rank to rank. Each rank but the first waits for it, doubles it and adds its own
 # rank. Then it sends the result on. **The number starts as 1 on rank 0. What does rank 3 hold at the end?**
@@ -233,11 +236,12 @@ print("same weights at the end:", torch.equal(on_their_own[0][-1], on_their_own[
 # ## Exercise: the average
 #
 # > **Difficulty 2 of 5 · importance 5 of 5 · 10 minutes.** Write `average(own)`. It gets this rank's gradient
-# > and returns the mean over all ranks. It must do so on every rank, for two ranks and for more. Use
-# > `dist.send` and `dist.recv`, and no collective. (`dist.barrier` moves no tensor, and is allowed.) One way:
-# > all ranks send to rank 0; rank 0 adds up, divides, and sends the result back. The check looks at the
-# > values only. Lesson 02 counts the bytes. (`dist.isend`, `dist.irecv` and `dist.batch_isend_irecv`, which
-# > lesson 02 explains, are allowed, too.)
+# > and returns the mean over all ranks. Shape and dtype are the same on every rank, and the dtype need not be
+# > float32. It must return the mean on every rank, for two ranks and for more. Use `dist.send` and
+# > `dist.recv`, and no collective. (`dist.barrier` moves no tensor, and is allowed.) One way: all ranks send
+# > to rank 0; rank 0 adds up, divides, and sends the result back. The check looks at the values only. Lesson
+# > 02 counts the bytes. (`dist.isend`, `dist.irecv` and `dist.batch_isend_irecv`, which lesson 02 explains,
+# > are allowed, too.)
 
 
 # %%

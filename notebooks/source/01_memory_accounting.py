@@ -5,11 +5,11 @@
 # >
 # > *Afterwards you can* say what fills a large GPU when a model of 1.5 billion parameters trains, compute the
 # > bytes per GPU at each ZeRO stage and the largest batch that fits beside them, say what fine-tuning saves
-# > where most weights are not trained, and name the two most frequent mistakes in such a computation.
+# > where most weights are not trained, and name two common mistakes in such a computation.
 # >
 # > *Paper:* ZeRO, §3 and §5, Figure 1 and Table 1, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
 # >
-# > *Words:* the [glossary](../docs/glossary.md) has all of them.
+# > *Words:* the [glossary](../docs/glossary.md) explains the main ones.
 
 # %% [markdown]
 # ## The question
@@ -47,8 +47,9 @@ show_source(storage_bytes)
 
 # %% [markdown]
 # Below, a small GPT takes one step of Adam. All numbers are in *fp32*, PyTorch's default: 32 bits, so 4
-# bytes. The variable `psi` is the number of parameters; the paper writes Ψ for it. How large are the
-# parameters, the gradients, and the tensors that Adam keeps, **in bytes per parameter, all three together?**
+# bytes. The variable `psi` is the number of parameters; the paper writes Ψ for it. It counts *elements*: a
+# `torch.nn.Parameter` is a tensor of many elements. How large are the parameters, the gradients, and the
+# tensors that Adam keeps, **in bytes per parameter, all three together?**
 
 # %%
 my_guess = ...
@@ -95,6 +96,9 @@ predict(my_guess, sum(weights.values()) / psi, quiz.BYTES_IN_FP32, *rows)
 # gradients are in bf16, too. But a bf16 number has two to three decimal digits, and an update is often too
 # small to change the last of them. So the optimizer keeps a copy of the weights in fp32, the **master
 # weights**. It updates the master weights and rounds the result to bf16. Adam's m and v stay in fp32.
+#
+# (The paper uses fp16, which is as large. `torch.autocast` is something else: it keeps parameters and
+# gradients in fp32, needs no master weights, and converts to a 16-bit format inside the forward pass.)
 #
 # **How many bytes per parameter does that make?**
 
@@ -169,10 +173,11 @@ for name, precision in memory.CONVENTIONS.items():
 # *the same* 16Ψ bytes: N identical copies of everything.
 #
 # ZeRO, the *Zero Redundancy Optimizer*, removes these copies. If N ranks hold the same tensor, each of them
-# can keep 1/N of it, its **shard**, and get the rest from the other ranks when it needs it. A stage of ZeRO
-# is defined by what is sharded:
+# can keep 1/N of it, its **shard**. Each rank then updates its own shard of the parameters only. For that it
+# needs only its shard of the optimizer state and of the averaged gradients. When it needs all parameters, it
+# gets the other shards from the other ranks. A stage of ZeRO is defined by what is sharded:
 #
-# | | sharded over N ranks | bytes on each GPU |
+# | | sharded over N ranks | bytes on each GPU, mixed precision with Adam |
 # |---|---|---|
 # | data parallel | nothing | 16Ψ |
 # | stage 1 | optimizer state | 4Ψ + 12Ψ/N |
@@ -181,7 +186,8 @@ for name, precision in memory.CONVENTIONS.items():
 #
 # ## Exercise: 7 billion parameters on 8 GPUs
 #
-# **Predict first: at stage 1, how many GB of model states does each GPU hold?** Use pencil and paper.
+# **Predict first: in mixed precision at stage 1, how many GB of model states does each GPU hold?** Use pencil
+# and paper.
 
 # %%
 my_guess = ...
@@ -191,11 +197,13 @@ held = memory.model_states(7e9, world_size=8, stage=1).total_bytes
 predict(my_guess, held / 1e9, quiz.STAGE_1)
 
 # %% [markdown]
-# Many tutorials print 58.7. Two mistakes lead to it. The master weights, 4 of the 12 bytes, were not divided:
-# 4 + 4 + 8/8 bytes per parameter instead of 4 + 12/8. And GiB were called GB.
+# You may also meet 58.7. That is 4 + 4 + 8/8 = 9 bytes per parameter, in GiB. Nine bytes are right in fp32.
+# In mixed precision they mean that the master weights, 4 of the 12 bytes, were not divided. And GiB were
+# called GB.
 #
 # > **Difficulty 1 of 5 · importance 5 of 5 · 5 minutes.** Now for any stage: return the *bytes* of model
-# > states on each GPU under mixed precision. Write the formula yourself, without `memory.model_states`.
+# > states on each GPU under mixed precision. `stage` is 0, 1, 2 or 3, and *stage 0* is data parallelism. Write
+# > the formula yourself, without `memory.model_states`.
 
 
 # %%
@@ -430,10 +438,10 @@ explore(
 # leave of a GPU, activations can take.
 #
 # > **Difficulty 2 of 5 · importance 4 of 5 · 8 minutes.** Write `largest_batch`: how many samples of 1024
-# > tokens can each GPU take at once, without checkpointing? The model is GPT-2 with 1.5 billion
-# > parameters, in mixed precision. For activations count 12 tensors of 16 bits for a layer, as above, and
-# > nothing else. A batch that fills the memory to the last byte fits. Return a whole number, 0 if no sample
-# > fits.
+# > tokens can each GPU take at once, without checkpointing? `gpu_bytes` is the memory of one GPU. The model
+# > is GPT-2 with 1.5 billion parameters, in mixed precision. For activations count 12 tensors of 16 bits for
+# > a layer, as above, and nothing else. A batch that fills the memory to the last byte fits. Return a whole
+# > number, 0 if no sample fits.
 
 
 # %%
@@ -455,8 +463,8 @@ check_largest_batch(largest_batch)
 # ## One more thing
 #
 # Temporary buffers take memory, too. Some programs copy all gradients into one fp32 tensor, for example to
-# compute their norm. For GPT-2 this tensor takes 6 GB. Lesson 03 handles the gradients in parts, so its
-# buffers are as large as a part, however large the model is.
+# compute their norm. For GPT-2 this tensor takes 6 GB. Lesson 03 sends the gradients in parts, so its
+# temporary buffer is as large as one part.
 #
 # ## Quiz
 #

@@ -4,12 +4,12 @@
 # > **45 minutes, and 15 more for the second exercise.** *You need:* lessons 00 (rank, send, receive) and
 # > 01 (Ψ, the stages), and some index arithmetic.
 # >
-# > *Afterwards you can* say what four operations do in which all ranks take part, build a ring that carries
-# > them, and compute the bytes each rank sends. (The second exercise can wait. Lesson 03 does not need it.)
+# > *Afterwards you can* explain four operations that all ranks call together, build a ring that carries them,
+# > and compute the bytes each rank sends. (The second exercise can wait. Lesson 03 does not need it.)
 # >
 # > *Paper:* ZeRO, §7.1, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
 # >
-# > *Words:* the [glossary](../docs/glossary.md) has all of them.
+# > *Words:* the [glossary](../docs/glossary.md) explains the main ones.
 
 # %% [markdown]
 # ## The question
@@ -19,7 +19,7 @@
 # share the work so that none of them sends more than 200 MB, for any number of ranks?**
 #
 # A *collective* is a call that all ranks make together. This lesson has four that move or combine tensors.
-# You meet them one after the other. The stages of ZeRO are built from all but the first of them.
+# You meet them one after the other. Stages 1 to 3 of zerolab are built from two of them.
 
 # %%
 from functools import partial
@@ -60,7 +60,8 @@ zerolab.launch(broadcast, 4)
 # The other three collectives come from the package's own `zerolab.ring`. You will read its source below.
 #
 # **Reduce-scatter**: add the tensors of all ranks, and leave each rank *its chunk* of the sum, which is 1/N
-# of it. Rank 0 gets the first chunk. **What is the one element of rank 3?**
+# of it: the part that a ring sends at a time. Rank 0 gets the first chunk. **What is the one element of rank
+# 3?**
 
 # %%
 my_guess = ...
@@ -153,8 +154,8 @@ explore(draw, height=2.7, ranks=ranks, step=step)
 # %% [markdown]
 # Look at these three things:
 #
-# - In every round all ranks send at the same time, and every link carries exactly one chunk. No rank waits,
-#   and no link is busier than another.
+# - In every round all ranks send at the same time, and every link carries exactly one chunk. If all links are
+#   equally fast, all ranks finish a round at the same time.
 # - The sum in a chunk grows by one contribution per round. Rank 1 sends chunk 0 first, and rank 0 adds to it
 #   last.
 # - After round N-1 of the reduce-scatter exactly one chunk per rank is complete: its own.
@@ -195,7 +196,8 @@ print("all ranks of a ring send the same:", all(len(set(by_rank)) == 1 for by_ra
 show_source(ring.chunks, docstring=False)
 
 # %% [markdown]
-# `chunks` cuts any length: 11 elements on 4 ranks are 3 + 3 + 3 + 2. If each chunk had `11 // 4 = 2`
+# `chunks` cuts any length: 11 elements on 4 ranks are 3 + 3 + 3 + 2. (`torch.chunk` cuts in another way: 9
+# elements on 4 ranks would be three chunks of 3, and none for rank 3.) If each chunk had `11 // 4 = 2`
 # elements, the last three would be in no chunk, and no error would say so. In training every rank would keep
 # its own gradient of these three parameters, so they would become different on every rank.
 #
@@ -203,11 +205,12 @@ show_source(ring.chunks, docstring=False)
 #
 # > **Difficulty 4 of 5 · importance 5 of 5 · 25 minutes.** This is the most useful exercise in this course.
 # > Write `my_reduce_scatter(tensor)` without looking at the source: it returns this rank's chunk of the sum.
-# > Use `ring.chunks` for the cuts. You may overwrite `tensor`, or leave it as it is.
+# > `tensor` has one dimension. Use `ring.chunks` for the cuts. You may overwrite `tensor`, or leave it as it
+# > is.
 # >
 # > - **Silver:** the chunks are right, each rank sends to one neighbour alone, and no rank sends more than
-# >   N−1 chunks, (N−1)/N of the tensor. The neighbour is rank + 1, or rank - 1 if your ring runs the other
-# >   way. The check demands these three things, so there is no bronze.
+# >   N−1 chunks. The neighbour is rank + 1, or rank - 1 if your ring runs the other way. The check demands
+# >   these three things, so there is no bronze.
 # > - **Gold:** beside `tensor` no rank ever holds more than two chunks.
 #
 # All ranks must send and receive at the same time. If all of them call `dist.send` first, all of them wait,
@@ -256,7 +259,7 @@ show_source(ring.reduce_scatter, docstring=False)
 # > `my_reduce_scatter` and `ring.chunks`, and no other function of `ring`.
 # >
 # > - **Bronze:** the sum is right, for any number of ranks.
-# > - **Silver:** no rank sends more than 2(N−1)/N of the tensor.
+# > - **Silver:** no rank sends more than 2(N−1) chunks.
 # > - **Gold:** beside `tensor` no rank ever holds more than two chunks. On a GPU that is full of gradients
 # >   there is no room for a second copy of them.
 

@@ -10,7 +10,7 @@
 # >
 # > *Paper:* ZeRO, §3.1 and §7.1, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
 # >
-# > *Words:* the [glossary](../docs/glossary.md) has all of them.
+# > *Words:* the [glossary](../docs/glossary.md) explains the main ones.
 
 # %% [markdown]
 # ## The question
@@ -132,7 +132,11 @@ print("each rank has it, up to rounding:", all(close(grads, gradients) for grads
 #
 # $$\nabla\, \frac1N \sum_r L_r \;=\; \frac1N \sum_r \nabla L_r$$
 #
-# You want the left side, and the ranks can compute the right side. But *which* mean is $L_r$?
+# You want the left side, and the ranks can compute the right side. (This needs a loss that treats each sample
+# by itself. `nn.BatchNorm` in training mode does not: it computes mean and variance of its own rank's
+# samples.)
+#
+# But *which* mean is $L_r$?
 #
 # ## When the mean of means is wrong
 #
@@ -201,17 +205,20 @@ higher = sum(excess[20:]) > 0
 show(fig, f"Loss over all tokens in two runs. After step 20 the wrong mean's is higher on average: {higher}.")
 
 # %% [markdown]
-# There is no warning. The run without these weights trains, too, but on a different loss: rank 1's few tokens
-# count as much as rank 0's many. An *engine*, the code that shards and sends, gets the loss alone. It cannot
-# know how many tokens that is the mean of, so you have to pass the count, and in zerolab the *sum* of the
-# losses instead of their mean: `optimizer.mean_loss(loss_sum, count).backward()` computes the gradient of the
-# mean over the tokens of all ranks.
+# The lower plot is the difference. After step 20 the loss over all tokens is higher on average in the run
+# that averages the ranks' means. No warning says so. That run trains, too, but it minimizes a different loss:
+# rank 1's few tokens count as much as rank 0's many.
+#
+# An *engine*, the code that shards and sends, gets the loss alone. It does not know the number of tokens. So
+# you pass two values to zerolab, the sum of the losses and the number of tokens:
+# `optimizer.mean_loss(loss_sum, count).backward()` computes the gradient of the mean over the tokens of all
+# ranks.
 #
 # ## One all-reduce per parameter
 #
-# `average_each` makes one all-reduce per parameter. Is that a problem? A message costs a fixed time α for any
+# `average_each` makes one all-reduce per parameter. Is that a problem? A send costs a fixed time α for any
 # size (*latency*), and a time β for each byte (*1 / bandwidth*). On a ring of N ranks an all-reduce is a
-# sequence of 2(N−1) messages.
+# sequence of 2(N−1) sends.
 #
 # GPT-2 1.5B has 580 parameter tensors. Take 64 GPUs and α = 10 µs. **If each tensor is sent by itself, how
 # many milliseconds of latency does one step have?**
@@ -248,9 +255,14 @@ def cost_of_all_reduce(fig, GB_per_second=25, latency_microseconds=10):
 explore(cost_of_all_reduce, GB_per_second=number(1, 900, 25), latency_microseconds=number(1, 1000, 10))
 
 # %% [markdown]
-# More bandwidth lowers the lower line. The upper line is higher because of latency, which grows with the
-# number of GPUs. So put the gradients into one *flat* tensor, one after the other, reduce that tensor, and
-# copy the results back.
+# <details><summary>Answer</summary>
+#
+# More bandwidth lowers both lines. It does not change the latency, and with many GPUs the upper line is
+# almost all latency.
+# </details>
+#
+# So put the gradients into one *flat* tensor, one after the other, reduce that tensor, and copy the results
+# back.
 
 
 # %%
@@ -265,8 +277,8 @@ def average_flat(parameters):
 
 # %% [markdown]
 # `attempt` runs a function on real ranks and records every call to torch.distributed that sends something.
-# From here on such a call is one *message*, however many sends an all-reduce makes inside. The gradients and
-# the bytes are the same as before. Compare the number of messages:
+# Such a call is one *message* here, however many sends an all-reduce makes inside. The gradients and the
+# bytes are the same as before. Compare the number of messages:
 
 
 # %%
@@ -324,11 +336,11 @@ explore(buckets, height=3.8, bucket_MB=sizes, gpus=gpus)
 # 100 MB.)
 # </details>
 #
-# Each bucket costs a latency of 2(N−1)α. If buckets are too small, they are many, and the backward pass does
-# not hide the sum of their latencies. If they are too large, all ranks wait for the last one after the
-# backward pass. With more GPUs a bucket has more latency, so the best size grows with N. PyTorch's own
-# data parallelism, `DistributedDataParallel` or *DDP*, fills buckets of 25 MiB by default. (Its first bucket
-# has 1 MiB, so that the first message leaves early.)
+# Each bucket costs a latency of 2(N−1)α. Small buckets need many all-reduces, and the sum of their latencies
+# can be longer than the backward pass. If buckets are too large, all ranks wait for the last one after the
+# backward pass. With more GPUs a bucket has more latency, so the best size grows with N. PyTorch's own data
+# parallelism, `DistributedDataParallel` or *DDP*, fills buckets of 25 MiB by default. (Its first bucket has 1
+# MiB, so that the first message leaves early.)
 #
 # In zerolab a bucket is called a *unit*: there is one for each block of the model, and one for the rest. Its
 # parameters are *views* of one *flat buffer* all the time. Each gradient moves into a second flat buffer when
@@ -341,13 +353,13 @@ explore(buckets, height=3.8, bucket_MB=sizes, gpus=gpus)
 # > `average_in_buckets(gradients, bucket_bytes)`. The gradients are in the order in which backward computes
 # > them. Put as many into a bucket as fit, and all-reduce each bucket when it is full. A gradient that is
 # > larger than a bucket is sent by itself. Afterwards every gradient holds, in place, the mean over all
-# > ranks. All gradients are contiguous.
+# > ranks. All gradients are contiguous and have one dtype.
 # >
 # > - **Bronze:** the mean is right.
 # > - **Silver:** as few messages as this rule gives, each as large as its gradients. So none is larger than
 # >   `bucket_bytes`, but for a single larger gradient.
-# > - **Gold:** the buckets are sent in the order of the list, and beside the gradients never more than two of
-# >   them are in memory.
+# > - **Gold:** the buckets are sent in the order of the list, and beside the gradients never more than two
+# >   buckets are in memory.
 
 
 # %%
@@ -500,9 +512,9 @@ show(fig, f"Measured on each of {RANKS} ranks: {said}. All rows are equal.")
 # > returns, every `parameter.grad` must hold, on every rank, the gradient of the mean over the tokens of
 # > **all ranks**.
 # >
-# > - Ranks may have different counts.
-# > - A parameter that this rank did not use has `grad = None`. Other ranks may have used it. Count it as zero
-# >   on this rank.
+# > - Ranks may have different counts, each at least 1.
+# > - A parameter that this rank did not use has `grad = None`. At least one other rank has used it. Count it
+# >   as zero on this rank.
 # > - A gradient may be stored like a transposed tensor, also on one rank only. Its elements must be sent in
 # >   the order of their indices, which is the order of `flatten()`, and not in the order of its storage.
 # > - Send one message in all. The count can be sent with the gradients. The message has the type of the

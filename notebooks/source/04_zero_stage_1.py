@@ -9,7 +9,7 @@
 # >
 # > *Paper:* ZeRO, §5.1 and §7.2.1, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
 # >
-# > *Words:* the [glossary](../docs/glossary.md) has all of them.
+# > *Words:* the [glossary](../docs/glossary.md) explains the main ones.
 
 # %% [markdown]
 # ## The question
@@ -175,9 +175,10 @@ explore(partial(figures.partition_map, layer=layer), height=3.4, ranks=slider(1,
 # bytes, as PyTorch does with tensors of its own. At other addresses some CPU matrix products add in another
 # order, and the last bits differ. In a model of real size all this padding is negligible.
 #
-# Adam allows a cut through a tensor because its update is *elementwise*: the new value of each parameter
-# depends on its own gradient, m and v alone. (Some optimizers use a whole matrix for each update, such as
-# *Muon*. Their matrices cannot be cut like this. zerolab gives each of them to one rank as a whole.)
+# Adam allows a cut through a tensor because its update is *elementwise*: the new value of each element
+# depends on its old value and on its own gradient, m and v alone. (Some optimizers use a whole matrix for
+# each update, such as *Muon*. Their matrices cannot be cut like this. zerolab gives each of them to one rank
+# as a whole.)
 #
 # ## Exercise: which slices does a rank own?
 #
@@ -300,8 +301,8 @@ said = ", ".join(f"{size:g}Ψ of {category}" for category, size in held[0].items
 show(fig, f"Measured on each of 4 ranks at stage 1: {said}.")
 
 # %% [markdown]
-# Each rank holds a quarter of the optimizer state (green), and each a different quarter. The grey bars are as
-# wide as stage 0. By category:
+# Each rank holds a quarter of the optimizer state (green), and each a different quarter. The grey bars show
+# stage 0: 16 bytes per parameter. By category:
 
 # %%
 for stage in (0, 1):
@@ -377,7 +378,8 @@ for rank, events in enumerate(zerolab.launch(one_step, 2)):
 # > **Difficulty 3 of 5 · importance 5 of 5 · 15 minutes.** Write `MyZero1` for a model that is already one
 # > flat tensor.
 # >
-# > - `flat` holds all parameters, the same on every rank. N need not divide its length.
+# > - `flat` holds all parameters, the same on every rank. It has one dimension, and `requires_grad` is False.
+# >   N need not divide its length.
 # > - `step(gradient)` gets this rank's own gradient, of the same length, and may overwrite it. When it
 # >   returns, `flat` must hold on every rank the parameters of a process that stepped on the **mean**
 # >   gradient.
@@ -389,7 +391,7 @@ for rank, events in enumerate(zerolab.launch(one_step, 2)):
 # > values right and does not pass.
 # >
 # > *Silver:* values, state and bytes are right. The check demands all three, so there is no bronze. *Gold:*
-# > during a step no rank has a third tensor as large as `flat` and the gradient.
+# > beside `flat` and `gradient` no rank has another tensor of their length during a step.
 
 
 # %%
@@ -424,7 +426,8 @@ check_zero1(MyZero1)
 # > `saved_by` ranks. Return the shard that `rank` of `world_size` ranks needs now, a tensor in fp32.
 # >
 # > - `read(file, start, stop)` returns those elements of the shard that rank `file` saved: a tensor in fp32
-# >   with one dimension, of `stop - start` elements. Each file is one shard, as long as all others.
+# >   with one dimension, of `stop - start` elements. All files have one length: `numel / saved_by`, rounded
+# >   up. (Nothing is rounded to 64 bytes here.)
 # > - The old padding holds numbers of no use. In the new shards the padding is zeros.
 # >
 # > *Bronze:* the values are right. *Silver:* a rank reads no more numbers than its shard has. The files of a
@@ -444,8 +447,8 @@ check_load(load_shard)
 #
 # ## What stage 1 cannot save
 #
-# You have GPUs of 32 GB, and as many of them as you like. **What is the largest model whose model states fit
-# at stage 1, in mixed precision? Give its parameters in billions.**
+# You have GPUs of 32 GB, and as many of them as you like. **Below which size must a model stay, so that its
+# model states fit at stage 1 in mixed precision? Give its parameters in billions.**
 
 # %%
 my_guess = ...
@@ -456,9 +459,9 @@ rows = [f"{gpus:>5} GPUs: {32 / (replicated + sharded / gpus):.2f}" for gpus in 
 predict(my_guess, 32 / replicated, quiz.LARGEST, *rows)
 
 # %% [markdown]
-# With more and more GPUs the size of the model comes near that limit and never passes it. The paper's Table 2
-# has 64 GPUs of 32 GB, and says 7.6B. (Its authors measured 6.2B there. Activations and buffers take memory,
-# too, and this arithmetic leaves them out.)
+# With more and more GPUs the size of the model comes near that limit and never reaches it. The paper's Table
+# 2 has 64 GPUs of 32 GB, and says 7.6B. (Its authors measured 6.2B there. Activations and buffers take
+# memory, too, and this arithmetic leaves them out.)
 
 # %% [markdown]
 # ## The same bits
@@ -531,7 +534,9 @@ show(fig, f"Loss of each step at stage 1 and in one process with plain Adam: the
 # Two libraries send the messages here: NCCL between GPUs, and gloo between CPUs. If this machine has a GPU
 # for every rank, the cells above used them, over NCCL. On any other machine they used the CPU, over gloo. The
 # next cell trains with stage 1 over NCCL, with one rank for each GPU, and compares the bits with one process
-# on one GPU. If there is only one GPU, it runs two ranks, which share it.
+# on one GPU. If there is only one GPU, it runs two ranks, which share it. (NCCL adds in an order of its own.
+# With `torch.use_deterministic_algorithms(True)`, which this cell sets, zerolab sends the shards and adds
+# them in the order of the ranks.)
 
 # %% tags=["nbval-ignore-output"]
 verify_on_gpus(stage=1)

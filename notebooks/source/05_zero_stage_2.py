@@ -10,7 +10,7 @@
 # >
 # > *Paper:* ZeRO, §5.2 and §7.2.1, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
 # >
-# > *Words:* the [glossary](../docs/glossary.md) has all of them.
+# > *Words:* the [glossary](../docs/glossary.md) explains the main ones.
 
 # %% [markdown]
 # ## The question
@@ -212,8 +212,7 @@ for op, unit, logical_bytes in events:
 # > **Difficulty 3 of 5 · importance 4 of 5 · 12 minutes.** Write `InOrder`, which reduces units as they get
 # > ready.
 # >
-# > - `sizes` maps the name of each unit to its number of elements. **Its order is the order of the
-# >   reductions**, the same on every rank.
+# > - `sizes` maps the name of each unit to its number of elements. It has the same order on every rank.
 # > - `ready(name, flat)` is called when the unit's gradient is complete: `flat`, one whole buffer. Each
 # >   rank has an order of its own.
 # > - `finish()` is called when backward is over. A unit that never got ready on this rank has a gradient of
@@ -478,7 +477,9 @@ print("clears its part:  ", zerolab.launch(own_sums, 2, False)[0])
 # - `register_hook(f)` calls `f(gradient)` *before* the gradient is added to `.grad`;
 # - `register_post_accumulate_grad_hook(f)` calls `f(parameter)` *after* that.
 #
-# So there is one averaging function for each:
+# So there is one averaging function for each. (PyTorch's documentation asks the first kind of hook to leave
+# its argument as it is and to return a new gradient. `average` changes it in place, so that both functions
+# look alike. Nothing else reads the gradient here.)
 
 
 # %%

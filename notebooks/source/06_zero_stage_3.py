@@ -9,7 +9,7 @@
 # >
 # > *Paper:* ZeRO, §5.3 and §7.2.2, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
 # >
-# > *Words:* the [glossary](../docs/glossary.md) has all of them.
+# > *Words:* the [glossary](../docs/glossary.md) explains the main ones.
 
 # %% [markdown]
 # ## The question
@@ -180,9 +180,10 @@ print("back: ", weight.tolist())
 # ## `Sharded`: the class of a freed parameter
 #
 # A parameter whose storage is freed is dangerous. PyTorch does not know that the storage is gone:
-# `weight.sum()` reads freed memory and ends the process, and `torch.save` writes garbage without an error. So
-# the engine also changes the class of the parameter to `Sharded`. This class answers what can be answered
-# without values, such as the shape, and raises an error for everything else.
+# `weight.sum()` reads freed memory and ends the process. `torch.save` raises no error, and writes a file
+# without the values, which `torch.load` refuses. So the engine also changes the class of the parameter to
+# `Sharded`. This class answers what can be answered without values, such as the shape, and raises an error
+# for everything else.
 
 
 # %%
@@ -465,10 +466,11 @@ show(fig, "One step on two ranks at stages 2 and 3: what they compute and send, 
 
 # %% [markdown]
 # The upper lane of a rank is its own work, from forward to the updates. The lower lane has its messages, side
-# by side where several are under way at once. At stage 2 all gathers come last, after the updates. At stage 3
-# they are spread over forward and backward, and the step ends with the updates. Where a message is below
-# forward or backward, the rank may compute meanwhile. (On a GPU these are the times at which the CPU queued
-# the work. The file that the next command writes has the GPU's own times, too.)
+# by side where several are under way at once. At stage 2 a unit's gather starts when the unit has been
+# updated, so all gathers come after backward. At stage 3 they are spread over forward and backward, and the
+# step ends with the updates. Where a message is below forward or backward, the rank may compute meanwhile.
+# (On a GPU these are the times at which the CPU queued the work. The file that the next command writes has
+# the GPU's own times, too.)
 #
 # `./zero train --model gpt-tiny --stage 3 --trace trace.json` writes the timelines of all ranks
 # into one file. Open it at [ui.perfetto.dev](https://ui.perfetto.dev): each rank is a process there, and a
@@ -482,7 +484,7 @@ show(fig, "One step on two ranks at stages 2 and 3: what they compute and send, 
 # >
 # > - `layer.flat` is the weight, P numbers in float64. Its storage has 0 bytes now. Bring that storage back
 # >   and free it, and put no other tensor in its place: in training autograd would hold this one.
-# > - `layer.owned` is your range of `layer.flat`, and `layer.shard` holds the values of that range. N need
+# > - `layer.owned`, a `slice`, is your range of `layer.flat`, and `layer.shard` holds its values. N need
 # >   not divide P.
 # > - `layer.forward(x)` returns the output. `layer.backward(grad)` returns the gradient of the input and
 # >   leaves the gradient of the weight in `layer.grad`, P numbers. Both need the whole weight and raise an
@@ -491,9 +493,10 @@ show(fig, "One step on two ranks at stages 2 and 3: what they compute and send, 
 # >   rank's chunk, a view of `flat`. Do not use torch's own collectives.
 # >
 # > The check looks at the gradients, at how many weights and how many gradients are whole at once (one of
-# > each), at what is left at the end (nothing), and at the bytes that you send: 3P for each layer, by the
-# > paper's count. The last layer may stay whole between forward and backward. A view of a gradient keeps the
-# > whole gradient in memory, as in lesson 05. All of this is demanded, so there are no targets.
+# > each), at what is left at the end (no whole weight, and None in `layer.grad`), and at the bytes that you
+# > send: at most 3P for each layer, by the paper's count. The last layer may stay whole between forward and
+# > backward, and then moves 2P. A view of a gradient keeps the whole gradient in memory, as in lesson 05. All
+# > of this is demanded, so there are no targets.
 
 
 # %%

@@ -10,7 +10,7 @@
 # >
 # > *Paper:* ZeRO, §6, §8 and §10.5, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
 # >
-# > *Words:* the [glossary](../docs/glossary.md) has all of them.
+# > *Words:* the [glossary](../docs/glossary.md) explains the main ones.
 
 # %% [markdown]
 # ## The question
@@ -43,10 +43,12 @@ from zerolab.parity import compute_deterministically
 #
 # The largest part is activations, which forward keeps for backward. Lesson 01 made them fewer by *activation
 # checkpointing*: keep some tensors, and compute the others again in backward. Here we keep one tensor for
-# each block, its input.
+# each block, its input. This tensor is called a *checkpoint*. (The same word is used for the files of a saved
+# model.)
 #
-# The paper trains a model of 100 billion parameters: 125 blocks, 8,192 features wide. Each GPU computes
-# b = 32 sequences of s = 1,024 tokens, in 16 bits. **How many GB do the inputs of all blocks take on each
+# The paper trains a model of 100 billion parameters: 125 blocks, 8,192 features wide. Groups of 16 GPUs share
+# one copy of the model, and each GPU of a group computes the same b = 32 sequences of s = 1,024 tokens, in 16
+# bits. **How many GB do the inputs of all blocks take on each
 # GPU?**
 
 # %%
@@ -78,8 +80,7 @@ predict(my_guess, held_after_forward(zerolab.Checkpointing()) / 1e9, quiz.CHECKP
 # rank of data parallelism has other sequences, so other activations. **No activation is there twice, so there
 # is nothing to remove.**
 #
-# That changes if several GPUs compute the same sequences. The paper does this: 16 GPUs share one copy of the
-# model.
+# That changes where GPUs compute the same sequences, as the 16 that share a copy of the model.
 #
 # ## Split a block
 #
@@ -133,8 +134,9 @@ show(fig, figures.split_pair(fig))
 show_source(operator)
 
 # %% [markdown]
-# > **Difficulty 3 of 5 · importance 5 of 5 · 12 minutes.** Write the MLP of one rank. `x` is the same on
-# > every rank, and so are the whole weights that you are given. Rank r works with part r of N equal parts.
+# > **Difficulty 3 of 5 · importance 5 of 5 · 12 minutes.** Write the MLP of one rank. The whole MLP is
+# > `linear(gelu(linear(x, w1, b1)), w2, b2)`, and its output has the shape of `x`. `x` is the same on every
+# > rank, and so are the whole weights that you are given. Rank r works with part r of N equal parts.
 # >
 # > - A weight has the shape `[outputs, inputs]`. `nn.Linear` stores the transpose: columns of A are rows of
 # >   `w1`, rows of B are columns of `w2`. N divides the width of the hidden layer.
@@ -262,9 +264,10 @@ sent = {"no checkpointing": zerolab.launch(sent_by_a_block, 2, lambda parallel: 
 predict(my_guess, sent["no checkpointing"], quiz.VOLUME)
 
 # %% [markdown]
-# Every all-reduce here makes the ranks wait, because the next product needs its result. ZeRO's messages can
-# run beside computation, and these cannot. So the ranks of a copy belong on the fastest link: within a
-# machine.
+# Every all-reduce here makes the ranks wait, because the next product needs its result. In forward nothing
+# can be computed meanwhile. (In backward f's all-reduce could run while the weight's gradient is computed.
+# Megatron does that, and this engine waits.) ZeRO's messages run beside computation. So the ranks of a copy
+# belong on the fastest link: within a machine.
 #
 # ## Predict: and with checkpointing?
 #
@@ -363,8 +366,8 @@ print("bit-identical:", all(same))
 # > - `Packed(tensor)` is called in the forward pass, once for each block. It keeps this rank's part of the
 # >   tensor, and sends nothing. The caller drops the tensor afterwards. Several blocks may have inputs of
 # >   equal shape, so a shape does not tell which input it is. Each step packs new inputs.
-# > - `tensor` is the result of an operator that saved it for its backward. If your part has a `grad_fn`,
-# >   it keeps that whole tensor, and that counts as memory, too.
+# > - `tensor` is the result of an operator that saved it for its backward. Autograd keeps the
+# >   whole `tensor` as long as your part has a `grad_fn`, and that counts as memory, too.
 # > - `unpack()` is called in the backward pass, for the last block first. It gathers the parts and returns
 # >   the tensor, with its shape and dtype. All ranks call it at the same time.
 # > - N does not always divide the number of elements. `ring.chunks(numel, N)` cuts for any number, and
@@ -373,8 +376,8 @@ print("bit-identical:", all(same))
 # >
 # > *Bronze:* every tensor comes back as it was. *Silver:* nothing is sent in `__init__`. In `unpack` a rank
 # > sends N−1 parts and no more, which is (N−1)/N of the tensor. *Gold:* from forward to backward no rank has
-# > more than 1/N of the inputs in memory. After `unpack`, once the returned tensor is dropped, it has the
-# > parts alone again.
+# > more than 1/N of each input in memory, rounded up to a whole element. After `unpack`, once the returned
+# > tensor is dropped, it has the parts alone again.
 
 
 # %%
@@ -492,8 +495,10 @@ for ranks in (1, 2, 4):
 # ## Move the optimizer state away
 #
 # The optimizer state is read and written once in a step, in the update. So it can live in host memory as
-# well. Each unit's part comes to the device, is updated, and goes back: KΨ/N bytes in each direction. The
-# argument is `offload="cpu"`. With `offload="disk"` and a folder the state lies in a file.
+# well. In this engine each unit's part comes to the device, is updated, and goes back: KΨ/N bytes in each
+# direction. (DeepSpeed's ZeRO-Offload updates on the CPU. Then the state stays there. The gradients go out
+# and the new 16-bit parameters come back: about 2Ψ/N bytes in each direction.) The argument is
+# `offload="cpu"`. With `offload="disk"` and a folder the state lies in a file.
 #
 # Our model has 334,848 parameters. Four ranks train it at stage 2 in mixed precision, where K is 12. **How
 # many MB of optimizer state does each rank then keep in host memory?**
@@ -786,8 +791,9 @@ explore(configurations, height=3, **controls, batch=slider(1, 64, 32))
 #
 # The paper asks for the largest model that trains with each configuration, on 400 GPUs with 16 in each copy
 # and a batch of 16. Can we compute that? Now we count otherwise: states and checkpoints, and 7.3 of the 32 GB
-# for all the rest, which is libraries, buffers and activations at work. We chose 7.3 GB so that C1 gets the
-# 40 billion parameters that it had in the paper. The other four follow from that one number.
+# for all the rest, which is libraries, buffers and the activations of the block that computes. We chose 7.3
+# GB so that C1 gets the 40 billion parameters that it had in the paper. The other four follow from that one
+# number.
 #
 # A block has 12·h² = 805 million parameters. At stage 1 it takes 225 MB of states on a GPU, at stage 2 129
 # MB. Its input takes 268 MB, with P_a 17 MB. **How many billion parameters fit with C4 into 24.7 GB?**
@@ -827,7 +833,8 @@ predict(my_guess, computed["C4"], quiz.C4, *rows)
 # Free memory can be turned into speed. The paper trains 60 billion parameters (75 blocks) with N_m = 16 on 64
 # to 400 GPUs, at stage 2 with P_a. More copies means smaller shards, and what becomes free takes more
 # sequences. How many fit into each copy? We take the 7.3 GB of the section above, and one block with 12
-# tensors in addition, which grows with the batch.
+# tensors in addition, which grows with the batch. (The 7.3 GB have such a block for a batch of 16 already, so
+# this counts about one block too many.)
 
 
 # %%
@@ -902,9 +909,9 @@ predict(my_guess, table["1 × 4"][1] / table["4 × 1"][1], quiz.SAME_CHECKPOINTS
 #   and some biases whole.
 # - **ZeRO's messages** shrink with the part that a rank has. They may be overlapped, and run between
 #   machines.
-# - **Messages within a copy** grow with the tokens that a copy computes. Nothing overlaps them. Eight
-#   sequences of 32 tokens are few, and already 1 × 4 sends more in all than 4 × 1: 3,244,032 bytes, against
-#   2,908,800. With four times as many sequences 2 × 2 does, too: 4,325,376 within its copies.
+# - **Messages within a copy** grow with the tokens that a copy computes. This engine overlaps none of them.
+#   Eight sequences of 32 tokens are few, and already 1 × 4 sends more in all than 4 × 1: 3,244,032 bytes,
+#   against 2,908,800. With four times as many sequences 2 × 2 does, too: 4,325,376 within its copies.
 #
 # Before ZeRO, a large model had to be cut, because nothing else divided its states. Stage 3 divides them
 # better. What is left are two good reasons to share a copy:
@@ -945,7 +952,7 @@ answer(my_answers, quiz.QUESTIONS)
 #   10 with checkpointing, 12 if all of its forward runs again.
 # - P_a keeps 1/N_m of each checkpoint and sends b·s·h more for each block. P_a+cpu keeps none on the GPU and
 #   moves each part out and in once. Both leave the bits as they are.
-# - Optimizer state away from the device costs KΨ/N read and KΨ/N written in a step.
+# - Optimizer state away from the device costs KΨ/N read and KΨ/N written in a step, if the device updates it.
 # - Buffers need a bound, (1 + in flight)(N − 1) buckets here.
 # - Free memory in pieces is no use to a large tensor. A region for what lives long may help or harm: it
 #   depends on the allocator and on the model.

@@ -9,7 +9,7 @@
 # >
 # > *Paper:* ZeRO, §7 and §10, Figure 3, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
 # >
-# > *Words:* the [glossary](../docs/glossary.md) has all of them.
+# > *Words:* the [glossary](../docs/glossary.md) explains the main ones.
 
 # %% [markdown]
 # ## The question
@@ -367,10 +367,10 @@ else:
 # | TensorFlow and XLA | [weight-update sharding][xla] | | |
 #
 # Stage 0 is DDP, `"stage": 0`, or `NO_SHARD`. FairScale's class for ShardedDDP is `ShardedDataParallel`.
-# `reshard_after_forward=False` keeps the gathered parameters from forward to backward, as stage 2 does. At
-# rest they are sharded all the same, as above. In TensorFlow and XLA the compiler shards the update. A
-# setting of that name is in Huawei's [TF Adapter][npu]: `NPUDistributedOptimizer(...,
-# is_weight_update_sharding=True)`.
+# `reshard_after_forward=False` keeps the gathered parameters from forward to backward, as stage 2 does.
+# Between two steps they are sharded all the same, as above. Ratex runs PyTorch programs on the compiler RAF.
+# In TensorFlow and XLA the compiler shards the update. A setting of that name is in Huawei's [TF
+# Adapter][npu]: `NPUDistributedOptimizer(..., is_weight_update_sharding=True)`.
 #
 # And the settings around the stage:
 #
@@ -399,9 +399,9 @@ else:
 # ## Exercise: stage 2 with `fully_shard`
 #
 # > **Difficulty 2 of 5 · importance 4 of 5 · 8 minutes.** Shard `model` in place so that a step moves 2Ψ,
-# > that each block is gathered and reduced on its own, as one unit, and that every parameter is sharded at
-# > rest. The model is a GPT; its blocks are in `model.blocks`. Pass `mesh=mesh` to every call, and change
-# > nothing else in the model.
+# > that each block is gathered and reduced on its own, as one unit, and that every parameter is sharded
+# > between two steps. The model is a GPT; its blocks are in `model.blocks`. Pass `mesh=mesh` to every call,
+# > and change nothing else in the model.
 # >
 # > The check trains your model on two ranks and looks at its messages, its parameters and its gradients. It
 # > demands the bytes and the units of stage 2, which give the peak too, so there are no targets.
@@ -421,7 +421,9 @@ check_shard(shard)
 # ## Second exercise: the same in DeepSpeed's JSON
 #
 # > **Difficulty 1 of 5 · importance 3 of 5 · 4 minutes.** Return the settings as a dictionary: ZeRO stage 2,
-# > bf16, and a batch of 64 over 4 GPUs, so that each GPU takes its 16 samples as 2 micro-batches of 8.
+# > bf16, and a batch of 64 over 4 GPUs, so that each GPU takes its 16 samples as 2 micro-batches of 8. The
+# > batch has three names: `train_batch_size` (of all GPUs), `train_micro_batch_size_per_gpu` and
+# > `gradient_accumulation_steps`. Give at least two of them.
 # > DeepSpeed need not be installed: the check reads the settings as DeepSpeed does.
 
 
@@ -657,9 +659,10 @@ explore(overlap, height=3, Gbit=choice([25, 50, 100, 200, 400, 800], 100))
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Hybrid sharding all-reduces gradients between nodes, and gradients come in the backward pass. So all of its
-# 2Ψ have to go by then. Stage 2 has the backward pass for one half, and the next forward pass for the other.
-# From 200 Gbit/s on, each of the four waits less than a tenth of a second, and memory decides.
+# Hybrid sharding all-reduces gradients between nodes, and gradients come in the backward pass. So both halves
+# of that all-reduce, 2Ψ, have to end with the backward pass. Stage 2 has the backward pass for one half, and
+# the next forward pass for the other. From 200 Gbit/s on, each of the four waits less than a tenth of a
+# second, and memory decides.
 # </details>
 #
 # ## Six clusters
@@ -752,9 +755,10 @@ explore(
 # ## Third exercise: choose
 #
 # > **Difficulty 3 of 5 · importance 5 of 5 · 12 minutes.** Choose (stage, precision, checkpointing) for each
-# > cluster. A choice must fit, and no other that fits may be faster by more than 1 % in the model. (The check
-# > computes every choice for every cluster, which takes up to half a minute.) Precision is `"mixed"`,
-# > `"mixed_fp16"` or `"fp32"`, and checkpointing is `True` or `False`. T4 and V100 have no bf16.
+# > cluster. A choice must fit: states, activations and what is held for a moment take at most 95 % of the
+# > GPU's memory. No other choice that fits may be faster by more than 1 % in the model. (The check computes
+# > every choice for every cluster, which takes up to half a minute.) Precision is `"mixed"`, `"mixed_fp16"`
+# > or `"fp32"`, and checkpointing is `True` or `False`. T4 and V100 have no bf16.
 
 
 # %%
@@ -776,9 +780,9 @@ check_choices(choose)
 # Stuck? `check_choices.hint(1)` prints a hint, `hint(2)` and `hint(3)` say more, and
 # `check_choices.solution()` prints a solution.
 #
-# Compare the two boxes with the Ethernet cluster: what is right on NVLink is wrong between nodes. On the
-# Ethernet cluster stage 3 leaves room to train without checkpointing, and it still loses, because a third
-# more compute is cheaper than Ψ more bytes at 6.25 GB/s.
+# Compare the NVLink box with the Ethernet cluster. The box trains without checkpointing. On the Ethernet
+# cluster stage 3 leaves room for that, too, and it still loses: checkpointing computes a third more, and that
+# takes less time than Ψ more bytes at 6.25 GB/s.
 #
 # ## More than linear
 #
@@ -893,8 +897,9 @@ for kind in ("one step less", "another path", "busy elsewhere"):
 # The first two end at once. The third waits for its deadline, 8 seconds here, and names the rank that was
 # *not* waiting. Below these lines each report has the stack of that rank (lesson 00).
 #
-# NCCL has a watchdog, too, but each rank logs only its own timeout. A log of four ranks with FSDP2 looks
-# like this. The form of the lines is
+# PyTorch, too, watches NCCL's collectives, from a thread that it calls the *watchdog*. But each rank's
+# watchdog logs the timeout of its own rank alone. A log of four ranks with FSDP2 looks like this. The form of
+# the lines is
 # [PyTorch's](https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp);
 # we made up the numbers, shortened the prefixes, and left out the stacks.
 #
@@ -946,7 +951,9 @@ predict(my_guess, quiz.SILENT, quiz.MISSING_RANK)
 # <details><summary>Answer</summary>
 #
 # Eight: a reduce-scatter leaves each rank 1/N, and 544,997,376 / 68,124,672 = 8. Gradients are reduced to
-# shards, as stages 1, 2 and 3 do it. The ranks agree on the call, so look for a rank that is missing.
+# shards, as the paper's stages 1, 2 and 3 do it. (Which stage it is depends on the engine, too: DeepSpeed's
+# stages 1 and 2 all-reduce by default, as measured above, and FSDP has no stage 1.) The ranks agree on the
+# call, so look for a rank that is missing.
 #
 # In the second job two ranks wait in different calls. Rank 0 waits in number 1516, for 25 million gradients.
 # Rank 1 is one call further, with a single number, as for a loss or a flag. Neither can go on. Ask for the

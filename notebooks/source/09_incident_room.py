@@ -11,7 +11,7 @@
 # >
 # > *Paper:* ZeRO, §5 and §7, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
 # >
-# > *Words:* the [glossary](../docs/glossary.md) has all of them.
+# > *Words:* the [glossary](../docs/glossary.md) explains the main ones.
 
 # %% [markdown]
 # ## The question
@@ -41,10 +41,11 @@ from zerolab.stages.base import Stage
 # %% [markdown]
 # ## The engine without a fault
 #
-# All twelve engines have one form. Here it is without a fault: stage 1, with the ring of lesson 02. Its
+# Eleven of the twelve engines have this form, with small changes. (Ticket 8's is about saving.) Here it is
+# without a fault: stage 1, with the ring of lesson 02. Its
 # optimizer is SGD with *momentum*: a running sum of the gradients, one number for each parameter. The
 # momentum is the optimizer state, so it is what stage 1 shards. Read the four methods `cut`, `reduce`,
-# `update` and `gather`, and then `step`, which calls them. You will read them twelve times again.
+# `update` and `gather`, and then `step`, which calls them. You will read them often.
 
 # %%
 show_source(Engine)
@@ -363,7 +364,7 @@ show_source(Engine8)
 
 # %% [markdown]
 # > **Repair it. Difficulty 3 of 5 · importance 4 of 5 · 8 minutes.** After `load` every rank has the momentum
-# > that it saved, on any number of ranks.
+# > that it saved. The run resumes on as many ranks as saved it, and their number is any.
 
 
 # %%
@@ -421,7 +422,8 @@ show_source(Engine10)
 
 # %% [markdown]
 # > **Repair it. Difficulty 3 of 5 · importance 5 of 5 · 8 minutes.** The gradient is that of the mean over
-# > *all* samples. `len(batch)` is the number of samples of a micro-batch.
+# > *all* samples. `len(batch)` is the number of samples of a micro-batch. A rank may have several
+# > micro-batches of different sizes. The ranks may send each other one number more, such as a count.
 
 
 # %%
@@ -510,8 +512,8 @@ check_12(Repaired)
 # How many of the twelve engines raised an error? Two: one lost a connection, and one ran out of memory. The
 # other ten trained, and no error told you. These are the questions that find such faults, in this order:
 #
-# - **Does one step equal one step of a single process?** With numbers that differ for every element, rank and
-#   micro-batch, and with SGD: Adam hides a gradient that is too large or too small.
+# - **Does one step equal one step of a single process?** Use data that differs for every element, rank
+#   and micro-batch. Use SGD, because Adam hides a gradient that is too large or too small.
 # - **On which N?** Test with N = 3: N = 2 and 4 hide more faults. Sizes that N does not divide show the
 #   most.
 # - **Do the ranks agree?** Compare the parameters over the ranks after every step, and not the losses.
@@ -562,7 +564,8 @@ for stage in range(4):
 # >
 # > - `run.parameters[rank]`: all parameters of that rank, as one tensor.
 # > - `run.alone`: the same after the same training in one process.
-# > - `run.memory[rank]`: what `optimizer.memory()` says there after the last step. It has `params_bytes`,
+# > - `run.memory[rank]`: what `optimizer.memory()` says there after the last `step()`, while the
+# >   gradients are still kept. It has `params_bytes`,
 # >   `grads_bytes` and `optimizer_bytes`, one for each term of the formula. Its `total_bytes` has more in it.
 # > - `run.sent[rank]`: the *logical bytes* of the last step, as the paper counts them: twice the tensor for
 # >   an all-reduce, once for its halves. Every micro-batch is reduced by itself: the loop has no `no_sync()`.

@@ -11,7 +11,7 @@
 # > *Paper:* K. Jordan et al., [Muon](https://kellerjordan.github.io/posts/muon), 2024; J. Liu et al.,
 # > [Muon is scalable](https://arxiv.org/abs/2502.16982), 2025.
 # >
-# > *Words:* the [glossary](../docs/glossary.md) has all of them.
+# > *Words:* the [glossary](../docs/glossary.md) explains the main ones.
 
 # %% [markdown]
 # ## The question
@@ -44,7 +44,8 @@ from zerolab.parity import compute_deterministically
 # A singular value decomposition would do that, but it is slow on GPUs. Muon takes five steps of a
 # *Newton-Schulz iteration*, which needs matrix products only. The three coefficients are those of K. Jordan.
 # torch's Muon adds Nesterov momentum, weight decay, and a factor for matrices with more rows than columns.
-# None of them changes what follows.
+# With this factor the step of a matrix is about as large as the steps of its parts together, so only
+# directions differ in what follows.
 
 
 # %%
@@ -72,8 +73,8 @@ show(fig, "Singular values of a matrix: before, they fall from 0.35 to 0; after 
 # Five steps bring 58 of the 64 singular values to between 0.66 and 1.21, and not exactly to 1. For training
 # that is enough.
 #
-# Look at `x @ x.T`. Every element of the product depends on a whole row, and the next product on all rows. So
-# no element of the result can be computed from a part of the matrix.
+# Look at `x @ x.T`. Element (i, j) of the product depends on rows i and j, and an element of the next
+# product depends on all rows. So no element of the result can be computed from a part of the matrix.
 #
 # ## Predict: two halves
 #
@@ -175,8 +176,8 @@ runs = {name: zerolab.launch(run, 1, *each)[0] for name, each in how.items()}
 
 # %% [markdown]
 # The run with 4 parts and the run with whole matrices begin with the same parameters. In the run with whole
-# matrices the parameters move away from their start: call this distance 100 %. After the last step, how far
-# are the parameters of the run with 4 parts from those of the run with whole matrices? **Choose 1, 10, 30 or
+# matrices they move away from their start: call this distance 100 %. Before the last update, how far are the
+# matrices of the run with 4 parts from those of the run with whole matrices? **Choose 1, 10, 30 or
 # 90 percent.**
 
 # %%
@@ -242,9 +243,9 @@ for name in ("SGD", "Adam", "AdamW", "Muon", "Adafactor", "LBFGS"):
 #
 # The remedy: do not cut the matrices. Each has one *owner*, a rank that updates it as a whole with the
 # unchanged optimizer. At stages 1 to 3 the same reduce-scatter as before gives each rank the gradients of
-# what it owns. Only its parts now end where matrices end, so their lengths differ. AdamW's parameters are cut
-# as before. `matrices_by` gives the matrices in the blocks to Muon. `optimizer.slices` lists what a rank
-# updates: whole parameters, and slices of the others.
+# what it owns. One thing changes: each rank's part now ends where a matrix ends. So the parts differ in
+# length. AdamW's parameters are cut as before. `matrices_by` gives the matrices in the blocks to Muon.
+# `optimizer.slices` lists what a rank updates: whole parameters, and slices of the others.
 
 
 # %%
@@ -426,6 +427,6 @@ answer(my_answers, quiz.QUESTIONS)
 # - The remedy is an owner for each matrix. Gradients are reduced to it, and new values come from it: 2Ψ and
 #   3Ψ, as before.
 # - A step of Newton-Schulz takes s²·(2l + s) multiplications. So equal numbers of elements are not equal
-#   work. zerolab balances both over the whole model, the matrix with most work first. More ranks than
-#   matrices do not make the update faster.
+#   work. zerolab balances both over the whole model: the matrix with most work is the first to get an owner.
+#   More ranks than matrices do not make the update faster.
 # - Muon keeps K = 8 bytes a parameter in mixed precision, Adam 12.

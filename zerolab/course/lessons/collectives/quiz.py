@@ -48,7 +48,8 @@ QUESTIONS = (
             ),
             "b": Choice(
                 "Eight times as much.",
-                "That is rank 0 in lesson 00. On a ring a chunk gets smaller as fast as the rounds get more.",
+                "That is rank 0 in lesson 00. On a ring there are more rounds, and each chunk is smaller. "
+                "The product stays almost the same.",
             ),
             "c": Choice(
                 "An eighth, because a chunk is an eighth as large.",

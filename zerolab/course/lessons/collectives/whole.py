@@ -119,7 +119,7 @@ class Reduced(NamedTuple):
 
 
 @graded(
-    "Gold: the sum is right on 1 to 4 ranks, no rank sends more than 2(N-1)/N of the tensor, and none holds "
+    "Gold: the sum is right on 1 to 4 ranks, no rank sends more than 2(N-1) chunks, and none holds "
     "more than two chunks beside it.",
     call="my_all_reduce(tensor)",
     hints=HINTS,

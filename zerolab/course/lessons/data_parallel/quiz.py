@@ -17,12 +17,11 @@ MEAN_LOSS = Prediction(
 )
 LATENCY = Prediction(
     {
-        "you took one message for each all-reduce, and on a ring of 64 it is 126 messages in a row": 5.8,
+        "you took one send for each all-reduce, and on a ring of 64 it is 126 sends in a row": 5.8,
         "you took the latency of reduce-scatters, and an all-reduce goes around the ring twice": 365.4,
     },
     "ms",
-    why="580 all-reduces × 126 messages × 10 µs. The latency alone takes three times as long as all the "
-    "bytes.",
+    why="580 all-reduces × 126 sends × 10 µs. The latency alone takes three times as long as all the bytes.",
 )
 HELD_BY_64_GPUS = Prediction(
     {"you counted one rank, and all 64 hold the same": 120, "you counted the bf16 weights only": 15 * 64},
@@ -65,7 +64,8 @@ QUESTIONS = (
         },
     ),
     Quiz(
-        "You put all gradients of a model into one bucket instead of buckets of 25 MiB. What do you see?",
+        "64 GPUs send 3 GB of gradients in one bucket instead of buckets of 25 MB, with the links of this "
+        "lesson. What do you see?",
         "b",
         {
             "a": Choice(

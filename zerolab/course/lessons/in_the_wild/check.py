@@ -92,7 +92,8 @@ def _not_sharded(seen: dict[str, Any]) -> str | None:
         )
     if seen["whole_after"]:
         return (
-            "parameters stay whole after backward, so at rest a rank holds all of them: let it reshard them"
+            "parameters stay whole after backward, so between two steps a rank holds all of them: let it "
+            "reshard them"
         )
     return None
 

@@ -42,12 +42,12 @@ DDP_GRADIENTS = Prediction(
 )
 KEPT_AFTER_FORWARD = Prediction(
     {
-        "you took stage 2 at rest, and `fully_shard` frees the parameters after backward": 7,
+        "you took stage 2 between two steps, and `fully_shard` frees the parameters after backward": 7,
         "you took DDP": 16,
         "you took stage 1": 10,
     },
     "bytes per parameter",
-    why="16/4: at rest everything is sharded.",
+    why="16/4: between two steps everything is sharded.",
 )
 SAME_BITS = Prediction(
     {
@@ -155,8 +155,7 @@ QUESTIONS = (
             ),
             "b": Choice(
                 "The plan counts GB, the GPU GiB.",
-                "They differ by 7 %. A GPU with 80 GB has about 79 GiB, which is 85 GB: more room than the "
-                "plan counts with, not less.",
+                "They differ by 7 %. The step needs 81.4 GB here, a third more than the plan says.",
             ),
             "c": Choice(
                 "Stage 3 was not active.",
@@ -203,7 +202,7 @@ QUESTIONS = (
             ),
             "c": Choice(
                 "It costs half as much.",
-                "Only if each GPU did more in an hour than before, which is the super-linear case.",
+                "For that each GPU would have to do twice as much in an hour as before.",
             ),
         },
     ),

@@ -28,7 +28,7 @@ MOVED = Prediction(
         "you counted one micro-batch, and every micro-batch gathers and reduces": 3,
         "you forgot that backward gathers again": 8,
         "you counted one gather for all micro-batches, which this engine does not do": 5,
-        "you took stages 0 and 1": 2,
+        "you took stage 0, 1 or 2 with one micro-batch": 2,
     },
     "Ψ",
 )
@@ -97,7 +97,7 @@ QUESTIONS = (
     ),
     Quiz(
         "A job at stage 1 was saved on 8 ranks and is resumed on 4. Each rank loads the file of its own "
-        "number. What will you see first?",
+        "number, and `load` fills what is missing with zeros. What will you see first?",
         "a",
         {
             "a": Choice(
@@ -107,8 +107,8 @@ QUESTIONS = (
             ),
             "b": Choice(
                 "An error in the first step.",
-                "Only if somebody compares sizes or N. That is why an engine should refuse what it cannot "
-                "load.",
+                "Without the zeros the first step would raise one, because the sizes differ. With them the "
+                "sizes fit. So an engine should compare sizes and refuse.",
             ),
             "c": Choice(
                 "Other parameters on every rank.", "All ranks gather the same shards, so they agree."
@@ -122,8 +122,8 @@ QUESTIONS = (
         {
             "a": Choice(
                 "Merge it: values are what counts.",
-                "A step that takes half as long again costs the same money every day, and nobody will look "
-                "for it later.",
+                "It sends 1.5 times the bytes in every step from now on, and no test of the values will ever "
+                "notice.",
             ),
             "b": Choice(
                 "Ask which collective is the third, and what it brings that was not there.",

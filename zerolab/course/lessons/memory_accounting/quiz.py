@@ -84,8 +84,8 @@ QUESTIONS = (
                 "Only the optimizer state is divided by N. It was 1.4 of the 31.4 GB.",
             ),
             "b": Choice(
-                "23.5 GB: half of the optimizer state is gone.",
-                "64 GPUs had already divided the optimizer state. Only 1.4 GB of it were left to halve.",
+                "23.5 GB: a quarter of everything is gone.",
+                "Only the optimizer state is divided by N. 1.4 of the 31.4 GB were left to halve.",
             ),
             "c": Choice(
                 "30.7 GB.",
@@ -100,7 +100,7 @@ QUESTIONS = (
         "b",
         {
             "a": Choice(
-                "2,048 GPUs.",
+                "2,048 GPUs, with the same batch on each.",
                 "That saves 1 GB. What fills the GPU are activations, and no stage shards them.",
             ),
             "b": Choice(

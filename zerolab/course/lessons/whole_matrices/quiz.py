@@ -15,7 +15,7 @@ DISTANCE = Prediction(
     {
         "you took the difference that the losses have, and parameters can differ more": 1,
         "you took the cut for a small disturbance, and it changes the direction of every update": 10,
-        "you took a third of the way, and each update has nearly another direction": 30,
+        "you took a third of the way, and every update has another direction": 30,
     },
     "percent",
     why="The loss differs less between the two runs than from one batch to the next. The parameters differ "
@@ -72,7 +72,7 @@ QUESTIONS = (
             ),
             "b": Choice(
                 "The updates are too small by the number of ranks.",
-                "Each part has singular values of 1, so the norm is about the same.",
+                "With the factor for tall matrices the parts together have about the norm of the whole.",
             ),
             "c": Choice(
                 "With each number of ranks it trains a different model, and nothing says so.",
@@ -100,7 +100,7 @@ QUESTIONS = (
     ),
     Quiz(
         "A model has 48 matrices of equal size, and you train on 64 GPUs. How long does Muon's update take, "
-        "beside that on 48 GPUs?",
+        "compared with 48 GPUs?",
         "b",
         {
             "a": Choice(

@@ -48,7 +48,8 @@ QUESTIONS = (
         {
             "a": Choice(
                 "New values in its own quarter of the parameters, old ones in the rest.",
-                "Each rank updates its shard only. From the next step on the four models are different.",
+                "Each rank updates its own shard only, so the four models are different after this step. "
+                "In the next step each rank computes its gradients with another model.",
             ),
             "b": Choice(
                 "The right parameters: the reduce-scatter has sent them.",
@@ -82,8 +83,8 @@ QUESTIONS = (
         },
     ),
     Quiz(
-        "A model of 6B parameters takes 42 GB on each of 4 GPUs at stage 1. Your GPUs have 32 GB. How many "
-        "do you need?",
+        "A model of 6B parameters takes 42 GB on each of 4 GPUs at stage 1. Your GPUs have 32 GB. What "
+        "is the smallest number of them on which the model states fit?",
         "c",
         {
             "a": Choice(
@@ -96,7 +97,8 @@ QUESTIONS = (
             ),
             "c": Choice(
                 "9 of them.",
-                "24 + 72/N is 32 at N = 9. Nothing is left for activations then, so take more.",
+                "24 + 72/N is 32 at N = 9. (To train you need more than 9, because activations take "
+                "memory, too.)",
             ),
         },
     ),

@@ -73,12 +73,14 @@ NORM = Prediction(
 )
 QUESTIONS = (
     Quiz(
-        "“Stage 2 costs no more than stage 1.” You will often read this. Is it true for M > 1 micro-batches?",
+        "“Stage 2 costs no more than stage 1.” You will often read this. Is it true for M > 1 "
+        "micro-batches, if stage 1 runs under `no_sync`?",
         "b",
         {
             "a": Choice(
                 "True: both move 2Ψ, and stage 2 holds less.",
-                "They do only at M = 1, or if both keep whole gradients. Look at the left bars for M = 4.",
+                "Both move 2Ψ only at M = 1, or if stage 2 keeps whole gradients, too. Look at the left "
+                "bars for M = 4.",
             ),
             "b": Choice(
                 "False: it has 2Ψ of traffic or 1/N of the gradients, not both.",

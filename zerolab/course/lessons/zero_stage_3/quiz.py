@@ -93,21 +93,20 @@ QUESTIONS = (
         },
     ),
     Quiz(
-        "After forward, somebody frees a layer with `parameter.data = torch.empty(0)`. How much memory is "
-        "free before backward?",
+        "After forward, somebody frees a layer with `weight.data = torch.empty(0)`. The layer's input "
+        "requires a gradient. How many bytes of the weight are free before backward?",
         "a",
         {
             "a": Choice(
-                "None of it.",
+                "None.",
                 "Autograd holds the old storage for backward. The storage itself must be freed, for all "
                 "views at once.",
             ),
-            "b": Choice(
-                "All bytes of the layer.", "The parameter is small now, but its old storage is still in use."
-            ),
+            "b": Choice("All of them.", "The parameter is small now, but its old storage is still in use."),
             "c": Choice(
-                "All of it, and backward raises an error.",
-                "Backward works: autograd still has the weight. That is why nothing is saved.",
+                "All of them, and backward raises an error.",
+                "Backward does raise an error, because the gradient no longer has the shape of the "
+                "parameter. But autograd still has the old storage, so no byte is free.",
             ),
         },
     ),
