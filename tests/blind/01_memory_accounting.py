@@ -76,7 +76,7 @@ def adapter_bytes(frozen, trained, world_size, stage):
     return (frozen + trained) * (replicated + (16 - replicated) / world_size)
 
 
-# %% check_adapter_bytes | never shards the frozen weights | frozen weights are on every GPU
+# %% check_adapter_bytes | never shards the frozen weights | frozen weights are counted whole
 def adapter_bytes(frozen, trained, world_size, stage):
     replicated = [16, 4, 2, 0][stage]
     return 2 * frozen + trained * (replicated + (16 - replicated) / world_size)
@@ -122,7 +122,7 @@ def adapter_bytes(frozen, trained, world_size, stage):
     return state + 2 * trained / shards[1] + 2 * (frozen + trained) / shards[2]
 
 
-# %% check_adapter_bytes | shards the frozen weights from stage 1 on | are sharded at stage 1 already
+# %% check_adapter_bytes | shards the frozen weights from stage 1 on | counted as sharded at stage 1 already
 def adapter_bytes(frozen, trained, world_size, stage):
     replicated = [16, 4, 2, 0][stage]
     own = trained * (replicated + (16 - replicated) / world_size)

@@ -179,6 +179,13 @@ class OtherRate2(Engine2):
         super().step(batches)
 
 
+class RateGrows2(Engine2):
+    def step(self, batches):
+        for group in self.optimizer.param_groups:
+            group["lr"] *= len(batches)
+        super().step(batches)
+
+
 class Multiplied2(Engine2):
     def step(self, batches):
         for batch in batches:
@@ -347,8 +354,8 @@ SAID = {
     TrainsWithTheSum9: "wrong before the resume already: the mistake is in the training step, and not in",
     ViewOfAllFiles9: "momentum is a view of a tensor of 103 elements, and keeps all of it in memory",
     Float32Momentum9: "is float32, and the parameters are float64. torch.tensor and torch.zeros make float32",
-    KeepsTheGivenFlat12: "keeps whole parameters, in `self.flat`: at stage 3 only shards are left at rest",
-    ShardIsAView12: "keeps whole parameters, in `self.shard`: at stage 3 only shards are left at rest. A",
+    KeepsTheGivenFlat12: "keeps whole parameters, in `self.flat`: at stage 3 only shards are left between",
+    ShardIsAView12: "in `self.shard`: at stage 3 only shards are left between two steps. A view of",
     UpdatesUnseen12: "each micro-batch has an update of its own, which the next one does not see: add the",
     WholeUpdatesUnseen12: "an update of its own, with its whole gradient, and the next one does not see it",
     ZerosAroundTheSlice9: "the 4 files have 412 elements together, and the momentum has 103: a rank's file",
@@ -359,6 +366,7 @@ SAID = {
     TailOnEachRank1: "rank 0 holds 28 elements of momentum, and its share is 26",
     LastMicroBatch1: "only the last micro-batch counts: add them all up",
     OtherRate2: "The learning rate is 2 times the given one, and the gradient 0.25 (1/M) times what it",
+    RateGrows2: "in the second step rank 0's optimizer has another learning rate: it changes from step to",
     Multiplied2: "of the divisions by M one has to stay, and nothing may multiply by M",
     LastMicroBatch2: "in the first update only the last micro-batch counts, and 4 (M) times what it should",
     EachMicroBatch3: "by 1 over the norm of each micro-batch's mean gradient by itself: clip the mean of all",

@@ -66,9 +66,9 @@ def test_every_right_way_to_count_frozen_weights_passes(solution):
         ),
         (beside_frozen(frozen_bytes=4), "the frozen weights are counted in fp32"),
         (beside_frozen(frozen_bytes=0), "the frozen weights are missing"),
-        (beside_frozen(frozen_from=9), "on every GPU at stage 3, too"),
-        (beside_frozen(frozen_from=1), "sharded at stage 1 already"),
-        (beside_frozen(frozen_from=2), "sharded at stage 2 already"),
+        (beside_frozen(frozen_from=9), "counted whole at stage 3, too"),
+        (beside_frozen(frozen_from=1), "counted as sharded at stage 1 already"),
+        (beside_frozen(frozen_from=2), "counted as sharded at stage 2 already"),
         (
             beside_frozen(trained=(2, 2, 8)),
             "4 bytes of each trained parameter are missing",

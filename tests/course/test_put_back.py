@@ -100,6 +100,13 @@ def into_the_storage(parameters, flat):
         torch.as_strided(parameter.grad, (parameter.numel(),), (1,)).copy_(piece)
 
 
+def into_what_flatten_returns(parameters, flat):
+    for parameter, piece in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        parameter.grad.flatten().copy_(piece)  # a copy where the gradient is stored transposed
+
+
 def of_the_storage(grad):
     return torch.as_strided(grad, (grad.numel(),), (1,)).clone()
 
@@ -161,6 +168,11 @@ WRONG = [
         "on all ranks the gradient of the bias is what it was before. All others",
     ),
     (averaged(back=on_rank_0), "on ranks 1 and 2 each gradient is what it was before. All others are right"),
+    (
+        averaged(back=into_what_flatten_returns),
+        "on rank 1 the gradient of the weight is what it was before. All others are right: flatten() and "
+        "reshape() can return a copy",
+    ),
     (
         averaged(divisor=lambda total, count: 1 if dist.get_rank() else total),
         "on ranks 1 and 2 each gradient is the sum of count · gradient, which was never divided",

@@ -11,7 +11,7 @@ from zerolab.course.lessons.data_parallel.cases import SHAPES, SIZES, Case, weig
 NAMES = list(SHAPES)
 BEFORE = "what it was before"
 STATES = {  # what a gradient may be, and what to do
-    BEFORE: "copy the average back into parameter.grad",
+    BEFORE: "flatten() and reshape() can return a copy, so copy the average into parameter.grad itself",
     "zeros": "put the average there",
     "the sum of count · gradient, which was never divided": "divide by the sum of the counts",
 }

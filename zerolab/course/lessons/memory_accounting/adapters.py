@@ -75,13 +75,13 @@ MISTAKES: dict[str, Callable[..., float]] = {
     "4 bytes of each trained parameter are missing, the size of its master weight, of m or of v: K is 12, "
     "not 8":
         lambda f, t, n, stage: together(f, t, n, stage) - _trained_optimizer(f, t, n, stage, 4),
-    "the frozen weights are on every GPU at stage 3, too: it shards parameters, trained or not":
+    "the frozen weights are counted whole at stage 3, too: it shards parameters, trained or not":
         lambda *case: together(*case, sharded_from=9),
-    "the frozen weights are sharded at stage 1 already: only stage 3 shards parameters":
+    "the frozen weights are counted as sharded at stage 1 already: only stage 3 shards parameters":
         lambda *case: together(*case, sharded_from=1),
-    "the frozen weights are sharded at stage 2 already: only stage 3 shards parameters":
+    "the frozen weights are counted as sharded at stage 2 already: only stage 3 shards parameters":
         lambda *case: together(*case, sharded_from=2),
-    "the frozen weights are sharded at every stage: only stage 3 shards parameters":
+    "the frozen weights are counted as sharded at every stage: only stage 3 shards parameters":
         lambda *case: together(*case, sharded_from=0),
     "frozen and trained are swapped: it is called with (frozen, trained, world_size, stage)":
         lambda f, t, n, stage: together(t, f, n, stage),

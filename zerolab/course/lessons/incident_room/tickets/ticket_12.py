@@ -99,8 +99,8 @@ def whole_at_rest(case, ended) -> str | None:
         if whole:
             return (
                 f"the values are right, but after the step rank {rank} keeps whole parameters, in "
-                f"`{whole[0]}`: at stage 3 only shards are left at rest. A view of the parameters keeps all "
-                "of them in memory: clone it"
+                f"`{whole[0]}`: at stage 3 only shards are left between two steps. A view of the parameters "
+                "keeps all of them in memory: clone it"
             )
     return None
 

@@ -6,7 +6,7 @@ It should be momentum times the first update, and its own gradients.
 import torch
 
 from zerolab.course.lessons.incident_room.engine import MOMENTUM
-from zerolab.course.lessons.incident_room.room import PSI
+from zerolab.course.lessons.incident_room.room import LR, PSI
 from zerolab.course.lessons.incident_room.updates import counted, first
 from zerolab.course.lessons.incident_room.updates.counted import factor, names
 from zerolab.course.lessons.incident_room.updates.steps import (
@@ -26,6 +26,8 @@ _NO_MOMENTUM = (
 
 def told(step: Step, by_name: bool, most: float | None) -> str:
     """What it is. ``most``: the norm that gradients are clipped to, if they are."""
+    if rate := _changed_rate(step):
+        return rate
     wrong = [piece for piece in pieces(step.case, by_name) if step.wrong(piece)]
     if not wrong:
         return "what the ranks have of each other's shards is wrong"
@@ -43,6 +45,19 @@ def told(step: Step, by_name: bool, most: float | None) -> str:
         )
     table = torch.stack([each for each in tables if each is not None])
     return where + _of_counts(table[:, 0], table[:, 1], step, most)
+
+
+def _changed_rate(step: Step) -> str | None:
+    """Whether an optimizer has another learning rate after the last step. The first step was right."""
+    for rank, each in enumerate(step.ended):
+        for rate in each.rates:
+            if abs(rate / LR - 1) > 1e-9:
+                return (
+                    f"rank {rank}'s optimizer has another learning rate: it changes from step to step, and "
+                    f"is {rate:.3g} after the last one. The engine was given {LR:g}. Repair the gradient, "
+                    "and leave the rate as it is"
+                )
+    return None
 
 
 def _wrong(step: Step, piece: Piece) -> tuple[torch.Tensor, torch.Tensor]:
