@@ -91,6 +91,18 @@ class ViewOfAllFiles9(Engine9):
         self.optimizer.state[self.shard]["momentum_buffer"] = torch.cat(files)[self.mine]
 
 
+class KeepsItWhole9(Engine9):
+    def load(self, files):
+        self.saved = torch.cat(files)
+        self.optimizer.state[self.shard]["momentum_buffer"] = self.saved[self.mine].clone()
+
+
+class KeepsTheFiles9(Engine9):
+    def load(self, files):
+        self.files = files
+        self.optimizer.state[self.shard]["momentum_buffer"] = torch.cat(files)[self.mine].clone()
+
+
 class Float32Momentum9(Engine9):
     def load(self, files):
         momentum = torch.zeros(self.flat.numel())
@@ -353,6 +365,8 @@ OF_HASHES = "the order of the reductions comes from a set or from hash(): where 
 SAID = {
     TrainsWithTheSum9: "wrong before the resume already: the mistake is in the training step, and not in",
     ViewOfAllFiles9: "momentum is a view of a tensor of 103 elements, and keeps all of it in memory",
+    KeepsItWhole9: "the momentum and of the gradient have 832: `self.saved` has 824 of them",
+    KeepsTheFiles9: "after the resume rank 0 keeps 1,656 bytes, where its slices of the momentum and of the",
     Float32Momentum9: "is float32, and the parameters are float64. torch.tensor and torch.zeros make float32",
     KeepsTheGivenFlat12: "keeps whole parameters, in `self.flat`: at stage 3 only shards are left between",
     ShardIsAView12: "in `self.shard`: at stage 3 only shards are left between two steps. A view of",

@@ -196,6 +196,15 @@ def from_the_rank_it_sends_to(own):
     return theirs
 
 
+def odd_ranks_to_the_left(own):
+    """Rank 0 has waited for its message, and nobody receives rank 1's."""
+    rank, right, left = neighbours()
+    theirs, work = torch.empty_like(own), dist.isend(own, left if rank % 2 else right)
+    dist.recv(theirs, left)
+    work.wait()
+    return theirs
+
+
 def all_the_way(own):
     for _ in range(dist.get_world_size() - 1):
         own = RIGHT[0](own)
@@ -215,6 +224,10 @@ WRONG = [
     (passed_on(finish=lambda own, theirs: torch.zeros_like(own)), "all zeros"),
     (handed_down, "every rank returned rank 0's tensor: pass on your own"),
     (without_a_way_back, "the tensors end at the last rank, and rank 0 gets none"),
+    (
+        alone(odd_ranks_to_the_left),
+        "rank 2 waits for a message from rank 1 that was never sent: rank 1 waits, too, and it sent a",
+    ),
     (alone(without_modulo), "receives from rank -1, and the ranks are 0 to 2"),
     (lambda own: everything_to_everyone(own, lambda found, rank: sum(found)), "that is the sum of all"),
     (lambda own: everything_to_everyone(own, lambda found, rank: torch.stack(found)), "were stacked"),

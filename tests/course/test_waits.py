@@ -105,6 +105,10 @@ def test_nobody_is_told_to_do_what_it_does(ranks):
             ("s1 r1", "r0 s0", "s3"),
             "Ranks 0 and 1 exchange messages as a pair, and with 3 ranks rank 2 has no",
         ),
+        (
+            ("s1 r1 s2", "r0 s0 s3", "s3"),  # rank 0 sends to rank 2, which does not answer
+            "Ranks exchange messages as a pair, with rank ^ 1 and rank ^ 2, and with 3 ranks rank 1 has no",
+        ),
         (("s1 r1", "r0 s0", "r-1"), "find peers for any number of ranks"),
         (("", "", "s3"), "% world_size. If ranks are taken in pairs here, this one has no partner"),
         (

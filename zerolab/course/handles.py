@@ -103,7 +103,8 @@ def given_up(notes: Notes) -> str | None:
         sends = [each for each in theirs if each.op == "send" and of_this_tag(each, rank)]
         if len(sends) < awaited or not (sent := sends[awaited - 1]).started:
             continue
-        if not theirs[-1].started and theirs[-1].waited == sent.waited:
+        waits = [note for note in notes[call.peer] if isinstance(note, int)]  # of a rank that has returned
+        if not theirs[-1].started and (waits or [theirs[-1].waited])[-1] == sent.waited:
             return (
                 f"rank {rank} waits for the message that rank {call.peer} started and did not wait for: "
                 f"{_WAIT}{at(sent.place)}"

@@ -45,6 +45,12 @@ def _why_nobody(calls: Calls, rank: int, wrong: Message) -> str:
             f". Ranks {a} and {b} exchange messages as a pair, and with {n} ranks rank {rank} has no such "
             "partner: find peers for any number of ranks, such as (rank + 1) % world_size"
         )
+    if distances := _powers_of_two(calls):
+        which = " and ".join(f"rank ^ {distance}" for distance in distances)
+        return (
+            f". Ranks exchange messages as a pair, with {which}, and with {n} ranks rank {rank} has no such "
+            "partner: that is right for a power of two only. Find peers for any number of ranks"
+        )
     return ""
 
 
@@ -62,6 +68,14 @@ def _fixed_number(calls: Calls) -> int | None:
     ways = {(peer - rank) * sign % number for rank, peer, sign in peers}
     is_ring = len(ways) == 1 and ways <= {1, number - 1} and len({rank for rank, _, _ in peers}) > 1
     return number if is_ring else None
+
+
+def _powers_of_two(calls: Calls) -> list[int]:
+    """Return the distances d of an exchange with rank ^ d: all are powers of two, and a rank has answered."""
+    pairs = {(rank, call.peer) for rank, own in enumerate(calls) for call in own if call.peer is not None}
+    distances = sorted({rank ^ peer for rank, peer in pairs if peer >= 0})
+    answered = any((peer, rank) in pairs for rank, peer in pairs)
+    return distances if answered and all(each.bit_count() == 1 for each in distances) else []
 
 
 def _address_each_other(calls: Calls, a: int, b: int) -> bool:

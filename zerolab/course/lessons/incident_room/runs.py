@@ -114,7 +114,7 @@ class Run:
         self.mine = engine(self.given, LR)
         self.before = torch.cat(tensors(self.given)).clone()
         if again:
-            self.mine.load(files)
+            self.mine.load(tree_map(_copy, files))  # new tensors, so that those which are kept are seen
         self.begun = torch.cat(tensors(self.given)).clone()
         self.loaded = momenta(self.mine) if again else ()
         if gathers:
@@ -195,6 +195,10 @@ def _passes(messages: Sequence[Message]) -> dict[str, float]:
     n = dist.get_world_size()
     by_call = {call: [each for each in messages if each.call == call] for call in (m.call for m in messages)}
     return {call: sent_bytes(own, n) / (ITEM * PSI * (n - 1) / n) for call, own in by_call.items()}
+
+
+def _copy(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _on_device(leaf: Any) -> Any:

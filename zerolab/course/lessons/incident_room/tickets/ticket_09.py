@@ -10,7 +10,9 @@ from torch.utils._pytree import tree_leaves
 from zerolab import ring
 from zerolab.course.attempts import Attempt
 from zerolab.course.lessons.incident_room.check import Ticket
+from zerolab.course.lessons.incident_room.costs import costs_too_much
 from zerolab.course.lessons.incident_room.engine import MOMENTUM
+from zerolab.course.lessons.incident_room.held import ITEM
 from zerolab.course.lessons.incident_room.lockstep import chunk
 from zerolab.course.lessons.incident_room.resumes import resumed
 from zerolab.course.lessons.incident_room.room import PSI, Case
@@ -122,6 +124,27 @@ def cut_by_torch(case: Case, outcome: Attempt) -> str | None:
     )
 
 
+def costs(case: Case, ended: Sequence[Seen]) -> str | None:
+    """What is wrong with right values: too many bytes, state that is not sharded, or files that are kept."""
+    return costs_too_much(case, ended) or _kept_files(case, ended)
+
+
+def _kept_files(case: Case, ended: Sequence[Seen]) -> str | None:
+    """Whether a rank keeps the files after the resume, or all of the momentum, beside its own slice."""
+    slice_bytes = -(-PSI // case.resumed_on) * ITEM
+    for rank, each in enumerate(ended):
+        kept = each.kept[-1]
+        if sum(kept.values()) > 3 * slice_bytes:
+            largest = max(kept, key=lambda name: kept[name])
+            return (
+                f"the values are right, but after the resume rank {rank} keeps {sum(kept.values()):,} bytes, "
+                f"where its slices of the momentum and of the gradient have {2 * slice_bytes:,}: `{largest}` "
+                f"has {kept[largest]:,} of them. Keep a clone of the slice, and neither the files nor all of "
+                "the momentum"
+            )
+    return None
+
+
 def saving_costs(before: Sequence[Seen]) -> str | None:
     """Whether save sends parts of the momentum, or the files have more than the momentum together."""
     return sent_by_save(before) or _large_files(before)
@@ -203,6 +226,8 @@ TICKET = Ticket(
     right=resumed,
     mistakes=MISTAKES,
     stopped=cut_by_torch,
+    cost=costs,
+    memory=True,
     saving=saving_costs,
     owned=lambda ranks, rank: [torch.arange(PSI)[chunk(rank, ranks)]],
 )
