@@ -1,5 +1,6 @@
 """Promise: a handout holds no output and no answer, and everything that is graded is still in it."""
 
+import errno
 import os
 import re
 import shutil
@@ -93,6 +94,21 @@ def test_a_lesson_that_is_not_there_is_refused(tmp_path: Path, capsys):
         main(["handout", str(tmp_path / "new"), "ranks"])
     assert "'ranks' is not a lesson; there are 00_ranks, " in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
+
+
+def test_the_folder_is_asked_for_alone(capsys):
+    with pytest.raises(SystemExit):
+        main(["handout"])
+    assert "the following arguments are required: FOLDER\n" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path, monkeypatch, capsys):
+    def refuse(self: Path, **_: bool) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    assert main(["handout", str(tmp_path / "new")]) == 2
+    assert "new cannot be made: No space left on device. Name another" in capsys.readouterr().err
 
 
 def test_without_a_clone_the_error_names_it(monkeypatch, tmp_path: Path, capsys):

@@ -250,7 +250,14 @@ def squared_in_place(shard, max_norm):
     return clip(shard, max_norm, norm=lambda _: norm)
 
 
+def of_a_number(shard, max_norm):
+    square = shard.square().sum().item()
+    dist.all_reduce(square)
+    return square**0.5
+
+
 CLIP_WRONG = [
+    (of_a_number, "parameter `tensor` of type torch.Tensor but got <class 'float'> instead."),
     (squared_in_place, "the norm is right, and the shard's elements are squared: compute the squares in"),
     (added_up, "that is the norm of the sum of the shards, which are different parts of one gradient"),
     (added_up_afterwards, "dist.all_reduce adds up the shards themselves (line"),

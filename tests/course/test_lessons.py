@@ -78,6 +78,8 @@ def test_an_exercise_has_three_hints_and_shows_no_solution_before_it_is_asked_fo
         assert capsys.readouterr().out.startswith(f"Hint {number} of 3: ")
     with pytest.raises(ValueError, match=r"no hint 4: .* has 1 to 3"):
         check.hint(4)
+    with pytest.raises(ValueError, match=r"no hint 1\.0: "):
+        check.hint(1.0)
     check.solution()
     assert capsys.readouterr().out == solution + "\n"
     assert "A solution</summary>" not in source(name) and f"{check.__name__}.solution()" in source(name)

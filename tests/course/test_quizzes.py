@@ -53,8 +53,11 @@ def test_several_letters_are_judged_in_order(letters, capsys):
     assert capsys.readouterr().out == "1. a) No. Take 1 and 2.\n2. a) Right. As seldom.\n"
 
 
-def test_a_question_may_be_left_out(capsys):
-    answer([..., "b"], BOTH)
+@pytest.mark.parametrize(
+    "letters", [[..., "b"], ["", "b"], ["-", "b"], "- b", ". b", "?, b", "_ B)", ["- b"]]
+)
+def test_a_question_may_be_left_out(letters, capsys):
+    answer(letters, BOTH)
     assert capsys.readouterr().out == "1. No answer yet.\n2. b) No. Hardly.\n"
 
 
@@ -67,6 +70,7 @@ def test_a_question_may_be_left_out(capsys):
         ("", "holds 0 letters"),
         (2, "is 2: write letters in quotes"),
         (["a", 2], "holds 2: write letters in quotes"),
+        (["a", None], "holds None: write letters in quotes, as in 'b a', and '-' for no answer"),
     ],
 )
 def test_what_is_no_offered_letter_is_refused_before_anything_is_judged(letters, says, capsys):

@@ -220,6 +220,8 @@ def test_the_command_progress_prints_the_page_and_resets_it(path: Path, capsys):
     assert capsys.readouterr().out == f"removed {path}\n"
     assert main(["progress"]) == 0 and "1 of 5" not in capsys.readouterr().out
     path.mkdir()
+    assert main(["progress"]) == 0
+    assert "cannot be read (it is not a file): set ZEROLAB_PROGRESS to a file." in capsys.readouterr().out
     assert main(["progress", "--reset"]) == 2 and "cannot be removed: " in capsys.readouterr().err
 
 

@@ -123,6 +123,11 @@ def test_predict_refuses_what_is_not_finite(guess, answer):
         predict(guess, answer, SHARDED)
 
 
+def test_predict_refuses_an_int_that_no_float_holds():
+    with pytest.raises(ValueError, match="write a finite number of GB, such as 12"):
+        predict(10**400, 1.0, SHARDED)
+
+
 # ---- pictures and sliders
 
 

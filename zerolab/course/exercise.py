@@ -68,7 +68,7 @@ def graded(
 
         def hint(number: int = 1) -> None:
             """Print one of the hints; they begin with 1, and each says more than the one before."""
-            if number not in range(1, len(hints) + 1):
+            if type(number) is not int or number not in range(1, len(hints) + 1):
                 raise ValueError(f"there is no hint {number!r}: {diagnose.__name__} has 1 to {len(hints)}")
             print(f"Hint {number} of {len(hints)}: {hints[number - 1]}")
 

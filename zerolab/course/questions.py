@@ -5,7 +5,7 @@ an answer together with its question.
 """
 
 import html
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from types import EllipsisType, ModuleType
 from typing import NamedTuple
@@ -13,6 +13,7 @@ from typing import NamedTuple
 from IPython.display import display
 
 from zerolab.course.classroom.record import quiz_in_notebook, remember
+from zerolab.course.wording import shortened
 
 # A size in bytes can be confused with its binary namesake, which is 1024/1000 larger once, twice or more.
 _BYTE_UNITS = {"KB": ("KiB", 1), "MB": ("MiB", 2), "GB": ("GiB", 3), "TB": ("TiB", 4)}
@@ -45,8 +46,8 @@ def predict(guess: float | EllipsisType, answer: float, prediction: Prediction, 
     of_unit = f" of {unit}" if unit else ""
     if isinstance(guess, bool) or not isinstance(guess, (int, float)):
         raise TypeError(f"my_guess is {guess!r}: write a plain number{of_unit}, such as 12.5")
-    if not math.isfinite(guess):
-        raise ValueError(f"my_guess is {guess}: write a finite number{of_unit}, such as 12.5")
+    if not abs(guess) < sys.float_info.max:  # nan, too; a large int has no float
+        raise ValueError(f"my_guess is {shortened(str(guess))}: write a finite number{of_unit}, such as 12.5")
     print("\n".join([_verdict(guess, answer, prediction), *why, *measured]))
     name = _name_of(prediction, quiz := quiz_in_notebook())
     remember(quiz, "prediction", name, is_close(guess, answer, prediction.tolerance))

@@ -57,7 +57,8 @@ def answer(letters: Letters | EllipsisType, questions: Sequence[Quiz]) -> None:
     """Ask the questions with buttons, or judge letters: "b", or several as in "b a" or ["b", "a"].
 
     For `...` the answers and their reasons are folded below the buttons. A page without buttons shows the
-    questions in text. Letters may be large, and may have blanks and brackets around them.
+    questions in text. Letters may be large, and may have blanks and brackets around them. A question without
+    an answer is "-" or "", as in "- a".
 
     Raises: ValueError for a letter that is not offered, for none, and for more letters than questions.
     """
@@ -102,8 +103,22 @@ def _letters(given: Letters) -> list[str | EllipsisType]:
     letters: list[str | EllipsisType] = []
     for item in items:
         if item is not ... and not isinstance(item, str):
-            raise ValueError(f"my_answers holds {item!r}: write letters in quotes, as in 'b a'")
-        letters += [...] if item is ... else [sign for sign in item.lower() if sign.isalnum()]
+            raise ValueError(
+                f"my_answers holds {item!r}: write letters in quotes, as in 'b a', and '-' for no answer"
+            )
+        if item is ... or (item is not given and not item.strip()):
+            letters.append(...)
+        else:
+            letters += _in_order(item)
+    return letters
+
+
+def _in_order(text: str) -> list[str | EllipsisType]:
+    """Return the letters of a text, and `...` for each sign that stands alone, such as "-" or "?"."""
+    letters: list[str | EllipsisType] = []
+    for word in text.lower().replace(",", " ").split():
+        left_out = not word.strip("-_.?…")
+        letters += [...] if left_out else [sign for sign in word if sign.isalnum()]
     return letters
 
 

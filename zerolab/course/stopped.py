@@ -66,7 +66,9 @@ def ended_early(error: WorkerError, notes: Notes) -> str:
 
 def _raised(rank: int | None, raised: Stopped, calls: Calls) -> str:
     """Say what a rank raised. Where sizes did not agree, a message that did not fit comes before that."""
-    text = (raised.text.strip().splitlines() or [""])[0]
+    text, *more = raised.text.strip().splitlines() or [""]
+    if more and more[0].startswith("but got"):  # torch tells in a second line what it was given
+        text = f"{text} {more[0]}"
     said = f"rank {rank} stopped with {raised.kind}: {shortened(text, 300)}{at(raised.place)}"
     misfit = message_that_does_not_fit(calls) if "size" in text or "shape" in text else None
     return f"{misfit}. So {said}" if misfit else said + _returned_none(rank, text, calls)

@@ -24,7 +24,7 @@ def print_reports(reports: Iterable) -> int:
         if not report.ok:
             failed.append(f"stage {report.stage} on {report.world_size}")
     for world_size, balance in balances.items():
-        if balance is not None:
+        if balance is not None and world_size > 1:
             print(f"\nWhole parameters on {world_size} ranks: {balance}")
     if failed:
         print(f"\n{len(failed)} of {count} differ from what was predicted: {', '.join(failed)}")

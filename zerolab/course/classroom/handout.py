@@ -40,7 +40,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     """The flags of ``python -m zerolab handout``."""
     add = parser.add_argument
     add("folder", type=folder, metavar="FOLDER", help="where the notebooks go; it is made if it is not there")
-    add("lessons", nargs="*", type=lesson, metavar="LESSON", help="such as 00_ranks; default: all")
+    add("lessons", nargs="*", type=lesson, default=[], metavar="LESSON", help="as 00_ranks; default: all")
     add("--nbgrader", action="store_true", help="with a locked, graded cell below each exercise and quiz")
     add("--force", action="store_true", help="write into a folder that has files, and replace those lessons")
 
@@ -51,7 +51,10 @@ def run(args: Namespace) -> int:
         raise ValueError(
             f"{args.folder} is not empty: name a new folder, or pass --force, which replaces its lessons"
         )
-    args.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        args.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{args.folder} cannot be made: {error.strerror}. Name another folder") from None
     for name, path in clone.lesson_paths().items():
         if not args.lessons or path.stem in args.lessons:
             book = handout(nbformat.read(path, as_version=4))

@@ -43,9 +43,8 @@ def my_progress() -> Page:
     try:
         return Page(_rows(record.read(path)), f"This is kept in {path}, and sent nowhere.")
     except OSError as error:
-        return Page(
-            _rows({}), f"{path} cannot be read ({error.strerror}): ./zero progress --reset removes it."
-        )
+        way_out = "./zero progress --reset removes it" if path.is_file() else "set ZEROLAB_PROGRESS to a file"
+        return Page(_rows({}), f"{path} cannot be read ({error.strerror}): {way_out}.")
 
 
 def _rows(done: dict[record.Entry, bool]) -> list[tuple[str, ...]]:

@@ -1,6 +1,6 @@
 """Lesson 02's exercise: a ring reduce-scatter, graded on values, on owners, on neighbours and on bytes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from zerolab.course.evidence import Finding, examine, sum_of
 from zerolab.course.exercise import graded
 from zerolab.course.lessons.collectives.cases import CASES, Case
 from zerolab.course.lessons.collectives.decoded import Traffic
-from zerolab.course.lessons.collectives.first_half import cause
+from zerolab.course.lessons.collectives.first_half import added_elsewhere, cause
 from zerolab.course.lessons.collectives.held import held_too_much
 from zerolab.course.lessons.collectives.rounds import of_first_half
 from zerolab.course.lessons.collectives.sent import other_type, too_much_sent
@@ -139,8 +139,16 @@ def _look(fn: Callable, case: Case) -> Finding:
     )
     if finding.wrong:
         finding.also = _too_few_rounds(outcome) or other_type(outcome, case)
-        finding.reason = None if finding.also else cause(traffic, left)
+        finding.reason = None if finding.also else _reason(traffic, seen, left)
     return finding
+
+
+def _reason(traffic: Traffic, seen: Sequence[object], left: Sequence[torch.Tensor]) -> str | None:
+    why = cause(traffic, left) or added_elsewhere(traffic, seen, left)
+    n = len(traffic.calls)
+    one_more = n > 2 and traffic.is_ring and all(len(own) == n for own in traffic.sent)
+    more = f"each rank makes {n} rounds, and {n} ranks need {n - 1}" if one_more else None
+    return ". ".join(filter(None, [why, more])) or None
 
 
 def one_direction(calls: Calls) -> str:

@@ -24,6 +24,25 @@ def cause(traffic: Traffic, left: Sequence[torch.Tensor | None]) -> str | None:
     return _too_early_or_late(traffic)
 
 
+def added_elsewhere(
+    traffic: Traffic, seen: Sequence[object], left: Sequence[torch.Tensor | None]
+) -> str | None:
+    """Whether each rank received its own chunk last, and returned what it had before. `seen`: the results."""
+    n = len(traffic.calls)
+    for rank, own in enumerate(traffic.arrived):
+        if len(own) != n - 1 or traffic.number(own[-1]) != rank or not own[-1].factors:
+            return None
+        before, after, got = traffic.brought[rank], left[rank], seen[rank]
+        if after is None or not torch.equal(after, before) or not isinstance(got, torch.Tensor):
+            return None
+        if not torch.equal(got, before[traffic.cuts[rank]]):
+            return None
+    return (
+        "every rank receives its own chunk in the last round, and the tensor has not changed: `piece + "
+        "buffer` makes another one. Return that sum, or write it into the slice with `piece += buffer`"
+    )
+
+
 def _wrong(traffic: Traffic, rank: int, turn: int, left: torch.Tensor | None) -> str | None:
     """What is wrong with one message, compared with what had arrived before."""
     each, which = traffic.sent[rank][turn], f"in round {turn + 1} rank {rank} sends"

@@ -97,8 +97,8 @@ QUESTIONS = (
             ),
             "c": Choice(
                 "9 of them.",
-                "24 + 72/N is 32 at N = 9. (To train you need more than 9, because activations take "
-                "memory, too.)",
+                "24 + 72/N is 32 at N = 9. To train you need more than 9, because activations take "
+                "memory, too.",
             ),
         },
     ),
