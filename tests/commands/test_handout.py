@@ -99,7 +99,7 @@ def test_a_lesson_that_is_not_there_is_refused(tmp_path: Path, capsys):
 def test_the_folder_is_asked_for_alone(capsys):
     with pytest.raises(SystemExit):
         main(["handout"])
-    assert "the following arguments are required: FOLDER\n" in capsys.readouterr().err
+    assert "the following arguments are required: FOLDER (" in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path, monkeypatch, capsys):

@@ -66,7 +66,7 @@ def ended_early(error: WorkerError, notes: Notes) -> str:
 
 def _raised(rank: int | None, raised: Stopped, calls: Calls) -> str:
     """Say what a rank raised. Where sizes did not agree, a message that did not fit comes before that."""
-    text, *more = raised.text.strip().splitlines() or [""]
+    text, *more = map(str.strip, raised.text.strip().splitlines() or [""])
     if more and more[0].startswith("but got"):  # torch tells in a second line what it was given
         text = f"{text} {more[0]}"
     said = f"rank {rank} stopped with {raised.kind}: {shortened(text, 300)}{at(raised.place)}"
