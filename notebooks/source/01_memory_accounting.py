@@ -202,8 +202,8 @@ predict(my_guess, held / 1e9, quiz.STAGE_1)
 # called GB.
 #
 # > **Difficulty 1 of 5 · importance 5 of 5 · 5 minutes.** Now for any stage: return the *bytes* of model
-# > states on each GPU under mixed precision. `stage` is 0, 1, 2 or 3, and *stage 0* is data parallelism. Write
-# > the formula yourself, without `memory.model_states`.
+# > states on each GPU under mixed precision. `stage` is 0, 1, 2 or 3, and *stage 0* is data parallelism.
+# > Write the formula yourself, without `memory.model_states`.
 
 
 # %%
