@@ -400,7 +400,8 @@ def accumulation(fig, micro_batches):
         sizes = [costs[way, micro_batches][place] for way in WAYS]
         drawn = ax.barh(list(WAYS), sizes, color=COLOURS["gradients"])
         ax.bar_label(drawn, [f"{size:.3g} Ψ" for size in sizes], padding=3)
-        ax.set(xlim=(0, 12 if what == "moved" else 1.4), xlabel=f"Ψ {what}")
+        ticks = [0, 4, 8, 12] if what == "moved" else [0, 0.5, 1]
+        ax.set(xlim=(0, 12 if what == "moved" else 1.4), xticks=ticks, xlabel=f"Ψ {what}")
         said += [f"{way}: {size:.2f} Ψ {what}" for way, size in zip(WAYS, sizes, strict=True)]
     ax.invert_yaxis()
     title = f"One step of {micro_batches} micro-batch{'es' if micro_batches > 1 else ''}"

@@ -715,13 +715,17 @@ def verdict(kind, percent_to_spare):
     return "fails: {:.2f} MB asked for,\n{:.2f} free, largest hole {:.2f}".format(*MB)
 
 
+SPARE = range(26)  # the places of the slider below, which then has nothing to replay
+verdicts = {percent: {kind: verdict(kind, percent) for kind in KINDS} for percent in SPARE}
+
+
 # %%
 def draw_arena(fig, percent_to_spare):
     ax, said = fig.subplots(), []
     labels = [f"{fit} fit,\n{'one region' if n == 1 else 'two regions'}" for fit, n in KINDS]
-    for row, kind in enumerate(KINDS):
-        excess, words = needed[kind].excess_percent, verdict(kind, percent_to_spare)
-        ax.barh(row, excess, color=PALE)
+    ax.barh(range(len(KINDS)), [needed[kind].excess_percent for kind in KINDS], color=PALE)
+    for row, (kind, words) in enumerate(verdicts[percent_to_spare].items()):
+        excess = needed[kind].excess_percent
         ax.text(max(excess, percent_to_spare) + 0.6, row, words, va="center", size=9)
         said.append(f"{labels[row]} {words}".replace("\n", " "))
     ax.axvline(percent_to_spare, color=INK, linestyle="--", linewidth=0.8, zorder=0)

@@ -632,8 +632,9 @@ def bars(ax, place, intervals, begin, **looks):
             joined[-1][1] = max(joined[-1][1], each.stop)
         else:
             joined.append([each.start, each.stop])
-    drawn = [(start - begin, stop - start) for start, stop in joined]
-    ax.broken_barh(drawn, (place - 0.16, 0.32), linewidth=0, **looks)
+    # One thick line with gaps (nan): matplotlib draws it faster than a rectangle for each interval.
+    seconds = [end for start, stop in joined for end in (start - begin, stop - begin, np.nan)]
+    ax.plot(seconds, [place] * len(seconds), linewidth=10, solid_capstyle="butt", marker="", **looks)
 
 
 # %%

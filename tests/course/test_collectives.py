@@ -476,5 +476,6 @@ def test_the_ring_has_the_messages_of_the_round_and_the_grid_what_arrived():
     figures.ring_step(canvas, {3: rounds_of(3)}, ranks=3, step=1)
     ring, grid = canvas.axes
     assert [text.get_text() for text in ring.texts if text.get_bbox_patch()] == ["2", "0", "1"]
-    arrived = [box.xy for box in grid.patches if box.get_linestyle() == "--"]
-    assert [(round(y + 0.38), x) for x, y in arrived] == [(0, 1), (1, 2), (2, 0)]
+    frames = grid.collections[-1]  # row by row
+    dashed = [place for place, (_, dashes) in enumerate(frames.get_linestyle()) if dashes]
+    assert [divmod(place, 3) for place in dashed] == [(0, 1), (1, 2), (2, 0)]

@@ -1,10 +1,12 @@
 """The course's own tools: predictions, quizzes, pictures, sliders, live source, attempts."""
 
 import base64
+import gc
 import html
 import itertools
 import math
 import re
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree
@@ -242,6 +244,35 @@ def test_a_redraw_is_the_picture_that_a_new_figure_would_be():
     canvas, draw = figure(2.8), drawing("memory_accounting", "stage_bars")
     paint(canvas, draw, {"gpus": 1, "model_billions": 2000})
     assert paint(canvas, draw, {}) == paint(figure(2.8), draw, {})
+
+
+def test_a_redraw_frees_the_last_drawing_and_collects_nothing_while_it_draws():
+    """A collection of the oldest generation, which has all objects of torch, takes longer than a redraw."""
+    canvas, axes = figure(), []
+
+    def draw(canvas: Figure) -> str:
+        axes.append(weakref.ref(canvas.subplots()))
+        assert not gc.isenabled()
+        return "Axes."
+
+    for _ in range(2):
+        paint(canvas, draw, {})
+        assert gc.isenabled()
+    assert axes[0]() is None and axes[1]() is not None
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_a_drawing_that_fails_leaves_the_collector_as_it_was(on: bool):
+    def draw(canvas: Figure) -> str:
+        raise ValueError("no data")
+
+    try:
+        gc.enable() if on else gc.disable()
+        with pytest.raises(ValueError, match="no data"):
+            paint(figure(), draw, {})
+        assert gc.isenabled() == on
+    finally:
+        gc.enable()
 
 
 def test_a_bar_that_is_too_short_to_see_is_drawn_again_enlarged():

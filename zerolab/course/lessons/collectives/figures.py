@@ -1,9 +1,11 @@
 """Lesson 02's diagram: a ring and the chunks of its ranks, drawn from what a real run reported."""
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.collections import PatchCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle, Rectangle
 
@@ -36,10 +38,9 @@ def ring_step(fig: Figure, recorded: dict[int, Rounds], ranks: int = 4, step: in
     ring, grid = fig.subplots(1, 2, width_ratios=[1, 2])
     sent = [rounds[rank][step - 1][1] for rank in range(ranks)] if step else []
     _draw_ring(ring, ranks, sent)
-    for rank in range(ranks):
-        for chunk, contributors in enumerate(held[rank]):
-            arrived = bool(step) and rounds[rank][step - 1][2] == chunk
-            _draw_chunk(grid, rank, chunk, contributors, ranks, arrived)
+    arrived = {(rank, rounds[rank][step - 1][2]) for rank in range(ranks)} if step else set()
+    _draw_parts(grid, held)
+    _draw_frames(grid, held, arrived)
     names = range(ranks)
     grid.set(xlim=(-0.1, ranks), ylim=(ranks - 0.6, -0.6), yticks=names, xticks=[n + CELL / 2 for n in names])
     grid.set(xticklabels=names, xlabel="chunk", yticklabels=[f"rank {n}" for n in names])
@@ -76,23 +77,42 @@ def _draw_ring(ring: Axes, ranks: int, sent: list[int]) -> None:
 _BOX = {"facecolor": PAPER, "edgecolor": QUIET, "pad": 1.5}
 
 
-def _draw_chunk(grid: Axes, rank: int, chunk: int, contributors: Sum, ranks: int, arrived: bool) -> None:
-    """A box for each rank whose numbers have been added; dashed if it just arrived, thick if complete."""
+def _draw_parts(grid: Axes, held: list[list[Sum]]) -> None:
+    """In the box of each chunk a part for every rank whose numbers have been added, with that rank's digit.
+
+    The parts of a rank are one collection, and its digits are markers: an artist each takes twice the time.
+    """
+    ranks = len(held)
     width = CELL / ranks
-    for place, contributor in enumerate(sorted(contributors)):
-        left, colour = chunk + place * width, rank_colour(contributor)
-        grid.add_artist(Rectangle((left, rank - 0.38), width, 0.76, color=colour))
-        words: dict[str, Any] = {
-            "color": ink_on(colour),
-            "size": 8,
-            "ha": "center",
-            "va": "center",
-            "clip_on": True,
-        }
-        grid.text(left + width / 2, rank, str(contributor), **words)
-    weight = 2.4 if len(contributors) == ranks else 0.7
-    frame: dict[str, Any] = {"fill": False, "edgecolor": INK, "linewidth": max(weight, 1.5 * arrived)}
-    grid.add_artist(Rectangle((chunk, rank - 0.38), CELL, 0.76, linestyle="--" if arrived else "-", **frame))
+    for contributor in range(ranks):
+        lefts, rows = zip(*_places(held, contributor, width), strict=True)
+        colour, middles = rank_colour(contributor), [left + width / 2 for left in lefts]
+        parts = [Rectangle((left, row - 0.38), width, 0.76) for left, row in zip(lefts, rows, strict=True)]
+        grid.add_collection(PatchCollection(parts, color=colour))
+        digits: dict[str, Any] = {"marker": f"${contributor}$", "markersize": 6, "markeredgewidth": 0}
+        grid.plot(middles, rows, linestyle="", color=ink_on(colour), **digits)
+
+
+def _places(held: list[list[Sum]], contributor: int, width: float) -> Iterator[tuple[float, int]]:
+    """The left end and the row of each part that is a rank's."""
+    for rank, chunks in enumerate(held):
+        for chunk, contributors in enumerate(chunks):
+            if contributor in contributors:
+                yield chunk + sorted(contributors).index(contributor) * width, rank
+
+
+def _draw_frames(grid: Axes, held: list[list[Sum]], arrived: set[tuple[int, int]]) -> None:
+    """A box for each chunk of each rank; dashed if it just arrived, thick if complete."""
+    ranks = len(held)
+    boxes = [(rank, chunk) for rank in range(ranks) for chunk in range(ranks)]
+    frames = [Rectangle((chunk, rank - 0.38), CELL, 0.76) for rank, chunk in boxes]
+    widths = [
+        2.4 if len(held[rank][chunk]) == ranks else 1.5 if (rank, chunk) in arrived else 0.7
+        for rank, chunk in boxes
+    ]
+    styles = ["--" if box in arrived else "-" for box in boxes]
+    looks: dict[str, Any] = {"facecolor": "none", "edgecolor": INK, "zorder": 3}
+    grid.add_collection(PatchCollection(frames, linewidths=widths, linestyles=styles, **looks))
 
 
 def _title(step: int, ranks: int) -> str:

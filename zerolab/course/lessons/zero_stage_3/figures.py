@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from zerolab.course.look import COLOURS, INK, PALE, PAPER
 
@@ -27,12 +28,13 @@ class Moment(NamedTuple):
 def residency(fig: Figure, measured: dict[int, list[Moment]], names: list[str], prefetch: int = 1) -> str:
     """A row for each unit, a column for each look: whole, being gathered, or freed; below, the bytes."""
     moments = measured[prefetch]
-    grid, bars = fig.subplots(2, height_ratios=[2, 1], sharex=True)
+    grid, bars = fig.subplots(2, height_ratios=[2, 1])
     states = list(zip(*(moment.states for moment in moments), strict=True))
     cells = {"cmap": ListedColormap(list(_COLOURS.values())), "vmin": 0, "vmax": 2}
     grid.pcolormesh(states, edgecolors=PAPER, linewidth=2, **cells)
     for name, colour in _COLOURS.items():
-        grid.barh(0, 0, color=colour, label=name)
+        grid.add_patch(Rectangle((0, 0), 0, 0, color=colour, label=name))
+    grid.set(xlim=(0, len(moments)), xticks=[])
     grid.set(yticks=[row + 0.5 for row in range(len(names))], yticklabels=names, ylim=(len(names), 0))
     totals = [sum(moment.nbytes) / MB for moment in moments]
     middles = [column + 0.5 for column in range(len(moments))]
@@ -41,9 +43,14 @@ def residency(fig: Figure, measured: dict[int, list[Moment]], names: list[str], 
     bars.text(0, max(totals), f"peak {max(totals):.2f} MB", va="bottom", weight="bold", size=9)
     tallest = max(sum(moment.nbytes) for run in measured.values() for moment in run) / MB
     bars.set(
-        ylim=(0, 1.3 * tallest), ylabel="MB whole", xlabel="the block that computes: forward, then backward"
+        xlim=(0, len(moments)),
+        ylim=(0, 1.3 * tallest),
+        ylabel="MB whole",
+        xlabel="the block that computes: forward, then backward",
     )
-    bars.set_xticks(middles, [moment.label.split()[1] for moment in moments])
+    blocks = [moment.label.split()[1] for moment in moments]
+    ends = [0, len(moments) // 2 - 1, len(moments) // 2, -1]  # of both passes; each tick takes time to draw
+    bars.set_xticks([middles[end] for end in ends], [blocks[end] for end in ends])
     highest = max(sum(state != FREED for state in moment.states) for moment in moments) - 1
     return (
         f"Which of the units {', '.join(names)} are whole while each block computes, with "

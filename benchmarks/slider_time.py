@@ -1,0 +1,142 @@
+"""How long a figure takes to follow a slider: python benchmarks/slider_time.py --out FOLDER
+
+Each lesson with sliders is run from its first to its last cell. Then every slider is moved through its
+places, from end to end, while the other sliders of its figure stay where the lesson puts them. The table has
+the processor time of the kernel from a new value to the new picture: the median of all moves of a figure, and
+the longest one. Its last line is the time of a figure of empty axes with the same tools.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ipywidgets
+import nbclient
+import nbformat
+
+import zerolab.course
+from zerolab.bench.machine import describe, in_words, publish
+from zerolab.course.look import figure, keep_layout, paint
+from zerolab.course.sliders import explore
+from zerolab.flags import folder
+
+ROOT = Path(__file__).resolve().parents[1]
+MOVES = 8
+"""Of one slider, at most."""
+
+
+class Watched:
+    """The figures with sliders that a lesson has shown, and how to move their sliders."""
+
+    def __init__(self) -> None:
+        self.shown: list[tuple[str, dict[str, ipywidgets.Widget]]] = []
+
+    def explore(self, draw: Callable[..., str], **options: Any) -> None:
+        """Show a figure as the package does, and keep its sliders."""
+        explore(draw, **options)
+        controls = {name: each for name, each in options.items() if isinstance(each, ipywidgets.Widget)}
+        name = getattr(getattr(draw, "func", draw), "__name__", "draw")
+        self.shown.append((name, controls))
+
+    def print_seconds(self) -> None:
+        """Move every slider, and print what each move took as one line of JSON."""
+        found = [(name, list(_moves(controls))) for name, controls in self.shown]
+        print(json.dumps([*found, ("empty axes", [_empty_axes() for _ in range(MOVES + 1)])]))
+
+
+def _moves(controls: dict[str, ipywidgets.Widget]) -> Iterator[float]:
+    for control in controls.values():
+        before = control.value
+        for value in [*_places(control), before]:
+            if value != control.value:
+                yield _processor_seconds(partial(setattr, control, "value", value))
+
+
+def _places(control: ipywidgets.Widget) -> list:
+    """Some of a slider's values, from its first to its last one."""
+    if isinstance(control, ipywidgets.Dropdown):
+        values = [each[1] if isinstance(each, tuple) else each for each in control.options]
+    elif isinstance(control, ipywidgets.IntSlider):
+        values = list(range(control.min, control.max + 1))
+    else:
+        growth = control.max / control.min
+        return [control.min * growth ** (move / (MOVES - 1)) for move in range(MOVES)]
+    return [values[round(move * (len(values) - 1) / (MOVES - 1))] for move in range(MOVES)]
+
+
+def _empty_axes() -> float:
+    def draw(canvas: Any) -> str:
+        canvas.subplots()
+        return "Axes with nothing in them."
+
+    canvas = figure()
+    paint(canvas, draw, {})
+    keep_layout(canvas)
+    return _processor_seconds(lambda: paint(canvas, draw, {}))
+
+
+def _processor_seconds(act: Callable[[], object]) -> float:
+    begin = time.process_time()
+    act()
+    return time.process_time() - begin
+
+
+def watch() -> Watched:
+    """Called in the kernel before a lesson's first cell: the lesson imports the watched ``explore``."""
+    watched = Watched()
+    zerolab.course.explore = watched.explore
+    return watched
+
+
+def run(path: Path) -> list[tuple[str, list[float]]]:
+    """Run one notebook, and return each figure's name with the seconds of its moves.
+
+    Raises: nbclient's CellExecutionError for a cell that fails.
+    """
+    book = nbformat.read(path, as_version=4)
+    here = str(Path(__file__).parent)
+    first = f"import sys; sys.path.insert(0, {here!r}); import slider_time; watched = slider_time.watch()"
+    book.cells.insert(0, nbformat.v4.new_code_cell(first))
+    book.cells.append(nbformat.v4.new_code_cell("watched.print_seconds()"))
+    settings = dict.fromkeys(("ZEROLAB_PROGRESS", "ZEROLAB_BACKEND_LINE"), "off") | {"OMP_NUM_THREADS": "1"}
+    client = nbclient.NotebookClient(book, timeout=600, resources={"metadata": {"path": path.parent}})
+    client.execute(env=os.environ | settings)
+    (printed,) = (each.text for each in book.cells[-1].outputs if each.get("name") == "stdout")
+    return json.loads(printed)
+
+
+def has_sliders(path: Path) -> bool:
+    return "explore(" in path.read_text("utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("notebooks", nargs="*", type=Path, help="all lessons with sliders by default")
+    parser.add_argument("--out", type=folder, help="a folder for slider_time.txt, made if it is not there")
+    arguments = parser.parse_args()
+    paths = arguments.notebooks or sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+    header = f"{'ms of processor time':45}{'median':>8}{'longest':>9}{'moves':>7}"
+    lines, empty = [in_words(describe()), "", header], []
+    for path in filter(has_sliders, paths):
+        *figures, (_, axes) = run(path.resolve())
+        empty += axes
+        for name, seconds in figures:
+            lines.append(row(f"{path.stem} {name}", seconds))
+            print(lines[-1], file=sys.stderr, flush=True)
+    publish("\n".join([*lines, row("empty axes", empty)]) + "\n", arguments.out, "slider_time.txt")
+
+
+def row(name: str, seconds: list[float]) -> str:
+    median, longest = 1e3 * statistics.median(seconds), 1e3 * max(seconds)
+    return f"{name:45}{median:8.0f}{longest:9.0f}{len(seconds):7}"
+
+
+if __name__ == "__main__":
+    main()
