@@ -3,7 +3,8 @@
 Each lesson with sliders is run from its first to its last cell. Then every slider is moved through its
 places, from end to end, while the other sliders of its figure stay where the lesson puts them. The table has
 the processor time of the kernel from a new value to the new picture: the median of all moves of a figure, and
-the longest one. Its last line is the time of a figure of empty axes with the same tools.
+the longest one. After each move a figure of empty axes is drawn with the same tools, as a measure of the
+machine: the last column has the median of the moves over the median of those.
 """
 
 import argparse
@@ -46,17 +47,18 @@ class Watched:
         self.shown.append((name, controls))
 
     def print_seconds(self) -> None:
-        """Move every slider, and print what each move took as one line of JSON."""
-        found = [(name, list(_moves(controls))) for name, controls in self.shown]
-        print(json.dumps([*found, ("empty axes", [_empty_axes() for _ in range(MOVES + 1)])]))
+        """Move every slider, and print as a line of JSON what the moves and figures of empty axes took."""
+        print(json.dumps([(name, list(_moves(controls))) for name, controls in self.shown]))
 
 
-def _moves(controls: dict[str, ipywidgets.Widget]) -> Iterator[float]:
+def _moves(controls: dict[str, ipywidgets.Widget]) -> Iterator[tuple[float, float]]:
+    redraw_empty_axes = _empty_axes()
     for control in controls.values():
         before = control.value
         for value in [*_places(control), before]:
             if value != control.value:
-                yield _processor_seconds(partial(setattr, control, "value", value))
+                move = partial(setattr, control, "value", value)
+                yield _processor_seconds(move), _processor_seconds(redraw_empty_axes)
 
 
 def _places(control: ipywidgets.Widget) -> list:
@@ -71,7 +73,7 @@ def _places(control: ipywidgets.Widget) -> list:
     return [values[round(move * (len(values) - 1) / (MOVES - 1))] for move in range(MOVES)]
 
 
-def _empty_axes() -> float:
+def _empty_axes() -> Callable[[], object]:
     def draw(canvas: Any) -> str:
         canvas.subplots()
         return "Axes with nothing in them."
@@ -79,7 +81,7 @@ def _empty_axes() -> float:
     canvas = figure()
     paint(canvas, draw, {})
     keep_layout(canvas)
-    return _processor_seconds(lambda: paint(canvas, draw, {}))
+    return partial(paint, canvas, draw, {})
 
 
 def _processor_seconds(act: Callable[[], object]) -> float:
@@ -95,8 +97,8 @@ def watch() -> Watched:
     return watched
 
 
-def run(path: Path) -> list[tuple[str, list[float]]]:
-    """Run one notebook, and return each figure's name with the seconds of its moves.
+def run(path: Path) -> list[tuple[str, list[tuple[float, float]]]]:
+    """Run one notebook, and return each figure's name with the seconds of each move and of empty axes.
 
     Raises: nbclient's CellExecutionError for a cell that fails.
     """
@@ -122,20 +124,20 @@ def main() -> None:
     parser.add_argument("--out", type=folder, help="a folder for slider_time.txt, made if it is not there")
     arguments = parser.parse_args()
     paths = arguments.notebooks or sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
-    header = f"{'ms of processor time':45}{'median':>8}{'longest':>9}{'moves':>7}"
-    lines, empty = [in_words(describe()), "", header], []
+    header = f"{'ms of processor time':45}{'moves':>7}{'median':>8}{'longest':>9}{'over empty axes':>17}"
+    lines = [in_words(describe()), "", header]
     for path in filter(has_sliders, paths):
-        *figures, (_, axes) = run(path.resolve())
-        empty += axes
-        for name, seconds in figures:
+        for name, seconds in run(path.resolve()):
             lines.append(row(f"{path.stem} {name}", seconds))
             print(lines[-1], file=sys.stderr, flush=True)
-    publish("\n".join([*lines, row("empty axes", empty)]) + "\n", arguments.out, "slider_time.txt")
+    publish("\n".join(lines) + "\n", arguments.out, "slider_time.txt")
 
 
-def row(name: str, seconds: list[float]) -> str:
-    median, longest = 1e3 * statistics.median(seconds), 1e3 * max(seconds)
-    return f"{name:45}{median:8.0f}{longest:9.0f}{len(seconds):7}"
+def row(name: str, seconds: list[tuple[float, float]]) -> str:
+    moves, empty_axes = zip(*seconds, strict=True)
+    median, longest = statistics.median(moves), max(moves)
+    over = median / statistics.median(empty_axes)
+    return f"{name:45}{len(moves):7}{1e3 * median:8.0f}{1e3 * longest:9.0f}{over:17.1f}"
 
 
 if __name__ == "__main__":

@@ -281,6 +281,7 @@ def bars(ax, rows):
         drawn = ax.barh(list(rows), sizes, left=total, color=COLOURS[category], label=category)
         total += sizes
     ax.invert_yaxis()
+    ax.locator_params(axis="x", nbins=5)  # each tick takes time to draw
     return total, drawn
 
 

@@ -317,6 +317,7 @@ def buckets(fig, bucket_MB=3000, gpus=64):
     lanes.broken_barh(messages, (0.6, 0.8), facecolor=COLOURS["gradients"], edgecolor=PAPER)
     lanes.set_yticks([0, 1], ["backward", "all-reduce"])
     lanes.set(xlim=(0, None), xlabel="seconds (model)", title=f"after backward the step waits {now:,.0f} ms")
+    lanes.locator_params(axis="x", nbins=4)
     curve.loglog(figures.BUCKET_MB, waits)
     curve.plot(bucket_MB, now, "o", color=COLOURS["gradients"], markersize=9, clip_on=False)
     curve.set(xlabel="bucket size, MB", ylabel="waiting, ms")

@@ -453,6 +453,7 @@ def memory_bars(ax, rows, gpu_GB=32):
     ax.bar_label(drawn, said, padding=7, size=9, backgroundcolor=PAPER)
     ax.margins(x=0.75)
     ax.invert_yaxis()
+    ax.locator_params(axis="x", nbins=5)
     magnify(ax)
     ax.set(xlabel="GB on each GPU (dashed: what it has)")
     return "; ".join(map(" ".join, zip(rows, said, strict=True)))

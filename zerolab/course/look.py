@@ -182,6 +182,9 @@ def svg(canvas: Figure, alt: str) -> str:
     """Return the figure as one line of SVG that says in words what it shows."""
     for axes in canvas.axes:
         axes.minorticks_off()  # a logarithmic axis has dozens, and they take most of the time
+        for axis in (axes.xaxis, axes.yaxis):
+            if not axis.label.get_text():
+                axis.set_label_coords(0, 0)  # otherwise matplotlib measures the ticks to place no words
         _legend_above(axes)
     page = io.StringIO()
     # Not savefig, which draws twice: a slider waits for this.

@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.collections import PatchCollection
 from matplotlib.figure import Figure
+from matplotlib.markers import MarkerStyle
 from matplotlib.patches import Circle, Rectangle
 
 from zerolab.course.look import INK, PAPER, QUIET, ink_on, rank_colour
@@ -80,17 +82,23 @@ _BOX = {"facecolor": PAPER, "edgecolor": QUIET, "pad": 1.5}
 def _draw_parts(grid: Axes, held: list[list[Sum]]) -> None:
     """In the box of each chunk a part for every rank whose numbers have been added, with that rank's digit.
 
-    The parts of a rank are one collection, and its digits are markers: an artist each takes twice the time.
+    The parts are one collection, and a rank's digits are markers: an artist for each takes twice the time.
     """
-    ranks = len(held)
-    width = CELL / ranks
-    for contributor in range(ranks):
+    width = CELL / len(held)
+    parts, colours = [], []
+    for contributor in range(len(held)):
         lefts, rows = zip(*_places(held, contributor, width), strict=True)
-        colour, middles = rank_colour(contributor), [left + width / 2 for left in lefts]
-        parts = [Rectangle((left, row - 0.38), width, 0.76) for left, row in zip(lefts, rows, strict=True)]
-        grid.add_collection(PatchCollection(parts, color=colour))
-        digits: dict[str, Any] = {"marker": f"${contributor}$", "markersize": 6, "markeredgewidth": 0}
-        grid.plot(middles, rows, linestyle="", color=ink_on(colour), **digits)
+        parts += [Rectangle((left, row - 0.38), width, 0.76) for left, row in zip(lefts, rows, strict=True)]
+        colours += [rank_colour(contributor)] * len(rows)
+        middles, ink = [left + width / 2 for left in lefts], ink_on(rank_colour(contributor))
+        digits: dict[str, Any] = {"marker": _digit(contributor), "markersize": 6, "markeredgewidth": 0}
+        grid.plot(middles, rows, linestyle="", color=ink, **digits)
+    grid.add_collection(PatchCollection(parts, color=colours))
+
+
+@cache
+def _digit(rank: int) -> MarkerStyle:
+    return MarkerStyle(f"${rank}$")
 
 
 def _places(held: list[list[Sum]], contributor: int, width: float) -> Iterator[tuple[float, int]]:
