@@ -3,24 +3,26 @@
 Each lesson with sliders is run from its first to its last cell. Then every slider is moved through its
 places, from end to end, while the other sliders of its figure stay where the lesson puts them. The table has
 the processor time of the kernel from a new value to the new picture: the median of all moves of a figure, and
-the longest one. After each move a figure of empty axes is drawn with the same tools, as a measure of the
-machine: the last column has the median of the moves over the median of those.
+the longest one. All moves are made three times and the shortest time of a move counts, because other programs
+of the machine make the others longer. (The longest time is the longest of all.) After the moves of a slider a
+figure of empty axes is drawn as often with the same tools. The last column has the moves' time over that.
 """
 
 import argparse
 import json
 import os
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import ipywidgets
 import nbclient
 import nbformat
+import numpy as np
 
 import zerolab.course
 from zerolab.bench.machine import describe, in_words, publish
@@ -31,6 +33,8 @@ from zerolab.flags import folder
 ROOT = Path(__file__).resolve().parents[1]
 MOVES = 8
 """Of one slider, at most."""
+ROUNDS = 3
+"""How often all moves are made."""
 
 
 class Watched:
@@ -48,17 +52,20 @@ class Watched:
 
     def print_seconds(self) -> None:
         """Move every slider, and print as a line of JSON what the moves and figures of empty axes took."""
-        print(json.dumps([(name, list(_moves(controls))) for name, controls in self.shown]))
+        print(json.dumps([(name, _rounds(controls)) for name, controls in self.shown]))
+
+
+def _rounds(controls: dict[str, ipywidgets.Widget]) -> list[list[tuple[float, float]]]:
+    """What each move took, and the figure of empty axes after it, by round."""
+    return [list(_moves(controls)) for _ in range(ROUNDS)]
 
 
 def _moves(controls: dict[str, ipywidgets.Widget]) -> Iterator[tuple[float, float]]:
     redraw_empty_axes = _empty_axes()
     for control in controls.values():
-        before = control.value
-        for value in [*_places(control), before]:
-            if value != control.value:
-                move = partial(setattr, control, "value", value)
-                yield _processor_seconds(move), _processor_seconds(redraw_empty_axes)
+        values = [value for value, _ in groupby([control.value, *_places(control), control.value])]
+        moves = [_processor_seconds(partial(setattr, control, "value", value)) for value in values[1:]]
+        yield from ((seconds, _processor_seconds(redraw_empty_axes)) for seconds in moves)
 
 
 def _places(control: ipywidgets.Widget) -> list:
@@ -97,8 +104,8 @@ def watch() -> Watched:
     return watched
 
 
-def run(path: Path) -> list[tuple[str, list[tuple[float, float]]]]:
-    """Run one notebook, and return each figure's name with the seconds of each move and of empty axes.
+def run(path: Path) -> list[tuple[str, list[list[tuple[float, float]]]]]:
+    """Run one notebook, and return each figure's name with the seconds of its moves and of empty axes.
 
     Raises: nbclient's CellExecutionError for a cell that fails.
     """
@@ -127,16 +134,16 @@ def main() -> None:
     header = f"{'ms of processor time':45}{'moves':>7}{'median':>8}{'longest':>9}{'over empty axes':>17}"
     lines = [in_words(describe()), "", header]
     for path in filter(has_sliders, paths):
-        for name, seconds in run(path.resolve()):
-            lines.append(row(f"{path.stem} {name}", seconds))
+        for name, rounds in run(path.resolve()):
+            lines.append(row(f"{path.stem} {name}", rounds))
             print(lines[-1], file=sys.stderr, flush=True)
     publish("\n".join(lines) + "\n", arguments.out, "slider_time.txt")
 
 
-def row(name: str, seconds: list[tuple[float, float]]) -> str:
-    moves, empty_axes = zip(*seconds, strict=True)
-    median, longest = statistics.median(moves), max(moves)
-    over = median / statistics.median(empty_axes)
+def row(name: str, rounds: list[list[tuple[float, float]]]) -> str:
+    moves, empty_axes = np.min(rounds, axis=0).T
+    median, longest = np.median(moves), np.max(rounds, axis=(0, 1))[0]
+    over = median / np.median(empty_axes)
     return f"{name:45}{len(moves):7}{1e3 * median:8.0f}{1e3 * longest:9.0f}{over:17.1f}"
 
 

@@ -4,6 +4,7 @@ A slider whose places are not its values stands beside a field of the browser. T
 accepts one, and screen readers read it.
 """
 
+import gc
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -86,6 +87,7 @@ def explore(draw: Draw, *, height: float = 2.8, **controls: ipywidgets.Widget) -
 
     redraw()
     keep_layout(canvas)
+    gc.collect()  # now, and not while a slider moves: it takes several times as long as a redraw
     for control in controls.values():
         control.observe(redraw, names="value")
 
