@@ -101,10 +101,11 @@ def magnify(axes: Axes) -> None:
         most = 0.3 * widest / end
         power = 10 ** math.floor(math.log10(most))
         factor = max(power * step for step in (1, 2, 5) if power * step <= most)
-        for bar in pieces:
-            left, width = 0.68 * widest + factor * bar.get_x(), factor * bar.get_width()
-            middle = bar.get_y() + bar.get_height() / 2
-            axes.barh(middle, width, left=left, height=bar.get_height() / 2, color=bar.get_facecolor())
+        for bar in pieces:  # as patches: a call of barh for each takes ten times as long
+            left, bottom = 0.68 * widest + factor * bar.get_x(), bar.get_y() + bar.get_height() / 4
+            size = factor * bar.get_width(), bar.get_height() / 2
+            axes.add_patch(Rectangle((left, bottom), *size, facecolor=bar.get_facecolor(), linewidth=0))
+        middle = pieces[0].get_y() + pieces[0].get_height() / 2
         words: dict[str, Any] = {"ha": "right", "va": "center", "color": QUIET, "backgroundcolor": PAPER}
         axes.text(0.66 * widest, middle, f"×{factor:,}", size=9, **words)
 
