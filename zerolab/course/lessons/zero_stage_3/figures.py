@@ -37,8 +37,7 @@ def residency(fig: Figure, measured: dict[int, list[Moment]], names: list[str], 
     grid.set(xlim=(0, len(moments)), xticks=[])
     grid.set(yticks=[row + 0.5 for row in range(len(names))], yticklabels=names, ylim=(len(names), 0))
     totals = [sum(moment.nbytes) / MB for moment in moments]
-    middles = [column + 0.5 for column in range(len(moments))]
-    bars.bar(middles, totals, width=0.9, color=COLOURS["parameters"])
+    bars.stairs(totals, fill=True, color=COLOURS["parameters"])
     bars.axhline(max(totals), color=INK, linestyle="--", linewidth=0.8)
     bars.text(0, max(totals), f"peak {max(totals):.2f} MB", va="bottom", weight="bold", size=9)
     tallest = max(sum(moment.nbytes) for run in measured.values() for moment in run) / MB
@@ -48,9 +47,8 @@ def residency(fig: Figure, measured: dict[int, list[Moment]], names: list[str], 
         ylabel="MB whole",
         xlabel="the block that computes: forward, then backward",
     )
-    blocks = [moment.label.split()[1] for moment in moments]
-    ends = [0, len(moments) // 2 - 1, len(moments) // 2, -1]  # of both passes; each tick takes time to draw
-    bars.set_xticks([middles[end] for end in ends], [blocks[end] for end in ends])
+    ends = [0, len(moments) // 2 - 1, len(moments) // 2, len(moments) - 1]  # of both passes
+    bars.set_xticks([end + 0.5 for end in ends], [moments[end].label.split()[1] for end in ends])
     highest = max(sum(state != FREED for state in moment.states) for moment in moments) - 1
     return (
         f"Which of the units {', '.join(names)} are whole while each block computes, with "
