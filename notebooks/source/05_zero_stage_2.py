@@ -396,14 +396,15 @@ for m in (1, 2, 4, 8):
 # %%
 def accumulation(fig, micro_batches):
     said = []
-    for place, (ax, what) in enumerate(zip(fig.subplots(1, 2, sharey=True), ("moved", "held"), strict=True)):
+    for place, (ax, what) in enumerate(zip(fig.subplots(1, 2), ("moved", "held"), strict=True)):
         sizes = [costs[way, micro_batches][place] for way in WAYS]
-        drawn = ax.barh(list(WAYS), sizes, color=COLOURS["gradients"])
+        drawn = ax.barh(range(len(WAYS)), sizes, color=COLOURS["gradients"])
         ax.bar_label(drawn, [f"{size:.3g} Ψ" for size in sizes], padding=3)
         ticks = [0, 4, 8, 12] if what == "moved" else [0, 0.5, 1]
         ax.set(xlim=(0, 12 if what == "moved" else 1.4), xticks=ticks, xlabel=f"Ψ {what}")
+        ax.set(ylim=(len(WAYS) - 0.5, -0.5), yticks=[])
         said += [f"{way}: {size:.2f} Ψ {what}" for way, size in zip(WAYS, sizes, strict=True)]
-    ax.invert_yaxis()
+    fig.axes[0].set_yticks(range(len(WAYS)), list(WAYS))
     title = f"One step of {micro_batches} micro-batch{'es' if micro_batches > 1 else ''}"
     fig.suptitle(title, x=0.02, ha="left", size=10, weight="bold")
     return f"{title}, in units of Ψ. {'; '.join(said)}."

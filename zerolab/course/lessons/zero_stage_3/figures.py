@@ -34,8 +34,9 @@ def residency(fig: Figure, measured: dict[int, list[Moment]], names: list[str], 
     grid.pcolormesh(states, edgecolors=PAPER, linewidth=2, **cells)
     for name, colour in _COLOURS.items():
         grid.add_patch(Rectangle((0, 0), 0, 0, color=colour, label=name))
-    grid.set(xlim=(0, len(moments)), xticks=[])
-    grid.set(yticks=[row + 0.5 for row in range(len(names))], yticklabels=names, ylim=(len(names), 0))
+    grid.set(xlim=(0, len(moments)), ylim=(len(names), 0), xticks=[], yticks=[])
+    for row, name in enumerate(names):  # as texts: a tick for each takes several times as long to draw
+        grid.text(-0.15, row + 0.5, name, ha="right", va="center")
     totals = [sum(moment.nbytes) / MB for moment in moments]
     bars.stairs(totals, fill=True, color=COLOURS["parameters"])
     bars.axhline(max(totals), color=INK, linestyle="--", linewidth=0.8)
