@@ -82,7 +82,7 @@ _BOX = {"facecolor": PAPER, "edgecolor": QUIET, "pad": 1.5}
 def _draw_parts(grid: Axes, held: list[list[Sum]]) -> None:
     """In the box of each chunk a part for every rank whose numbers have been added, with that rank's digit.
 
-    The parts are one collection, and a rank's digits are markers: an artist for each takes twice the time.
+    The parts are one collection and a rank's digits are markers, because an artist for each takes longer.
     """
     width = CELL / len(held)
     parts, colours = [], []
@@ -96,7 +96,7 @@ def _draw_parts(grid: Axes, held: list[list[Sum]]) -> None:
     grid.add_collection(PatchCollection(parts, color=colours))
 
 
-@cache
+@cache  # a marker's outline takes longer to make than to draw
 def _digit(rank: int) -> MarkerStyle:
     return MarkerStyle(f"${rank}$")
 

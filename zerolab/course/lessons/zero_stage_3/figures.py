@@ -35,7 +35,7 @@ def residency(fig: Figure, measured: dict[int, list[Moment]], names: list[str], 
     for name, colour in _COLOURS.items():
         grid.add_patch(Rectangle((0, 0), 0, 0, color=colour, label=name))
     grid.set(xlim=(0, len(moments)), ylim=(len(names), 0), xticks=[], yticks=[])
-    for row, name in enumerate(names):  # as texts: a tick for each takes several times as long to draw
+    for row, name in enumerate(names):  # not as ticks, which take longer to draw
         grid.text(-0.15, row + 0.5, name, ha="right", va="center")
     totals = [sum(moment.nbytes) / MB for moment in moments]
     bars.stairs(totals, fill=True, color=COLOURS["parameters"])
