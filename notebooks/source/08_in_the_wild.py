@@ -648,7 +648,7 @@ def overlap(fig, Gbit):
         begin, named = computing[0].start, row == 0
         bars(ax, row - 0.18, computing, begin, color=QUIET, label="computes" if named else None)
         bars(ax, row + 0.18, sending, begin, color=PALE, label="messages" if named else None)
-        ax.text(step.seconds, row, f" {step.seconds:.2f} s", va="center")
+        ax.text(1.02 * step.seconds, row, f"{step.seconds:.2f} s", va="center")
     ax.set(xlabel="seconds", xlim=(0, 1.2 * max(step.seconds for step in steps.values())))
     ax.locator_params(axis="x", nbins=5)
     ax.set(yticks=range(len(steps)), yticklabels=list(steps), ylim=(len(steps) - 0.5, -0.5))
