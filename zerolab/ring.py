@@ -15,6 +15,8 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from zerolab.checks import whole
+
 OnStep = Callable[[int, int, int, int], None]
 """Called after each round as on_step(round, chunk_sent, chunk_received, bytes_sent)."""
 
@@ -23,12 +25,10 @@ def chunks(numel: int, world_size: int) -> list[slice]:
     """Cut ``range(numel)`` into one slice a rank: even, but the first ``numel % world_size`` one longer.
 
     No element is left out and none stands in two chunks, for any length: shorter than the ring, too.
-    Raises: ValueError where numel is negative or world_size is below 1.
+    Raises: TypeError, ValueError for anything but whole numbers, of 0 elements or more and 1 rank or more.
     """
-    if numel < 0 or world_size < 1:
-        raise ValueError(
-            f"cannot cut {numel} elements for {world_size} ranks: need numel >= 0 and world_size >= 1"
-        )
+    whole("numel", numel, least=0)
+    whole("world_size", world_size)
     size, longer = divmod(numel, world_size)
     starts = [rank * size + min(rank, longer) for rank in range(world_size + 1)]
     return [slice(start, stop) for start, stop in itertools.pairwise(starts)]

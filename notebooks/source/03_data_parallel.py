@@ -308,16 +308,21 @@ for average_them in (average_each, average_flat):
 
 
 # %%
+def draw_messages(lanes, sent):
+    messages = [(start, end - start) for start, end in figures.visible(sent)]
+    lanes.broken_barh([(0, figures.BACKWARD_SECONDS)], (-0.4, 0.8), color=QUIET)
+    lanes.broken_barh(messages, (0.6, 0.8), facecolor=COLOURS["gradients"], edgecolor=PAPER)
+    lanes.set(xlim=(0, None), xlabel="seconds (model)", yticks=[0, 1], yticklabels=["backward", "all-reduce"])
+    lanes.locator_params(axis="x", nbins=4)
+
+
+# %%
 def buckets(fig, bucket_MB=3000, gpus=64):
     (lanes, curve), sent = fig.subplots(2), figures.send_buckets(bucket_MB, gpus)
     waits = [1e3 * figures.exposed_seconds(size, gpus) for size in figures.BUCKET_MB]
     now = waits[figures.BUCKET_MB.index(bucket_MB)]
-    messages = [(start, end - start) for start, end in figures.visible(sent)]
-    lanes.broken_barh([(0, figures.BACKWARD_SECONDS)], (-0.4, 0.8), color=QUIET)
-    lanes.broken_barh(messages, (0.6, 0.8), facecolor=COLOURS["gradients"], edgecolor=PAPER)
-    lanes.set_yticks([0, 1], ["backward", "all-reduce"])
-    lanes.set(xlim=(0, None), xlabel="seconds (model)", title=f"after backward the step waits {now:,.0f} ms")
-    lanes.locator_params(axis="x", nbins=4)
+    draw_messages(lanes, sent)
+    lanes.set_title(f"after backward the step waits {now:,.0f} ms")
     curve.loglog(figures.BUCKET_MB, waits)
     curve.plot(bucket_MB, now, "o", color=COLOURS["gradients"], markersize=9, clip_on=False)
     curve.set(xlabel="bucket size, MB", ylabel="waiting, ms")

@@ -400,9 +400,8 @@ def accumulation(fig, micro_batches):
         sizes = [costs[way, micro_batches][place] for way in WAYS]
         drawn = ax.barh(range(len(WAYS)), sizes, color=COLOURS["gradients"])
         ax.bar_label(drawn, [f"{size:.3g} Ψ" for size in sizes], padding=3)
-        ticks = [0, 4, 8, 12] if what == "moved" else [0, 0.5, 1]
-        ax.set(xlim=(0, 12 if what == "moved" else 1.4), xticks=ticks, xlabel=f"Ψ {what}")
-        ax.set(ylim=(len(WAYS) - 0.5, -0.5), yticks=[])
+        most, ticks = (12, [0, 4, 8, 12]) if what == "moved" else (1.4, [0, 0.5, 1])
+        ax.set(xlim=(0, most), xticks=ticks, xlabel=f"Ψ {what}", ylim=(2.5, -0.5), yticks=[])
         said += [f"{way}: {size:.2f} Ψ {what}" for way, size in zip(WAYS, sizes, strict=True)]
     fig.axes[0].set_yticks(range(len(WAYS)), list(WAYS))
     title = f"One step of {micro_batches} micro-batch{'es' if micro_batches > 1 else ''}"

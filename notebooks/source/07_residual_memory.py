@@ -451,11 +451,10 @@ def memory_bars(ax, rows, gpu_GB=32):
     ax.axvline(gpu_GB, color=INK, linestyle="--")
     said = [f"{size:.1f} GB, {'fits' if size <= gpu_GB else 'does not fit'}" for size in total]
     ax.bar_label(drawn, said, padding=7, size=9, backgroundcolor=PAPER)
-    ax.margins(x=0.75)
+    ax.set(xlabel="GB on each GPU (dashed: what it has)", xmargin=0.75)
     ax.invert_yaxis()
     ax.locator_params(axis="x", nbins=5)
     magnify(ax)
-    ax.set(xlabel="GB on each GPU (dashed: what it has)")
     return "; ".join(map(" ".join, zip(rows, said, strict=True)))
 
 

@@ -24,7 +24,6 @@
 
 # %%
 from functools import cache
-from itertools import product
 
 import numpy as np
 import torch
@@ -658,8 +657,9 @@ def overlap(fig, Gbit):
 
 # %%
 RATES = [25, 50, 100, 200, 400, 800]
-for engine, Gbit in product(SETTINGS, RATES):
-    simulated(engine, Gbit)  # @cache keeps it: the slider then has nothing to simulate
+for engine in SETTINGS:
+    for Gbit in RATES:
+        simulated(engine, Gbit)  # @cache keeps it: the slider then has nothing to simulate
 explore(overlap, height=3, Gbit=choice(RATES, 100))
 
 # %% [markdown]

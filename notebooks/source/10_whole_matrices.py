@@ -327,6 +327,7 @@ BLOCKS = models.GPT(width=64, depth=16, heads=2, context=32).blocks
 MATRICES = [[p for p in block.parameters() if p.dim() == 2] for block in BLOCKS]
 
 
+# %%
 def shares(figure, blocks, ranks):
     units = MATRICES[:blocks]
     owner, work = choose_owners(units, ranks), [0] * ranks

@@ -163,10 +163,30 @@ def test_chunks_leave_nothing_out_and_differ_by_one_at_most(numel: int, world_si
     assert max(sizes) - min(sizes) <= 1
 
 
-@pytest.mark.parametrize("numel, world_size", [(-1, 2), (4, 0), (4, -1)])
-def test_what_cannot_be_cut_is_refused(numel: int, world_size: int):
-    with pytest.raises(ValueError, match=f"cannot cut {numel} elements for {world_size} ranks: need"):
+@pytest.mark.parametrize(
+    ("numel", "world_size", "says"),
+    [
+        (-1, 2, "numel is -1; it must be a whole number from 0"),
+        (4, 0, "world_size is 0; it must be a whole number from 1"),
+        (4, -1, "world_size is -1; it must be a whole number from 1"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused(numel: int, world_size: int, says: str):
+    with pytest.raises(ValueError, match=says):
         ring.chunks(numel, world_size)
+
+
+@pytest.mark.parametrize(
+    ("numel", "says"),
+    [
+        (torch.ones(4), r"numel is tensor\(\[1., 1., 1., 1.\]\), of type Tensor; give an int, 0 or more"),
+        ("4", "numel is '4', of type str; give an int, 0 or more"),
+        (4.0, "numel is 4.0, of type float; give an int, 0 or more"),
+    ],
+)
+def test_a_number_of_elements_is_an_int(numel, says: str):
+    with pytest.raises(TypeError, match=says):
+        ring.chunks(numel, 2)
 
 
 @pytest.mark.parametrize("tensor", [torch.zeros(2, 2), torch.zeros(6)[::2], torch.tensor(1.0)])

@@ -25,7 +25,7 @@ HOUSE = {
     "tensors": ("precision storages devices tier", "warnings"),
     "arena": ("arena", "arena"),
     "exit": ("before_exit", ""),
-    "wire": ("ring collectives", "times ground tensors wire"),
+    "wire": ("ring collectives", "checks times ground tensors wire"),
     "unit": ("unit measure", "ground tensors wire unit"),
     "base": ("stages stages.base", "wire unit"),
     "stages": ("stages.stage0 stages.stage1 stages.stage2 stages.stage3 stages.hybrid", "wire unit base"),
