@@ -409,6 +409,7 @@ def accumulation(fig, micro_batches):
     return f"{title}, in units of Ψ. {'; '.join(said)}."
 
 
+# %%
 explore(accumulation, height=2.1, micro_batches=slider(1, 8, 4))
 
 # %% [markdown]
