@@ -89,31 +89,35 @@ def wait_for_line(server: subprocess.Popen, words: str) -> None:
     raise RuntimeError("JupyterLab did not start:\n" + "".join(lines[-5:]))
 
 
-def run(path: Path) -> None:
-    """Run one notebook.
+def lessons(parser: argparse.ArgumentParser) -> tuple[list[Path], Path | None]:
+    """The notebooks that the command line names, all lessons by default, and the folder for the result."""
+    parser.add_argument("notebooks", nargs="*", type=Path, help="all lessons by default")
+    parser.add_argument("--out", type=folder, help="a folder for the table, made if it is not there")
+    arguments = parser.parse_args()
+    paths = arguments.notebooks or sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+    return [path.resolve() for path in paths], arguments.out
+
+
+def run(book: nbformat.NotebookNode, path: Path, **environment: str) -> None:
+    """Run a notebook as if it were at a path; the outputs go into it.
 
     Raises: nbclient's CellExecutionError for a cell that fails.
     """
     off = dict.fromkeys(("ZEROLAB_PROGRESS", "ZEROLAB_BACKEND_LINE"), "off")
-    client = nbclient.NotebookClient(
-        nbformat.read(path, as_version=4), timeout=600, resources={"metadata": {"path": path.parent}}
-    )
-    client.execute(env=os.environ | off)
+    client = nbclient.NotebookClient(book, timeout=600, resources={"metadata": {"path": path.parent}})
+    client.execute(env=os.environ | off | environment)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("notebooks", nargs="*", type=Path, help="all lessons by default")
-    parser.add_argument("--out", type=folder, help="a folder for lesson_memory.txt, made if it is not there")
-    arguments = parser.parse_args()
-    paths = arguments.notebooks or sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+    paths, out = lessons(parser)
     lines = [in_words(describe()), "", f"{'':22}{'GB at most':>10}{'of 2 GiB':>10}"]
     with jupyterlab():
         for path in paths:
-            found = peak_bytes(partial(run, path.resolve()))
+            found = peak_bytes(partial(run, nbformat.read(path, as_version=4), path))
             lines.append(f"{path.stem:22}{found / 1e9:10.2f}{found / LIMIT_BYTES:10.0%}")
             print(lines[-1], file=sys.stderr, flush=True)
-    publish("\n".join(lines) + "\n", arguments.out, "lesson_memory.txt")
+    publish("\n".join(lines) + "\n", out, "lesson_memory.txt")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ figure of empty axes is drawn as often with the same tools. The last column has 
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -20,17 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import ipywidgets
-import nbclient
 import nbformat
 import numpy as np
+from lesson_memory import lessons, run
 
 import zerolab.course
 from zerolab.bench.machine import describe, in_words, publish
 from zerolab.course.look import figure, keep_layout, paint
 from zerolab.course.sliders import explore
-from zerolab.flags import folder
 
-ROOT = Path(__file__).resolve().parents[1]
 MOVES = 8
 """Of one slider, at most."""
 ROUNDS = 3
@@ -104,7 +101,7 @@ def watch() -> Watched:
     return watched
 
 
-def run(path: Path) -> list[tuple[str, list[list[tuple[float, float]]]]]:
+def measured(path: Path) -> list[tuple[str, list[list[tuple[float, float]]]]]:
     """Run one notebook, and return each figure's name with the seconds of its moves and of empty axes.
 
     Raises: nbclient's CellExecutionError for a cell that fails.
@@ -114,9 +111,7 @@ def run(path: Path) -> list[tuple[str, list[list[tuple[float, float]]]]]:
     first = f"import sys; sys.path.insert(0, {here!r}); import slider_time; watched = slider_time.watch()"
     book.cells.insert(0, nbformat.v4.new_code_cell(first))
     book.cells.append(nbformat.v4.new_code_cell("watched.print_seconds()"))
-    settings = dict.fromkeys(("ZEROLAB_PROGRESS", "ZEROLAB_BACKEND_LINE"), "off") | {"OMP_NUM_THREADS": "1"}
-    client = nbclient.NotebookClient(book, timeout=600, resources={"metadata": {"path": path.parent}})
-    client.execute(env=os.environ | settings)
+    run(book, path, OMP_NUM_THREADS="1")  # the time of all threads would count
     (printed,) = (each.text for each in book.cells[-1].outputs if each.get("name") == "stdout")
     return json.loads(printed)
 
@@ -127,17 +122,14 @@ def has_sliders(path: Path) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("notebooks", nargs="*", type=Path, help="all lessons with sliders by default")
-    parser.add_argument("--out", type=folder, help="a folder for slider_time.txt, made if it is not there")
-    arguments = parser.parse_args()
-    paths = arguments.notebooks or sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+    paths, out = lessons(parser)
     header = f"{'ms of processor time':45}{'moves':>7}{'median':>8}{'longest':>9}{'over empty axes':>17}"
     lines = [in_words(describe()), "", header]
     for path in filter(has_sliders, paths):
-        for name, rounds in run(path.resolve()):
+        for name, rounds in measured(path):
             lines.append(row(f"{path.stem} {name}", rounds))
             print(lines[-1], file=sys.stderr, flush=True)
-    publish("\n".join(lines) + "\n", arguments.out, "slider_time.txt")
+    publish("\n".join(lines) + "\n", out, "slider_time.txt")
 
 
 def row(name: str, rounds: list[list[tuple[float, float]]]) -> str:

@@ -736,7 +736,7 @@ def draw_arena(fig, percent_to_spare):
 
 
 # %% tags=["nbval-ignore-output"]
-explore(draw_arena, height=3, percent_to_spare=slider(0, 25, 5))
+explore(draw_arena, height=3, percent_to_spare=slider(0, SPARE[-1], 5))
 
 # %% [markdown]
 # On this machine first fit in one region fails although several times as many bytes are free as it asks for:

@@ -812,6 +812,7 @@ my_guess = ...
 
 
 # %%
+@cache
 def one_gpu(gpus, Gbit=100):
     cluster = clusters.Cluster("", "V100-32GB", gpus // 16, 16, Gbit * clusters.GBIT, "zero-13b", 1)
     batch = clusters.question(cluster, "mixed_fp16", True).largest_batch(stage=2)
@@ -836,7 +837,7 @@ def super_linear(fig, Gbit):
     ax.plot(gpus, faster, label="the model")
     ax.plot(gpus, gpus / 64, color=PALE, marker="", linewidth=5, zorder=0, label="linear")
     for n, speed, batch in zip(gpus, faster, batches, strict=True):
-        ax.annotate(f"b={batch}", (n, speed), (0, 7), textcoords="offset points", ha="center", size=9)
+        ax.text(n, speed + 0.4, f"b={batch}", ha="center", size=9)
     ax.set(xlabel="GPUs", ylabel="times as fast as 64", xlim=(40, 425), ylim=(0, 9.5), xticks=gpus)
     ax.set_title(f"400 GPUs are {faster[-1]:.2f} times as fast at {Gbit} Gbit/s")
     return f"Speed-up over 64 GPUs. {ax.get_title('left')}; linear is 6.25. Batches: {batches}."

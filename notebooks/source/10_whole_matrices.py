@@ -341,7 +341,7 @@ def shares(figure, blocks, ranks):
     return f"{blocks} blocks on {ranks} ranks: the busiest has {max(work):.2f} times the mean."
 
 
-explore(shares, height=2.8, blocks=slider(1, 16, 8), ranks=slider(1, 64, 15))
+explore(shares, height=2.8, blocks=slider(1, len(MATRICES), 8), ranks=slider(1, 64, 15))
 
 # %% [markdown]
 # <details><summary>Answer</summary>
